@@ -1,0 +1,88 @@
+# The two commands to know: `make demo` shows discolab at work, `make test` checks everything.
+# Both make .venv on first use; nothing is installed or registered outside this folder.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+
+# python3.11 where it runs, else python3; or name one: make PYTHON=/path/to/python3.12
+PYTHON ?= $(shell python3.11 -c '' >/dev/null 2>&1 && echo python3.11 || echo python3)
+
+VENV := $(CURDIR)/.venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+DEMO := build/demo
+DEMO_NOTEBOOKS := notebooks/01_quickstart.ipynb notebooks/02_tensor_parallel.ipynb
+# More arguments for the unit tests: make test PYTEST_ARGS="-m 'not browser'"
+PYTEST_ARGS ?=
+# More arguments for JupyterLab: make lab LAB_ARGS="--no-browser --port 9999"
+LAB_ARGS ?=
+
+# Programs that a notebook starts, and the kernel itself, come from .venv and from nowhere else.
+export PATH := $(BIN):$(PATH)
+export VIRTUAL_ENV := $(VENV)
+export JUPYTER_PATH := $(VENV)/share/jupyter
+export JUPYTER_PREFER_ENV_PATH := 1
+export PYTHONNOUSERSITE := 1
+unexport PYTHONHOME
+unexport PYTHONPATH
+
+.PHONY: help demo test lab lint clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+# The interpreter is looked up past any environment that is active, .venv itself included.
+$(STAMP): pyproject.toml constraints.txt
+	@version=$$("$(PYTHON)" -c 'import sys; print("%d.%d" % sys.version_info[:2])') || { \
+	  echo "error: cannot run '$(PYTHON)'; name a Python: make PYTHON=/path/to/python3.11" >&2; exit 1; }; \
+	"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: '$(PYTHON)' is Python $$version, discolab needs 3.11 or newer;" \
+	    "name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }; \
+	base=$$("$(PYTHON)" -c 'import sys; print(sys._base_executable)'); \
+	"$(BIN)/python" -m pip --version >/dev/null 2>&1 || { \
+	  echo "making .venv with $$base ($$version)"; \
+	  rm -rf "$(VENV)"; \
+	  "$$base" -m venv "$(VENV)" || { rm -rf "$(VENV)"; \
+	    echo "error: '$$base' cannot make .venv; Debian and Ubuntu need the package python3-venv" >&2; \
+	    exit 1; }; \
+	}
+	@echo "installing discolab and its tools into .venv (a few minutes the first time)"
+	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check \
+	  -e '.[test,lab,dev]' -c constraints.txt
+	@touch $@
+
+demo: $(STAMP) ## run the demo, then the first notebooks, to HTML pages in build/demo
+	@"$(BIN)/python" -m discolab demo
+	@mkdir -p $(DEMO)
+	@for nb in $(DEMO_NOTEBOOKS); do \
+	  [ -f "$$nb" ] || { echo "error: $$nb is missing" >&2; exit 1; }; \
+	  echo "running $$nb"; \
+	  OMP_NUM_THREADS=1 "$(BIN)/python" -m nbconvert --log-level WARN --to html --execute \
+	    --ExecutePreprocessor.kernel_name=python3 \
+	    --ExecutePreprocessor.timeout=300 \
+	    --ExecutePreprocessor.store_widget_state=False \
+	    --output-dir $(DEMO) "$$nb"; \
+	done
+	@echo; echo "Open in a browser:"
+	@for nb in $(DEMO_NOTEBOOKS); do echo "  $(CURDIR)/$(DEMO)/$$(basename "$$nb" .ipynb).html"; done
+
+test: lint ## lint, then the tests, then every notebook against its stored outputs
+	"$(BIN)/python" -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= "$(BIN)/python" -m pytest -p no:cacheprovider \
+	  -o timeout=0 -o faulthandler_timeout=0 \
+	  --nbval --nbval-current-env --nbval-sanitize-with tests/nbval_sanitize.cfg \
+	  --nbval-cell-timeout 120 notebooks/
+
+lab: $(STAMP) ## open JupyterLab on the notebooks
+	"$(BIN)/python" -m jupyterlab notebooks/ $(LAB_ARGS)
+
+lint: $(STAMP) ## ruff and mypy
+	"$(BIN)/python" -m ruff check .
+	"$(BIN)/python" -m ruff format --check .
+	"$(BIN)/python" -m mypy
+
+clean: ## remove .venv and everything that was built
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name .git -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -prune -exec rm -rf {} +

@@ -1,0 +1,70 @@
+"""discolab: write, see and step through sharded torch programs from a notebook.
+
+A `ThreadedSession` starts workers inside this process; each call on it runs on all of them
+and returns a `DRef`, one name for the value that each worker holds. In a notebook:
+``%load_ext discolab``, ``%disco_session 4``, ``%%disco``.
+"""
+
+from __future__ import annotations
+
+from .engines import ThreadedSession, make_session
+from .runtime import (
+    ArgumentError,
+    CollectiveAborted,
+    CollectiveError,
+    DiscoAction,
+    DiscoError,
+    DModule,
+    DPackedFunc,
+    DRef,
+    Failure,
+    ForeignDRefError,
+    Pickled,
+    Session,
+    SessionClosedError,
+    SessionError,
+    SessionStatistics,
+    UnknownFunctionError,
+    WaitTimeoutError,
+    Worker,
+    WorkerError,
+    WorkerInterrupted,
+    WorkerStatus,
+    current_worker,
+    current_worker_or_none,
+    list_funcs,
+    register_func,
+)
+
+__version__ = "0.1.0"
+
+
+__all__ = [
+    "ArgumentError",
+    "CollectiveAborted",
+    "CollectiveError",
+    "DModule",
+    "DPackedFunc",
+    "DRef",
+    "DiscoAction",
+    "DiscoError",
+    "Failure",
+    "ForeignDRefError",
+    "Pickled",
+    "Session",
+    "SessionClosedError",
+    "SessionError",
+    "SessionStatistics",
+    "ThreadedSession",
+    "UnknownFunctionError",
+    "WaitTimeoutError",
+    "Worker",
+    "WorkerError",
+    "WorkerInterrupted",
+    "WorkerStatus",
+    "current_worker",
+    "current_worker_or_none",
+    "list_funcs",
+    "make_session",
+    "register_func",
+]

@@ -1,0 +1,132 @@
+"""What threaded sessions change in the process while one of them lives, and put back after.
+
+- The interpreter's switch interval: 0.5 ms, so that a command does not wait 5 ms for a busy
+  Python thread of another worker.
+- `threading.Thread.start`: a thread started by a worker's code belongs to that worker.
+- `time.sleep`: in a worker it can be interrupted.
+- torch's random functions: a worker draws from a state of its own (randomness.py).
+- torch's number of threads for threads to come, which the workers' own setting changes.
+- A keeper thread that sends the registers nobody holds any more when no command does.
+
+All of it lasts as long as one worker thread lives. `_lock` guards `_threads`, `_rest`,
+`_before` (what was there) and `_ours` (what we put there). Nothing here runs in a finalizer,
+so a dropped session is noticed by the keeper.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from ..runtime.errors import WaitTimeoutError
+from ..runtime.session import Session
+from ..runtime.worker import bind_thread, current_worker_or_none
+from . import randomness
+
+SWITCH_INTERVAL = 0.0005  # seconds; 50 us was erratic, 5 ms (Python's own) slow
+_KEEPER_PERIOD = 0.25  # seconds
+
+_lock = threading.RLock()
+_rest = threading.Event()  # set: the keeper ends
+_threads: list[threading.Thread] = []
+_before: dict[str, Any] = {}
+_ours: dict[str, Any] = {}
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def hold(session: Session, threads: Iterable[threading.Thread]) -> None:
+    """Put the hooks in place while any of `threads`, the workers of `session`, lives."""
+    global _rest
+    with _lock:
+        first = not _threads
+        _threads.extend(threads)
+        _sessions.add(session)
+        if first:
+            _before["interval"] = sys.getswitchinterval()
+            _before["num_threads"] = torch.get_num_threads()
+            _before["start"] = threading.Thread.start
+            _before["sleep"] = time.sleep
+            sys.setswitchinterval(SWITCH_INTERVAL)
+            _rest = threading.Event()
+            threading.Thread(
+                target=_keep, args=(_rest,), name="discolab-keeper", daemon=True
+            ).start()
+            _ours["start"] = _start_over(threading.Thread.start)
+            _ours["sleep"] = _sleep_over(time.sleep)
+            threading.Thread.start = _ours["start"]  # type: ignore[method-assign]
+            time.sleep = _ours["sleep"]
+            randomness.install()
+
+
+def settle() -> bool:
+    """Take the hooks away if no worker lives; what others changed since is left alone."""
+    with _lock:
+        _threads[:] = [thread for thread in _threads if thread.is_alive()]
+        if _threads:
+            return False
+        if abs(sys.getswitchinterval() - SWITCH_INTERVAL) < 1e-6:
+            sys.setswitchinterval(_before["interval"])
+        if threading.Thread.start is _ours.get("start"):
+            threading.Thread.start = _before["start"]  # type: ignore[method-assign]
+        if time.sleep is _ours.get("sleep"):
+            time.sleep = _before["sleep"]
+        randomness.uninstall()
+        _rest.set()
+        return True
+
+
+def _keep(rest: threading.Event) -> None:
+    """Body of the keeper: tidy up a few times a second until no worker lives.
+
+    A session made after that starts a keeper of its own, with an event of its own.
+    """
+    while not rest.wait(_KEEPER_PERIOD):
+        for session in list(_sessions):
+            session.forget_dropped()
+            del session
+        with _lock:
+            if not rest.is_set():
+                settle()
+
+
+# New functions each time: who wrapped ours, and left the wrapper there when we went, ends up
+# below the next ones and still calls what was there before ours.
+
+
+def _start_over(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+    @functools.wraps(start)
+    def start_for_worker(self: threading.Thread) -> None:
+        worker = current_worker_or_none()
+        if worker is not None:
+            run = self.run
+
+            def run_for_worker() -> None:
+                bind_thread(worker)
+                run()
+
+            self.run = run_for_worker  # type: ignore[method-assign]
+        start(self)
+
+    return start_for_worker
+
+
+def _sleep_over(sleep: Callable[[float], None]) -> Callable[[float], None]:
+    @functools.wraps(sleep)
+    def sleep_or_end(seconds: float, /) -> None:
+        worker = current_worker_or_none()
+        if worker is None or worker.thread_id != threading.get_ident() or not seconds > 0:
+            sleep(seconds)
+            return
+        try:
+            worker.wait_for(lambda: False, f"time.sleep({seconds:g})", seconds)
+        except WaitTimeoutError:
+            pass
+
+    return sleep_or_end

@@ -1,0 +1,178 @@
+"""Each worker thread has its own CPU random state, as each process would.
+
+torch's default CPU generator belongs to the process: four threads that each say
+``torch.manual_seed(0); torch.randn(3)`` would draw from one stream and get different numbers.
+While `install`ed, the functions of torch that draw from it look first who calls. On a worker
+they use `worker.generator`: handed over where the function takes a generator, otherwise (or
+when another torch mode is active) swapped in under `_swap_lock` for the call. Elsewhere, and
+while torch compiles, they are torch's own.
+
+Not covered: CUDA generators (one a device, as in torch), and Python's and numpy's random
+modules, which stay the process's.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..runtime.worker import Worker, current_worker_or_none
+
+_TAKE_GENERATOR = (
+    "bernoulli", "binomial", "multinomial", "normal", "poisson", "rand", "rand_like", "randint",
+    "randint_like", "randn", "randn_like", "randperm",
+)  # fmt: skip
+_METHODS = (
+    "bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_",
+    "multinomial", "normal_", "random_", "uniform_",
+)  # fmt: skip
+_DRAW_WITHOUT = (
+    "alpha_dropout", "alpha_dropout_", "dropout", "dropout_", "feature_alpha_dropout",
+    "feature_alpha_dropout_", "feature_dropout", "feature_dropout_", "rrelu", "rrelu_",
+)  # fmt: skip
+
+_swap_lock = threading.Lock()
+_undo: list[tuple[Any, str, Any, bool]] = []
+
+
+def install() -> None:
+    """Have torch's random functions look who calls; does nothing when they already do."""
+    if _undo:
+        return
+    for name in _TAKE_GENERATOR:
+        _replace(torch, name, _handed)
+    for name in _METHODS:
+        _replace(torch.Tensor, name, _handed)
+    for owner in (torch, torch._VF):
+        for name in _DRAW_WITHOUT:
+            _replace(owner, name, _swapped)
+    _replace(torch.nn.functional, "scaled_dot_product_attention", _swapped)
+    for owner in (torch, torch.random):
+        _replace(owner, "manual_seed", _manual_seed)
+        _replace(owner, "seed", _seed)
+        _replace(owner, "initial_seed", lambda f: _own(f, lambda w: w.generator.initial_seed()))
+        _replace(owner, "get_rng_state", lambda f: _own(f, lambda w: w.generator.get_state()))
+        _replace(owner, "set_rng_state", _set_rng_state)
+
+
+def uninstall() -> None:
+    """Give torch its functions back; what others replaced since is left alone."""
+    while _undo:
+        owner, name, original, was_own = _undo.pop()
+        if getattr(getattr(owner, name), "discolab_wraps", None) is not original:
+            continue
+        if was_own:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)
+
+
+def _replace(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
+    original = getattr(owner, name, None)
+    if original is None:
+        return  # not in this version of torch
+    wrapper = make(original)
+    wrapper.discolab_wraps = original  # type: ignore[attr-defined]
+    _undo.append((owner, name, original, name in vars(owner)))
+    setattr(owner, name, wrapper)
+
+
+def _worker() -> Worker | None:
+    """The worker that draws, None where torch's own state is meant."""
+    return None if torch.compiler.is_compiling() else current_worker_or_none()
+
+
+def _handed(original: Any) -> Callable[..., Any]:
+    """A function that takes ``generator=``."""
+
+    @functools.wraps(original)
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        worker = _worker()
+        if worker is None or kwargs.get("generator") is not None:
+            return original(*args, **kwargs)
+        if torch._C._len_torch_function_stack() > 0:  # a device may be set from outside
+            return _swap(worker, original, args, kwargs)
+        if not _on_cpu(args, kwargs):
+            return original(*args, **kwargs)
+        kwargs["generator"] = worker.generator
+        return original(*args, **kwargs)
+
+    return draw
+
+
+def _swapped(original: Any) -> Callable[..., Any]:
+    """A function that only knows the default generator."""
+
+    @functools.wraps(original)
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        worker = _worker()
+        if worker is None or not _on_cpu(args, kwargs):
+            return original(*args, **kwargs)
+        return _swap(worker, original, args, kwargs)
+
+    return draw
+
+
+def _swap(worker: Worker, original: Any, args: Any, kwargs: Any) -> Any:
+    default = torch.default_generator
+    with _swap_lock:
+        before = default.get_state()
+        default.set_state(worker.generator.get_state())
+        try:
+            return original(*args, **kwargs)
+        finally:
+            worker.generator.set_state(default.get_state())
+            default.set_state(before)
+
+
+def _on_cpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the numbers are drawn by a CPU generator; plain tensors only."""
+    device = kwargs.get("device")
+    if device is not None:
+        return torch.device(device).type == "cpu"
+    for arg in (*args[:2], kwargs.get("out"), kwargs.get("input")):
+        if isinstance(arg, torch.Tensor):
+            return arg.device.type == "cpu" and type(arg) in (torch.Tensor, torch.nn.Parameter)
+    return True
+
+
+def _own(original: Any, mine: Callable[[Worker], Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def of_worker(*args: Any, **kwargs: Any) -> Any:
+        worker = _worker()
+        return original(*args, **kwargs) if worker is None else mine(worker)
+
+    return of_worker
+
+
+def _manual_seed(original: Any) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def manual_seed(seed: Any) -> Any:
+        worker = _worker()
+        if worker is None:
+            return original(seed)
+        if worker.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        return worker.generator.manual_seed(int(seed))
+
+    return manual_seed
+
+
+def _seed(original: Any) -> Callable[..., Any]:
+    return _own(original, lambda worker: worker.generator.seed())
+
+
+def _set_rng_state(original: Any) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def set_rng_state(new_state: torch.Tensor) -> None:
+        worker = _worker()
+        if worker is None:
+            original(new_state)
+        else:
+            worker.generator.set_state(new_state)
+
+    return set_rng_state

@@ -1,0 +1,74 @@
+"""The command set: nine actions of Disco, by its names and numbers, and our own from 64 on.
+
+A command is a plain tuple whose first item is the action and whose second is a register id
+(0 where none is meant); a tuple because a session makes hundreds of thousands a second.
+
+    (SHUTDOWN, 0)
+    (KILL_REG, 0, ids)                          forget these registers
+    (GET_GLOBAL_FUNC, reg, name, site)
+    (CALL_PACKED, reg, func, args, kwargs, bind, site)
+    (SYNC_WORKER, 0, ticket)                    reply with the failures that nobody was told of
+    (COPY_FROM_WORKER0, reg, token, site)       worker 0 only does anything
+    (COPY_TO_WORKER0, reg, token, site)
+    (DEBUG_GET_FROM_REMOTE, reg, tell, ticket)  reply with the register's value
+    (DEBUG_SET_REGISTER, reg, value, ticket)
+    (END_INTERRUPT, 0, ticket)                  everything before this was cancelled
+    (COUNT_FROM, 0, number)                     some workers may have missed a command
+
+Register 0 means "no result". With `tell` an orphan failure (see errors.py) is the reply.
+`func` is a `Register` or a callable; `bind` says, in bits, whether the function
+(BIND_FUNCTION) or the arguments (BIND_ARGUMENTS) must be looked up or copied on the worker;
+`site` is ``(code object or file name, line)`` of the call on the controller.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+from .sources import place
+
+Command = tuple[Any, ...]
+
+BIND_FUNCTION = 1
+BIND_ARGUMENTS = 2
+
+
+class DiscoAction(IntEnum):
+    """What a command asks of a worker."""
+
+    SHUTDOWN = 0
+    KILL_REG = 1
+    GET_GLOBAL_FUNC = 2
+    CALL_PACKED = 3
+    SYNC_WORKER = 4
+    COPY_FROM_WORKER0 = 5
+    COPY_TO_WORKER0 = 6
+    DEBUG_GET_FROM_REMOTE = 7
+    DEBUG_SET_REGISTER = 8
+    END_INTERRUPT = 64
+    COUNT_FROM = 65
+
+
+def site_text(site: tuple[Any, int] | None) -> str:
+    """A recorded call site in words, "" if there is none."""
+    if not isinstance(site, tuple):
+        return ""
+    code, line = site
+    return place(getattr(code, "co_filename", code), line)
+
+
+def function_text(func: Any) -> str:
+    """A short name for the callable of a command."""
+    name = attribute(func, "__qualname__") or attribute(func, "__name__")
+    if not isinstance(name, str):
+        return type(func).__name__
+    return name.removeprefix("_VariableFunctionsClass.")  # where torch keeps torch.relu
+
+
+def attribute(value: Any, name: str) -> Any:
+    """An attribute or None, whatever the `__getattr__` of a user's object does."""
+    try:
+        return getattr(value, name, None)
+    except Exception:
+        return None

@@ -1,0 +1,267 @@
+"""What a command may carry, checked on the controller and bound on the worker.
+
+Values: None, bool, int, float, complex, str, bytes, slices, ranges, torch dtypes, devices,
+sizes, layouts and memory formats, tensors, numpy arrays and scalars, DRefs, functions and
+classes, and lists, tuples, sets and dicts of these. Anything else must be marked with
+`Pickled`, so that a program says itself where it leaves the typed protocol.
+
+A tensor, an array, a module or a `Pickled` object is private to each worker: each gets its
+own copy, so that a program gives the same result whether workers share memory or not.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from types import BuiltinFunctionType, EllipsisType, FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+import torch
+
+from .errors import ArgumentError
+
+_ATOMS: frozenset[type] = frozenset(
+    {
+        type(None),
+        bool,
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        range,
+        EllipsisType,
+        torch.dtype,
+        torch.device,
+        torch.Size,
+        torch.layout,
+        torch.memory_format,
+        FunctionType,
+        BuiltinFunctionType,
+        MethodType,
+        type,
+    }
+)
+_PRIVATE = (torch.Tensor, torch.nn.Module, np.ndarray)
+_DEEPEST = 64
+
+
+class Register(int):
+    """A register id among arguments: stands for the value that each worker holds there."""
+
+    __slots__ = ()
+
+
+class Pickled:
+    """Mark any Python object as an argument: ``sess.call_packed(f, Pickled(config))``.
+
+    Each worker receives a copy of its own, by `copy.deepcopy` where workers share the
+    controller's memory and by pickle elsewhere.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+
+def encode(value: Any, register_of: Callable[[Any], Register | None], depth: int = 0) -> Any:
+    """Check one argument and replace the DRefs in it by `Register`s.
+
+    Parameters
+    ----------
+    value
+        The argument as the user gave it.
+    register_of
+        Gives the `Register` of a DRef, None for anything else; raises for a DRef that does
+        not belong here.
+
+    Raises
+    ------
+    ArgumentError
+        If the value, or one inside it, is of a type that a command can't carry.
+    """
+    kind = type(value)
+    if kind in _ATOMS:
+        return value
+    if kind is Pickled or isinstance(value, _PRIVATE):
+        return _snapshot(value)
+    if depth > _DEEPEST:
+        raise ArgumentError(
+            f"an argument is nested more than {_DEEPEST} deep (does a list hold itself?)"
+        )
+    if isinstance(value, list | tuple | set | frozenset):
+        items = [encode(item, register_of, depth + 1) for item in value]
+        return rebuild(value, items)
+    if isinstance(value, Mapping):
+        return {
+            encode(k, register_of, depth + 1): encode(v, register_of, depth + 1)
+            for k, v in value.items()
+        }
+    register = register_of(value)
+    if register is not None:
+        return register
+    if isinstance(value, slice):
+        return slice(
+            *(encode(v, register_of, depth + 1) for v in (value.start, value.stop, value.step))
+        )
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, int | float | str | bytes) or callable(value):
+        return value
+    raise ArgumentError(
+        f"a {kind.__module__}.{kind.__qualname__} can't be an argument of a command; allowed are "
+        "numbers, strings, bytes, None, dtypes, devices, shapes, tensors, numpy arrays, DRefs, "
+        "functions, and lists, tuples and dicts of these. "
+        "Wrap another object as discolab.Pickled(obj) to send each worker a copy of it"
+    )
+
+
+def _snapshot(value: Any) -> Any:
+    """What a private object is at the time of the call: a worker comes to it later."""
+    try:
+        if isinstance(value, Pickled):
+            return Pickled(copy.deepcopy(value.value))
+        return private_copy(value)
+    except Exception as exc:
+        inner = value.value if isinstance(value, Pickled) else value
+        raise ArgumentError(
+            f"a {type(inner).__qualname__} that can't be copied can't be an argument: {exc}"
+        ) from exc
+
+
+def is_atom(value: object) -> bool:
+    """Whether a worker can use `value` as it is."""
+    return type(value) in _ATOMS
+
+
+def bind(value: Any, lookup: Callable[[int], Any]) -> Any:
+    """Give an encoded argument its meaning on one worker.
+
+    Registers are looked up, tensors and other private objects copied.
+    """
+    kind = type(value)
+    if kind in _ATOMS:
+        return value
+    if kind is Register:
+        return lookup(value)
+    if kind is Pickled:
+        return copy.deepcopy(value.value)
+    if isinstance(value, _PRIVATE):
+        return private_copy(value)
+    if isinstance(value, list | tuple | set | frozenset):
+        return rebuild(value, [bind(item, lookup) for item in value])
+    if kind is dict:
+        return {bind(k, lookup): bind(v, lookup) for k, v in value.items()}
+    if kind is slice:
+        return slice(bind(value.start, lookup), bind(value.stop, lookup), bind(value.step, lookup))
+    return value
+
+
+def private_copy(value: Any) -> Any:
+    """Copy tensors, arrays and modules in `value`; other objects stay as they are.
+
+    A tensor keeps its dtype, device, strides and `requires_grad`, and leaves its graph.
+    """
+    if isinstance(value, torch.nn.Parameter):
+        return torch.nn.Parameter(value.detach().clone(), value.requires_grad)
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, torch.nn.Module):
+        return copy.deepcopy(value)
+    if isinstance(value, tuple) or type(value) is list:
+        return rebuild(value, [private_copy(item) for item in value])
+    if isinstance(value, dict):
+        other = copy.copy(value)  # an OrderedDict (a state_dict, say) stays one
+        other.update((k, private_copy(v)) for k, v in value.items())
+        return other
+    return value
+
+
+def rebuild(like: Any, items: list[Any]) -> Any:
+    """A list, tuple, named tuple or set like `like`, of other items."""
+    if isinstance(like, torch.Size) or hasattr(like, "n_sequence_fields"):
+        return type(like)(items)  # the latter is what torch.max and os.stat return
+    if hasattr(like, "_fields"):
+        return type(like)(*items)
+    for base in (list, tuple, set, frozenset):
+        if isinstance(like, base):
+            return base(items)
+    raise AssertionError(f"not a container: {type(like)}")
+
+
+def as_tensor(array: Any, what: str) -> torch.Tensor:
+    """A tensor that shares memory with a host array, unless that is read-only.
+
+    Raises
+    ------
+    ArgumentError
+        If `array` is neither a tensor nor a numpy array, or is of a dtype torch lacks.
+    """
+    if isinstance(array, torch.Tensor):
+        return array
+    if isinstance(array, np.ndarray):
+        try:
+            # torch can't share memory that must not be written
+            return torch.from_numpy(array if array.flags.writeable else array.copy())
+        except (TypeError, ValueError) as exc:
+            raise ArgumentError(f"{what}: torch can't use this numpy array: {exc}") from None
+    raise ArgumentError(
+        f"{what} must be a torch tensor or a numpy array, got {type(array).__name__}"
+    )
+
+
+def parse_device(device: Any) -> torch.device | None:
+    """A torch device from itself or its name; None stays None.
+
+    Raises
+    ------
+    ArgumentError
+        If torch has none of that name.
+    """
+    try:
+        return None if device is None else torch.device(device)
+    except (RuntimeError, TypeError) as exc:
+        first_line = str(exc).splitlines()[0]
+        raise ArgumentError(f"{device!r} is not a device: {first_line}") from None
+
+
+def parse_dtype(dtype: Any) -> torch.dtype:
+    """A torch dtype from itself, its name (``"float32"``, ``"bfloat16"``) or numpy's.
+
+    Raises
+    ------
+    ArgumentError
+        If there is none of that name.
+    """
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", None) or str(dtype)
+    found = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise ArgumentError(
+            f"unknown dtype {dtype!r}; use a torch dtype or its name, such as 'float32', "
+            "'float16', 'bfloat16', 'int64' or 'bool'"
+        )
+    return found
+
+
+def parse_shape(shape: Any) -> tuple[int, ...]:
+    """A shape as a tuple of ints; one int means one dimension.
+
+    Raises
+    ------
+    ArgumentError
+        If it is no sequence of non-negative integers.
+    """
+    sizes = (shape,) if isinstance(shape, int | np.integer) else shape
+    try:
+        result = tuple(size.__index__() for size in sizes)
+    except (TypeError, AttributeError):
+        raise ArgumentError(f"a shape is a tuple of integers, got {shape!r}") from None
+    if any(size < 0 for size in result):
+        raise ArgumentError(f"a shape has no negative sizes, got {shape!r}")
+    return result

@@ -1,0 +1,84 @@
+"""How the controller and one worker talk: `send`, `recv`, `reply`, `recv_reply`.
+
+A channel is FIFO in both directions. Here is the one for workers that share the
+controller's memory: commands are objects in a queue, nothing is encoded. Replies carry a
+`Ticket`, so that several threads of the controller can wait for the same worker.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from .actions import Command
+
+
+class Ticket:
+    """One question to some workers: collects a reply from each, and wakes who waits.
+
+    `deliver` runs on any thread; `acquire` on the one that asked. `values` is written by
+    `deliver` alone, one key a worker, and read once all have come.
+    """
+
+    __slots__ = ("_arrived", "_done", "asked", "values", "what")
+
+    def __init__(self, asked: Iterable[int], what: str) -> None:
+        self.asked = tuple(asked)
+        self.what = what
+        self.values: dict[int, Any] = {}
+        self._arrived = itertools.count(1)
+        self._done = threading.Lock()
+        if self.asked:
+            self._done.acquire()
+
+    def deliver(self, rank: int, value: Any) -> None:
+        """Enter the reply of one worker."""
+        self.values[rank] = value
+        if next(self._arrived) == len(self.asked):
+            self._done.release()
+
+    def acquire(self, timeout: float) -> bool:
+        """Wait up to `timeout` seconds for the last reply; true once it has come."""
+        if self._done.acquire(timeout=timeout):
+            self._done.release()
+            return True
+        return False
+
+    @property
+    def missing(self) -> list[int]:
+        """The workers that have not replied yet."""
+        return [rank for rank in self.asked if rank not in self.values]
+
+
+class Channel(Protocol):
+    """The controller's end and the worker's end of one connection."""
+
+    def send(self, command: Command) -> None:
+        """Queue a command (controller)."""
+
+    def recv(self) -> Command:
+        """Wait for the next command (worker)."""
+
+    def reply(self, ticket: Ticket, rank: int, value: Any) -> None:
+        """Answer a command that carried a ticket (worker)."""
+
+    def pending(self) -> int:
+        """How many commands wait to be received."""
+
+
+class ThreadChannel:
+    """A channel between threads of one process; `send` never blocks and is safe in `__del__`."""
+
+    def __init__(self) -> None:
+        commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        # bound methods of the C queue: no Python frame on the way of a command
+        self.send = commands.put
+        self.recv = commands.get
+        self.pending = commands.qsize
+
+    def reply(self, ticket: Ticket, rank: int, value: Any) -> None:
+        """Hand the value over by reference."""
+        ticket.deliver(rank, value)

@@ -1,0 +1,366 @@
+"""Controller: the lower half of a session. It queues commands and waits for replies.
+
+Any thread may call it. `_lock` makes the total order of commands: whoever holds it takes a
+register id and appends one command to each channel. Nothing waits under it.
+`_registers.dropped` needs no lock (see registers.py).
+
+Every wait goes through `wait` (or `_throttle`): it ticks (50 ms) to look whether workers
+live, can be interrupted by Ctrl-C, and has a deadline if `timeout` was given to the call or
+the session. Ctrl-C in a wait also ends what the workers run: after it they are ready again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from .actions import DiscoAction
+from .arguments import Register
+from .channel import Channel, Ticket
+from .errors import ArgumentError, SessionClosedError, SessionError, WaitTimeoutError
+from .failures import name_ranks
+from .interruptible import TICK
+from .registers import RegisterFile
+from .status import SessionStatistics, WorkerStatus
+from .worker import current_worker_or_none
+
+_OWN_MODULES = __name__.partition(".")[0] + "."
+_MOST_QUEUED = 16_384  # commands a worker may be behind before calls wait for it
+_COUNT_EVERY = 512  # commands between two looks at that
+
+
+class Controller:
+    """Channels to the workers, register ids, and the one place where a thread waits.
+
+    Parameters
+    ----------
+    channels
+        One for each worker, in rank order.
+    num_groups
+        Cuts the workers in this many equal groups.
+    devices
+        The workers' devices.
+    worker_zero_data
+        Shared with worker 0: host tensors on their way, by token.
+    timeout
+        Seconds that any wait may take; None: as long as it takes (Ctrl-C ends it).
+    """
+
+    engine: ClassVar[str] = "none"
+
+    def __init__(
+        self,
+        channels: Sequence[Channel],
+        num_groups: int,
+        devices: Sequence[torch.device],
+        worker_zero_data: dict[int, torch.Tensor],
+        timeout: float | None = None,
+    ) -> None:
+        self.timeout = timeout
+        self.name: str | None = None
+        self._channels = tuple(channels)
+        self._sends = tuple(channel.send for channel in channels)
+        self._num_groups = num_groups
+        self._devices = tuple(devices)
+        self._worker_zero_data = worker_zero_data
+        self._tokens = itertools.count()
+        self._registers = RegisterFile()
+        self._functions: dict[str, Register] = {}
+        self._lock = threading.RLock()
+        self._closed = False
+        self._sent = 0
+        self._look_at = _COUNT_EVERY
+
+    # -- facts -----------------------------------------------------------------------------
+
+    @property
+    def num_workers(self) -> int:
+        """The world size."""
+        return len(self._channels)
+
+    @property
+    def num_groups(self) -> int:
+        """In how many equal groups the workers are cut."""
+        return self._num_groups
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """The device of each worker."""
+        return self._devices
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was shut down."""
+        return self._closed
+
+    def status(self) -> list[WorkerStatus]:
+        """What each worker does now; never waits."""
+        raise NotImplementedError
+
+    def statistics(self) -> SessionStatistics:
+        """Counts for tests and displays; never waits."""
+        return SessionStatistics(self._registers.live, self._sent, tuple(self.status()))
+
+    def __repr__(self) -> str:
+        kind = type(self).__name__
+        if self._closed:
+            return f"<{kind}, closed>"
+        groups = f", {self._num_groups} groups" if self._num_groups > 1 else ""
+        kinds = sorted({str(device) for device in self._devices})
+        return f"<{kind}: {self.num_workers} workers{groups} on {', '.join(kinds)}>"
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def interrupt(self, timeout: float = 2.0) -> list[int]:
+        """End what the workers run and drop what is queued; the session goes on.
+
+        Harmless when they are idle.
+
+        Returns
+        -------
+        list of int
+            The workers that did not stop within `timeout` seconds (they are inside a call
+            that Python can't interrupt), empty when all are ready again.
+        """
+        self._check_caller()
+        ticket = Ticket(range(self.num_workers), "the end of an interrupt")
+        with self._lock:
+            if self._closed:
+                return []
+            try:
+                self._interrupt_workers()
+            finally:  # after a second Ctrl-C too, or they would cancel all that comes
+                self._broadcast((DiscoAction.END_INTERRUPT, 0, ticket))
+        deadline = time.monotonic() + timeout
+        while not ticket.acquire(TICK):
+            if time.monotonic() > deadline:
+                break
+            self._retry_interrupt(ticket.missing)
+        return ticket.missing
+
+    def shutdown(self, timeout: float = 5.0, cancel: bool = False) -> list[int]:
+        """Stop the workers. Calling it again does nothing.
+
+        Parameters
+        ----------
+        timeout
+            Seconds that queued work may take; then it is interrupted. A worker that does not
+            stop even then is left behind and ends with the process.
+        cancel
+            Do not wait for queued work.
+
+        Returns
+        -------
+        list of int
+            The workers that were left behind, as a rule none.
+        """
+        self._check_caller()
+        with self._lock:
+            if self._closed:
+                return []
+            try:
+                if cancel:
+                    self._interrupt_workers()
+                self._broadcast((DiscoAction.SHUTDOWN, 0))
+            finally:
+                self._closed = True
+        self._functions.clear()
+        return self._join(0.0 if cancel else timeout)
+
+    # -- what an engine provides ------------------------------------------------------------------
+
+    def _interrupt_workers(self) -> None:
+        """Begin an interrupt on each worker; END_INTERRUPT follows on the channels."""
+        raise NotImplementedError
+
+    def _retry_interrupt(self, ranks: Sequence[int]) -> None:
+        """Remind workers that have not ended their command yet."""
+        raise NotImplementedError
+
+    def _join(self, timeout: float) -> list[int]:
+        """Wait for the workers to end after SHUTDOWN; interrupt them at the deadline.
+
+        Returns those that did not end even then.
+        """
+        raise NotImplementedError
+
+    def _check_alive(self) -> None:
+        """Raise if a worker has died. Called every tick of a wait."""
+        raise NotImplementedError
+
+    # -- commands ----------------------------------------------------------------------------
+
+    def _next_register(self) -> int:
+        """A register id; under the lock. Dropped ids beyond the one reused are killed."""
+        registers = self._registers
+        if len(registers.dropped) > 1:
+            self._flush_dropped()
+        return registers.take()
+
+    def _flush_dropped(self) -> None:
+        """Tell the workers to forget what no DRef holds any more; under the lock."""
+        ids = self._registers.collect()
+        if ids and not self._closed:
+            for send in self._sends:
+                send((DiscoAction.KILL_REG, 0, ids))
+
+    def forget_dropped(self) -> None:
+        """Have the workers forget what no DRef holds any more, without waiting for a command."""
+        if self._registers.dropped:
+            with self._lock:
+                self._flush_dropped()
+
+    def _broadcast(self, command: tuple[Any, ...]) -> None:
+        """Append a command to every channel; under the lock."""
+        self._check_open()
+        try:
+            for send in self._sends:
+                send(command)
+        except BaseException:
+            self._mend()
+            raise
+        self._sent += 1
+
+    def _mend(self) -> None:
+        """Ctrl-C came between two sends: let all workers count calls from one number again."""
+        self._sent += 1
+        for send in self._sends:
+            send((DiscoAction.COUNT_FROM, 0, self._sent))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SessionClosedError(
+                "this session was shut down: make a new one "
+                "(in a notebook: %disco_session or %disco_restart)"
+            )
+
+    def _check_rank(self, worker_id: Any) -> int:
+        try:
+            rank = worker_id.__index__()
+        except (AttributeError, TypeError):
+            raise ArgumentError(f"a worker id is an integer, got {worker_id!r}") from None
+        if not 0 <= rank < self.num_workers:
+            raise ArgumentError(
+                f"worker id {rank} is out of range: this session has workers "
+                f"0 to {self.num_workers - 1}"
+            )
+        return int(rank)
+
+    # -- waiting -----------------------------------------------------------------------------
+
+    def _ask(
+        self,
+        ranks: Sequence[int],
+        action: DiscoAction,
+        what: str,
+        head: tuple[Any, ...],
+    ) -> Ticket:
+        """Send a command with a ticket to some workers; `wait` for it collects the replies."""
+        self._check_caller()
+        ticket = Ticket(ranks, what)
+        with self._lock:
+            self._check_open()
+            if self._registers.dropped:
+                self._flush_dropped()
+            command = (int(action), *head, ticket)
+            for rank in ranks:
+                self._sends[rank](command)
+        return ticket
+
+    def _check_caller(self) -> None:
+        worker = current_worker_or_none()
+        if worker is not None and worker.channel in self._channels:
+            raise SessionError(
+                f"worker {worker.worker_id} can't wait for its own session: it would wait for "
+                "itself. Read the value directly in the worker, or use a collective"
+            )
+
+    def wait(self, ticket: Ticket, timeout: float | None = None) -> dict[int, Any]:
+        """Wait for all replies; the one place where a controller thread blocks."""
+        timeout = self.timeout if timeout is None else timeout
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            while not ticket.acquire(TICK if timeout is None else max(0.0, min(TICK, timeout))):
+                self.tick()
+                self._check_alive()
+                if self._closed and not ticket.acquire(1.0):
+                    raise SessionClosedError(
+                        f"the session was shut down during the wait for {ticket.what}"
+                    )
+                if deadline is not None and time.monotonic() > deadline:
+                    assert timeout is not None
+                    raise WaitTimeoutError(self._timeout_text(ticket, timeout), ticket.values)
+        except KeyboardInterrupt:
+            self._after_ctrl_c()
+            raise
+        return ticket.values
+
+    def tick(self) -> None:
+        """Called every 50 ms on a thread that waits; a notebook shows live output from here."""
+
+    def _after_ctrl_c(self) -> None:
+        stuck = self.interrupt()
+        if stuck:
+            states = [str(s) for s in self.status() if s.rank in stuck]
+            sys.stderr.write(
+                f"{name_ranks(stuck)} did not stop: inside a call that Python can't interrupt; "
+                "it stops when that returns, or restart the session "
+                f"(%disco_restart)\n  " + "\n  ".join(states) + "\n"
+            )
+
+    def _timeout_text(self, ticket: Ticket, timeout: float | None) -> str:
+        lines = [
+            f"gave up after {timeout:g} s waiting for {ticket.what} of "
+            f"{name_ranks(ticket.missing or ticket.asked)}; the workers now:"
+        ]
+        lines += [f"  {status}" for status in self.status()]
+        lines.append("The work goes on: wait again, or end it with interrupt()")
+        return "\n".join(lines)
+
+    def _throttle(self) -> None:
+        """Wait while a worker is too far behind, so that memory stays bounded."""
+        self._look_at = self._sent + _COUNT_EVERY
+        worker = current_worker_or_none()
+        if worker is not None and worker.channel in self._channels:
+            return  # a worker that feeds its own session must not wait for itself
+        if all(channel.pending() < _MOST_QUEUED for channel in self._channels):
+            return
+        deadline = None if self.timeout is None else time.monotonic() + self.timeout
+        try:
+            while not self._closed:
+                behind = [
+                    rank
+                    for rank, channel in enumerate(self._channels)
+                    if channel.pending() > _MOST_QUEUED // 2
+                ]
+                if not behind:
+                    return
+                self.tick()
+                self._check_alive()
+                if deadline is not None and time.monotonic() > deadline:
+                    assert self.timeout is not None
+                    ticket = Ticket(behind, "room in the queue")
+                    raise WaitTimeoutError(self._timeout_text(ticket, self.timeout))
+                time.sleep(0.002)
+        except KeyboardInterrupt:
+            self._after_ctrl_c()
+            raise
+
+
+def call_site(above: int = 2) -> tuple[Any, int] | None:
+    """Where the user's code called discolab: the nearest frame outside of the package.
+
+    `above` is the first frame that may be the user's, counted from here.
+    """
+    frame = sys._getframe(above)
+    while frame is not None:
+        if not frame.f_globals.get("__name__", "").startswith(_OWN_MODULES):
+            return frame.f_code, frame.f_lineno
+        frame = frame.f_back  # type: ignore[assignment]
+    return None

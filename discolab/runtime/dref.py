@@ -1,0 +1,264 @@
+"""DRef: the controller's handle on a value that each worker holds in its own register.
+
+A DRef holds its session and a register id, nothing of the value. It is freed by reference
+count: `__del__` only appends the id to a deque, which is safe on any thread and inside the
+garbage collector; the session tells the workers with its next command, or after a moment.
+
+How a DRef is drawn is not decided here: `views` sets `DRef.draw`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .errors import ArgumentError
+
+if TYPE_CHECKING:
+    from .session import Session
+
+
+class DRef:
+    """One name for a value that lives on every worker.
+
+    Attributes
+    ----------
+    session
+        The session that made it.
+    reg_id
+        The register, the same on all workers.
+    placements
+        How the logical tensor is laid out over the workers, in torch's words (`Shard(dim)`,
+        `Replicate()`, `Partial(op)`), or None if that is not known. Set it to have the
+        picture drawn to scale.
+    name
+        What to call it in a picture: of a worker variable its name, else None.
+
+    Operators and torch functions run on all workers and give a new DRef:
+    ``torch.relu(x @ w) + 1``.
+    """
+
+    __slots__ = ("__weakref__", "name", "placements", "reg_id", "session")
+
+    draw: ClassVar[Callable[[DRef], dict[str, str]] | None] = None
+    __array_ufunc__ = None  # numpy leaves ``array * dref`` to us
+
+    def __init__(
+        self, reg_id: int, session: Session, placements: Sequence[Any] | None = None
+    ) -> None:
+        self.reg_id = reg_id
+        self.session = session
+        self.placements = placements
+        self.name: str | None = None
+
+    def __del__(self) -> None:
+        try:
+            self.session._registers.dropped.append(self.reg_id)
+        except AttributeError:
+            pass  # never fully made, or the interpreter is going down
+
+    # -- values ------------------------------------------------------------------------------
+
+    def debug_get_from_remote(self, worker_id: int, timeout: float | None = None) -> Any:
+        """Fetch a copy of the value that one worker holds.
+
+        Parameters
+        ----------
+        worker_id
+            Rank, 0 to ``num_workers - 1``.
+        timeout
+            Seconds to wait; None takes the session's.
+
+        Raises
+        ------
+        WorkerError
+            If the register is poisoned there.
+        WaitTimeoutError, ArgumentError, SessionClosedError
+        """
+        return self.session.fetch(self, [worker_id], timeout)[0]
+
+    def debug_get_from_all(self, timeout: float | None = None) -> list[Any]:
+        """Fetch a copy from every worker, in rank order. Raises as `debug_get_from_remote`."""
+        return self.session.fetch(self, None, timeout)
+
+    def debug_copy_from(self, worker_id: int, value: Any, timeout: float | None = None) -> None:
+        """Set the value on one worker.
+
+        A tensor is copied *into* the tensor held there, so shape and dtype must match.
+        """
+        self.session.set_value(self, worker_id, value, timeout)
+
+    # -- torch and operators -----------------------------------------------------------------
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> DRef:
+        ref = _first_dref((args, kwargs or {}))
+        assert ref is not None, "torch called us without a DRef among the arguments"
+        return ref.session.call_packed(func, *args, **(kwargs or {}))
+
+    def _on_workers(self, func: Callable[..., Any], *args: Any) -> DRef:
+        return self.session.call_packed(func, *args)
+
+    def __getitem__(self, index: Any) -> DRef:
+        return self._on_workers(operator.getitem, self, index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.session.call_without_result(operator.setitem, self, index, value)
+
+    def __iter__(self) -> Any:
+        raise ArgumentError(
+            "a DRef can't be iterated on the controller: its length is known to the workers "
+            "only. Index it (ref[0]), or fetch a value with debug_get_from_remote(rank)"
+        )
+
+    def __len__(self) -> int:
+        raise ArgumentError("the length of a DRef is known to the workers only: use call_packed")
+
+    def __bool__(self) -> bool:
+        raise ArgumentError(
+            "the truth of a DRef can differ from worker to worker: fetch one worker's with "
+            "debug_get_from_remote(rank)"
+        )
+
+    def __add__(self, other: Any) -> DRef:
+        return self._on_workers(operator.add, self, other)
+
+    def __radd__(self, other: Any) -> DRef:
+        return self._on_workers(operator.add, other, self)
+
+    def __sub__(self, other: Any) -> DRef:
+        return self._on_workers(operator.sub, self, other)
+
+    def __rsub__(self, other: Any) -> DRef:
+        return self._on_workers(operator.sub, other, self)
+
+    def __mul__(self, other: Any) -> DRef:
+        return self._on_workers(operator.mul, self, other)
+
+    def __rmul__(self, other: Any) -> DRef:
+        return self._on_workers(operator.mul, other, self)
+
+    def __truediv__(self, other: Any) -> DRef:
+        return self._on_workers(operator.truediv, self, other)
+
+    def __rtruediv__(self, other: Any) -> DRef:
+        return self._on_workers(operator.truediv, other, self)
+
+    def __floordiv__(self, other: Any) -> DRef:
+        return self._on_workers(operator.floordiv, self, other)
+
+    def __rfloordiv__(self, other: Any) -> DRef:
+        return self._on_workers(operator.floordiv, other, self)
+
+    def __mod__(self, other: Any) -> DRef:
+        return self._on_workers(operator.mod, self, other)
+
+    def __rmod__(self, other: Any) -> DRef:
+        return self._on_workers(operator.mod, other, self)
+
+    def __pow__(self, other: Any) -> DRef:
+        return self._on_workers(operator.pow, self, other)
+
+    def __rpow__(self, other: Any) -> DRef:
+        return self._on_workers(operator.pow, other, self)
+
+    def __matmul__(self, other: Any) -> DRef:
+        return self._on_workers(operator.matmul, self, other)
+
+    def __rmatmul__(self, other: Any) -> DRef:
+        return self._on_workers(operator.matmul, other, self)
+
+    def __and__(self, other: Any) -> DRef:
+        return self._on_workers(operator.and_, self, other)
+
+    def __or__(self, other: Any) -> DRef:
+        return self._on_workers(operator.or_, self, other)
+
+    def __xor__(self, other: Any) -> DRef:
+        return self._on_workers(operator.xor, self, other)
+
+    __hash__ = object.__hash__  # by identity, though == is elementwise
+
+    def __eq__(self, other: object) -> DRef:  # type: ignore[override]  # as torch's
+        return self._on_workers(operator.eq, self, other)
+
+    def __ne__(self, other: object) -> DRef:  # type: ignore[override]  # as torch's
+        return self._on_workers(operator.ne, self, other)
+
+    def __lt__(self, other: Any) -> DRef:
+        return self._on_workers(operator.lt, self, other)
+
+    def __le__(self, other: Any) -> DRef:
+        return self._on_workers(operator.le, self, other)
+
+    def __gt__(self, other: Any) -> DRef:
+        return self._on_workers(operator.gt, self, other)
+
+    def __ge__(self, other: Any) -> DRef:
+        return self._on_workers(operator.ge, self, other)
+
+    def __neg__(self) -> DRef:
+        return self._on_workers(operator.neg, self)
+
+    def __abs__(self) -> DRef:
+        return self._on_workers(operator.abs, self)
+
+    def __invert__(self) -> DRef:
+        return self._on_workers(operator.invert, self)
+
+    # -- display -----------------------------------------------------------------------------
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        draw = type(self).draw
+        return draw(self) if draw is not None else {"text/plain": repr(self)}
+
+    def __repr__(self) -> str:
+        state = (
+            "of a closed session"
+            if self.session.closed
+            else f"on {self.session.num_workers} workers"
+        )
+        return f"<{type(self).__name__} r{self.reg_id} {state}>"
+
+
+class DPackedFunc(DRef):
+    """A DRef that holds a function on every worker; call it to run it there."""
+
+    __slots__ = ()
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> DRef:
+        """Run it on all workers; returns at once, see `Session.call_packed`."""
+        return self.session.call_packed(self, *args, **kwargs)
+
+
+class DModule(DRef):
+    """A DRef that holds a module on every worker; ``module["name"]`` is a function of it."""
+
+    __slots__ = ()
+
+    def __getitem__(self, name: str) -> DPackedFunc:
+        """A function of the module, by name."""
+        if not isinstance(name, str):
+            raise ArgumentError(f'module["function name"] expected, got {name!r}')
+        get = "runtime.disco.module_get_function"
+        return self.session._call_for(DPackedFunc, get, self, name)
+
+
+def _first_dref(value: Any) -> DRef | None:
+    if isinstance(value, DRef):
+        return value
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, tuple | list):
+        for item in value:
+            found = _first_dref(item)
+            if found is not None:
+                return found
+    return None

@@ -1,0 +1,106 @@
+"""Every error that discolab raises on purpose, in one tree.
+
+DiscoError
+├── SessionError            the session can't do this now
+│   ├── SessionClosedError  it was shut down
+│   └── ForeignDRefError    a DRef of another session was given
+├── ArgumentError           a value that a command can't carry, or a wrong shape, dtype, rank …
+├── UnknownFunctionError    no function of that name on the workers
+├── WaitTimeoutError        a wait reached its deadline (also a TimeoutError)
+├── WorkerError             a command failed on one or more workers
+└── CollectiveError         a collective can't complete: members disagree, or one can't come
+
+KeyboardInterrupt
+└── WorkerInterrupted       raised *inside* a worker to end what it runs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .failures import Failure, explain, summarize
+
+
+class DiscoError(Exception):
+    """Base of all errors of discolab: catch this one to catch them all."""
+
+
+class SessionError(DiscoError):
+    """The session can't do what was asked in its present state."""
+
+
+class SessionClosedError(SessionError):
+    """The session was shut down; make a new one."""
+
+
+class ForeignDRefError(SessionError):
+    """A DRef was used with a session that did not make it."""
+
+
+class ArgumentError(DiscoError, TypeError, ValueError):
+    """A value has a type, shape, dtype or range that the call can't take.
+
+    It is a `TypeError` and a `ValueError` too, so that code written for plain Python catches it.
+    """
+
+
+class UnknownFunctionError(DiscoError, LookupError):
+    """No function of that name is registered; the message lists the names nearest to it."""
+
+
+class WaitTimeoutError(DiscoError, TimeoutError):
+    """A wait reached its deadline. The work goes on; the message says what each worker does.
+
+    `partial` holds, by rank, the answers that had come by then.
+    """
+
+    def __init__(self, message: str, partial: Mapping[int, Any] | None = None) -> None:
+        super().__init__(message)
+        self.partial = dict(partial or {})
+
+
+class CollectiveError(DiscoError):
+    """A collective can't complete. `victim` is true where another worker is the cause."""
+
+    victim = False
+
+
+class CollectiveAborted(CollectiveError):
+    """A collective ended because another member failed or never came; look at that one first."""
+
+    victim = True
+
+
+class WorkerInterrupted(KeyboardInterrupt):
+    """Raised inside a worker to end the running command (Ctrl-C, stop button, `interrupt()`)."""
+
+
+class WorkerError(DiscoError):
+    """A command failed on one or more workers. The session goes on.
+
+    Its text says whose command and why; the workers' own tracebacks are its notes, so that
+    Python prints them below. `failures` has one `Failure` a worker, the likely cause first;
+    workers that failed only because of another one come last. `__cause__` is the first
+    failure's exception where it is at hand.
+    """
+
+    def __init__(self, failures: Iterable[Failure]) -> None:
+        self.failures = sorted(failures, key=lambda f: (f.victim, f.interrupted, f.rank))
+        assert self.failures, "a WorkerError needs a failure"
+        super().__init__(summarize(self.failures))
+        self.__cause__ = self.failures[0].exception
+        self.__suppress_context__ = True
+        self.add_note("\n".join(explain(self.failures)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.failures,)
+
+    @property
+    def ranks(self) -> list[int]:
+        """The workers that failed, in rank order."""
+        return sorted(f.rank for f in self.failures)
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: the workers' side, none of our frames."""
+        return [*explain(self.failures), "", f"{type(self).__name__}: {str(self).splitlines()[0]}"]

@@ -1,0 +1,207 @@
+"""Failure: what a worker tells of a command that went wrong, and how it is put in words.
+
+A worker never sends a live exception across: it sends this, which is plain data apart from
+the exception object itself (kept where both sides share an address space).
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from .sources import excerpt, is_cell, place
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_MOST_GROUPS = 4  # tracebacks shown of one error
+_MOST_FRAMES = 12  # frames shown of one traceback
+_AROUND = 2  # source lines shown before and after the line of a cell
+
+
+@dataclass(slots=True)
+class Failure:
+    """What a poisoned register holds: one command that failed on one worker.
+
+    Attributes
+    ----------
+    rank
+        The worker on which it failed.
+    command
+        What was run, in words: ``call of 'fn'``.
+    call_site
+        Where the controller called it, or "" when unknown.
+    type_name, message
+        Of the exception.
+    frames
+        ``(file, line, function)`` of the worker's stack at the raise, outermost first,
+        without discolab's own.
+    victim
+        True if the exception only says that another worker failed.
+    interrupted
+        True if the command ended because it was interrupted or cancelled.
+    exception
+        The exception itself where the worker shares the controller's address space.
+    orphan
+        True if the command has no result register: the next wait for that worker tells it.
+    reported
+        Set once somebody was told; a sync does not tell it again.
+    """
+
+    rank: int
+    command: str
+    call_site: str
+    type_name: str
+    message: str
+    frames: tuple[tuple[str, int, str], ...] = field(default=(), repr=False)
+    victim: bool = False
+    interrupted: bool = False
+    exception: BaseException | None = field(default=None, repr=False)
+    orphan: bool = False
+    reported: bool = False
+
+    @classmethod
+    def from_exception(cls, rank: int, command: str, call_site: str, exc: BaseException) -> Failure:
+        """Describe `exc`. Its frames are summarised and let go: they keep tensors alive."""
+        frames = user_frames(exc)
+        _drop_frames(exc)
+        return cls(
+            rank=rank,
+            command=command,
+            call_site=call_site,
+            type_name=type(exc).__name__,
+            message=safe_str(exc),
+            frames=frames,
+            victim=bool(getattr(exc, "victim", False)),
+            interrupted=isinstance(exc, KeyboardInterrupt),
+            exception=exc,
+        )
+
+    @property
+    def headline(self) -> str:
+        """``ValueError: text``, as Python would end its traceback."""
+        return f"{self.type_name}: {self.message}" if self.message else self.type_name
+
+    @property
+    def summary(self) -> str:
+        """What failed where, called from where."""
+        site = f" (called at {self.call_site})" if self.call_site else ""
+        return f"{self.command}{site}"
+
+    def same_as(self, other: Failure) -> bool:
+        """Whether the two would read the same but for their ranks."""
+        return self.headline == other.headline and self.frames == other.frames
+
+
+def summarize(failures: Sequence[Failure]) -> str:
+    """One line for a few failures: whose, in what, and the exception."""
+    groups = _groups(failures)
+    lines = [
+        f"{name_ranks(f.rank for f in group)} failed in {group[0].summary}: {group[0].headline}"
+        for group in groups[:_MOST_GROUPS]
+    ]
+    if len(groups) > _MOST_GROUPS:
+        lines.append(f"… and {len(groups) - _MOST_GROUPS} more")
+    return "\n".join(lines)
+
+
+def explain(failures: Sequence[Failure]) -> list[str]:
+    """The stacks of a few failures, the likely cause first, equal ones folded."""
+    groups = _groups(failures)
+    lines: list[str] = []
+    for group in groups[:_MOST_GROUPS]:
+        first = group[0]
+        lines.append(f"{name_ranks(f.rank for f in group)} · {first.summary}")
+        lines += _stack(first)
+        lines += [*first.headline.splitlines(), ""]
+    causes = {f.rank for group in groups for f in group}
+    victims = [f for f in failures if f.rank not in causes]
+    for group in fold(victims)[:_MOST_GROUPS]:
+        whose = name_ranks(f.rank for f in group)
+        lines += [f"{whose} ended because of it: {group[0].headline}", ""]
+    return lines[:-1]
+
+
+def fold(failures: Iterable[Failure]) -> list[list[Failure]]:
+    """Group failures that read the same, in the order of the first of each."""
+    groups: list[list[Failure]] = []
+    for failure in failures:
+        for group in groups:
+            if group[0].same_as(failure):
+                group.append(failure)
+                break
+        else:
+            groups.append([failure])
+    return groups
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """``worker 2`` or ``workers 0-2, 5``."""
+    ordered = sorted(set(ranks))
+    return ("worker " if len(ordered) == 1 else "workers ") + fold_ranks(ordered)
+
+
+def fold_ranks(ranks: Iterable[int]) -> str:
+    """Write ranks short: ``0-3, 5``."""
+    runs: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
+
+
+def user_frames(exc: BaseException) -> tuple[tuple[str, int, str], ...]:
+    """The frames of `exc`, discolab's own left out."""
+    found = [
+        (frame.f_code.co_filename, line, frame.f_code.co_name)
+        for frame, line in traceback.walk_tb(exc.__traceback__)
+        if not is_own_file(frame.f_code.co_filename)
+    ]
+    return tuple(found)
+
+
+def is_own_file(filename: str) -> bool:
+    """Whether a source file is one of discolab's."""
+    return filename.startswith(_PACKAGE)
+
+
+def safe_str(value: object) -> str:
+    """`str(value)`, whatever its `__str__` does."""
+    try:
+        return str(value)
+    except Exception as exc:
+        return f"<unprintable {type(value).__name__}: its __str__ raised {type(exc).__name__}>"
+
+
+def _groups(failures: Sequence[Failure]) -> list[list[Failure]]:
+    """The failures that caused the others, folded; if there is none, those that there are."""
+    return fold([f for f in failures if not f.victim] or failures)
+
+
+def _stack(failure: Failure) -> list[str]:
+    frames = failure.frames
+    cut = len(frames) - _MOST_FRAMES
+    if cut > 0:
+        frames = (*frames[:2], *frames[2 + cut :])
+    lines = []
+    for number, (filename, line, function) in enumerate(frames):
+        if cut > 0 and number == 2:
+            lines.append(f"  … {cut} frames …")
+        inside = "" if function == "<module>" else f", in {function}"
+        lines.append(f"  {place(filename, line)}{inside}")
+        around = _AROUND if is_cell(filename) else 0
+        lines += ["  " + text for text in excerpt(filename, line, around)]
+    return lines
+
+
+def _drop_frames(exc: BaseException) -> None:
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [exc]
+    while todo:
+        one = todo.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = None
+            todo += [one.__cause__, one.__context__]

@@ -1,0 +1,86 @@
+"""Functions known by name: what `get_global_func` finds on a worker.
+
+One registry a process, guarded by the GIL (single dict operations only). Look-up order:
+this registry, then `tvm_ffi`'s global functions when that package is already installed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+from .errors import ArgumentError, UnknownFunctionError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_registry: dict[str, Callable[..., Any]] = {}
+
+
+@overload
+def register_func(name: str, func: None = None, *, override: bool = False) -> Callable[[F], F]: ...
+@overload
+def register_func(name: str, func: F, *, override: bool = False) -> F: ...
+def register_func(name: str, func: Any = None, *, override: bool = False) -> Any:
+    """Make a function callable on workers by name.
+
+    Use it as a decorator, ``@register_func("my.add")``, or as a call.
+
+    Raises
+    ------
+    ArgumentError
+        If `name` is not a string, `func` is not callable, or the name is taken and
+        `override` is false.
+    """
+    if not isinstance(name, str) or not name:
+        raise ArgumentError(
+            f'register_func needs a name, got {name!r}: write @register_func("my.function")'
+        )
+
+    def add(function: F) -> F:
+        if not callable(function):
+            raise ArgumentError(f"register_func({name!r}) needs a callable, got {function!r}")
+        if not override and _registry.get(name, function) is not function:
+            raise ArgumentError(
+                f"a function named {name!r} is registered already; pass override=True to replace it"
+            )
+        _registry[name] = function
+        return function
+
+    return add if func is None else add(func)
+
+
+def find_func(name: str) -> Callable[..., Any]:
+    """Look `name` up as a worker does.
+
+    Raises
+    ------
+    UnknownFunctionError
+        With the nearest names.
+    """
+    found = _registry.get(name)
+    if found is None:
+        found = _find_in_tvm_ffi(name)
+    if found is None:
+        near = difflib.get_close_matches(name, list_funcs(), n=3, cutoff=0.5)
+        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise UnknownFunctionError(
+            f"no function named {name!r} is registered on this worker{hint} "
+            '(register one with @discolab.register_func("name"))'
+        )
+    return found
+
+
+def list_funcs() -> list[str]:
+    """All names in discolab's registry, sorted."""
+    return sorted(_registry)
+
+
+def _find_in_tvm_ffi(name: str) -> Callable[..., Any] | None:
+    if importlib.util.find_spec("tvm_ffi") is None:
+        return None
+    import tvm_ffi  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+    found: Callable[..., Any] | None = tvm_ffi.get_global_func(name, allow_missing=True)
+    return found

@@ -1,0 +1,147 @@
+"""A thread that runs commands and can be interrupted; all waiting of a worker is here.
+
+The thread itself writes `running`, `waiting_for` and `ended`. Other threads may call
+`interrupt`, `retry_interrupt` and `wake`. `_guard` guards the sending of asynchronous
+exceptions; `interrupts` changes under it.
+
+How an interrupt ends a command. Two things at once: `interrupts` > 0 makes every wait of
+discolab raise, and `PyThreadState_SetAsyncExc` raises in a Python loop. The exception must
+not land in the command loop: it is sent only while `running`, and after a command the
+worker first clears `running`, then looks at `_async_sent`; the sender writes these two in
+the other order. So either the sender sees that the command is over, or the worker sees that
+an exception is on its way and waits for it in `_absorb`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from .errors import WaitTimeoutError, WorkerInterrupted
+
+TICK = 0.05  # seconds between two looks at interrupts and deadlines while waiting
+
+
+class Interruptible:
+    """What a worker is to those who interrupt it or wait with it.
+
+    Attributes
+    ----------
+    running
+        Whether a call runs, so that an asynchronous exception may be sent.
+    interrupts
+        How many interrupts are under way; while there are any, waits raise and calls end.
+    waiting_for
+        What the thread waits for in `wait_for`, None while it does not.
+    ended
+        Set once the thread takes no more commands.
+    thread_id
+        As `threading.get_ident` gives it, 0 before the thread runs.
+    """
+
+    def __init__(self) -> None:
+        self.running = False
+        self.interrupts = 0
+        self.waiting_for: Any = None
+        self.ended = False
+        self.thread_id = 0
+        self._async_sent = False
+        self._guard = threading.Lock()
+        self._wakeup = threading.Lock()
+        self._wakeup.acquire()
+
+    # -- interrupts --------------------------------------------------------------------------
+
+    def interrupt(self) -> None:
+        """End the running command and cancel the queued ones, up to END_INTERRUPT."""
+        with self._guard:
+            self.interrupts += 1
+        self.retry_interrupt()
+
+    def retry_interrupt(self) -> None:
+        """Send the exception once more, for code that swallowed it."""
+        with self._guard:
+            if self.interrupts and not self.ended:
+                self._async_sent = True
+                if self.running:
+                    _raise_in_thread(self.thread_id, WorkerInterrupted)
+        self.wake()
+
+    def _absorb(self) -> None:
+        """Wait for an exception that is on its way, so that it can't hit what comes next."""
+        while True:
+            try:
+                self.running = False
+                if not self._async_sent:
+                    return
+                with self._guard:
+                    self._async_sent = False
+                    _raise_in_thread(self.thread_id, None)
+                return
+            except WorkerInterrupted:
+                continue
+
+    # -- waiting -----------------------------------------------------------------------------
+
+    def wait_for(
+        self,
+        ready: Callable[[], bool],
+        what: Any,
+        timeout: float | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        """Wait on this worker's thread until `ready()`; can be interrupted, never for ever.
+
+        Parameters
+        ----------
+        ready
+            Cheap predicate. Whoever makes it true calls `wake` on this worker.
+        what
+            What is waited for; ``str(what)`` is shown in status and errors.
+        timeout
+            Seconds, None for no deadline.
+        check
+            Called each tick (50 ms); may raise to end the wait.
+
+        Raises
+        ------
+        WorkerInterrupted
+            If the command is interrupted.
+        WaitTimeoutError
+            At the deadline.
+        """
+        if ready():
+            return
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self.waiting_for = what
+        try:
+            while not ready():
+                if self.interrupts:
+                    raise WorkerInterrupted(f"interrupted while waiting for {what}")
+                pause = TICK
+                if deadline is not None:
+                    pause = min(TICK, deadline - time.monotonic())
+                    if pause <= 0:
+                        raise WaitTimeoutError(f"gave up after {timeout:g} s waiting for {what}")
+                if not self._wakeup.acquire(timeout=pause) and check is not None and not ready():
+                    check()
+        finally:
+            self.waiting_for = None
+
+    def wake(self) -> None:
+        """Have this worker look again at what it waits for. From any thread; never blocks."""
+        # release of a free lock is a RuntimeError: then a wake-up is waiting already
+        try:
+            self._wakeup.release()
+        except RuntimeError:
+            pass
+
+
+def _raise_in_thread(thread_id: int, exception: type[BaseException] | None) -> None:
+    """Set or, with None, clear the asynchronous exception of a thread."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread_id), ctypes.py_object(exception) if exception else None
+    )

@@ -1,0 +1,327 @@
+"""Session: the API of Disco, and what discolab adds to it.
+
+Modules, copies to and from worker 0, and the collectives by name; calls, variables and fetched
+values are in calls.py, queueing and waiting in controller.py. Where workers live is an engine's
+affair (engines/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import torch
+
+from .actions import DiscoAction
+from .arguments import (
+    Register,
+    as_tensor,
+    parse_device,
+    parse_dtype,
+    parse_shape,
+)
+from .calls import Caller, told
+from .controller import call_site
+from .dref import DModule, DPackedFunc, DRef
+from .errors import ArgumentError, WorkerError
+
+R = TypeVar("R", bound=DRef)
+
+
+REDUCE_OPS = ("sum", "prod", "min", "max", "avg")  # Disco's numbers 0..4
+
+
+class Session(Caller):
+    """A single controller over `num_workers` workers; made by an engine, not directly.
+
+    Use it in ``with``: leaving the block waits for the work, raises what failed in it, and
+    shuts the session down.
+    """
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._closed:
+            return
+        try:
+            if kind is None:
+                self.sync_all()
+        finally:
+            self.shutdown(cancel=kind is not None)
+
+    # -- calls -----------------------------------------------------------------------------
+
+    def get_global_func(self, name: str) -> DPackedFunc:
+        """The function registered as `name` on the workers.
+
+        Raises
+        ------
+        UnknownFunctionError
+            If the controller can see that there is none. On workers in other processes the
+            error is found there, and the result is poisoned.
+        """
+        if not isinstance(name, str):
+            raise ArgumentError(f"a function's name is a string, got {name!r}")
+        return DPackedFunc(self._look_up(name), self)
+
+    def import_python_module(self, name: str) -> None:
+        """Import a Python module on every worker."""
+        self.call_without_result(self._function("runtime.disco._import_python_module"), name)
+
+    def load_module(self, path: Any, device: Any = None) -> DModule:
+        """Load a module on every worker: ``module["name"]`` is then a function of it.
+
+        Parameters
+        ----------
+        path
+            A ``.py`` file or the name of a Python module, a ``.pt2`` package of
+            `torch.export`, or a shared library that `tvm_ffi` can load.
+        device
+            Where to put its tensors; None: each worker's own device.
+        """
+        load = "runtime.disco.load_vm_module"
+        return self._call_for(DModule, load, str(path), parse_device(device))
+
+    load_vm_module = load_module
+
+    def empty(
+        self,
+        shape: Any,
+        dtype: Any,
+        device: Any = None,
+        worker0_only: bool = False,
+        in_group: bool = True,
+    ) -> DRef:
+        """An uninitialised tensor on every worker.
+
+        Parameters
+        ----------
+        shape, dtype
+            Of each worker's tensor; `dtype` may be a name such as ``"float32"``.
+        device
+            None: each worker's own.
+        worker0_only
+            Only on the first worker of each group (`in_group`) or on worker 0 of all; the
+            other workers hold None.
+        """
+        return self._call(
+            "runtime.disco.empty",
+            parse_shape(shape),
+            parse_dtype(dtype),
+            parse_device(device),
+            bool(worker0_only),
+            bool(in_group),
+        )
+
+    # -- worker 0 and sync ---------------------------------------------------------------------
+
+    def copy_from_worker_0(
+        self, host_array: Any, remote: DRef, timeout: float | None = None
+    ) -> None:
+        """Copy worker 0's tensor into a tensor or numpy array here.
+
+        Asynchronous as in Disco: the array is filled once `sync_worker_0` has returned.
+        With `timeout` (seconds) the call waits for it.
+        """
+        self._copy_worker0(DiscoAction.COPY_FROM_WORKER0, host_array, remote, timeout)
+
+    def copy_to_worker_0(
+        self, host_array: Any, remote: DRef | None = None, timeout: float | None = None
+    ) -> DRef:
+        """Copy a tensor or numpy array here into worker 0's tensor, and return its DRef.
+
+        Asynchronous as in Disco: leave the array alone until `sync_worker_0` has returned.
+        Without `remote`, a tensor of that shape and dtype is made on worker 0 first.
+        """
+        host = as_tensor(host_array, "copy_to_worker_0: host_array")
+        if remote is None:
+            remote = self.empty(host.shape, host.dtype, worker0_only=True, in_group=False)
+        self._copy_worker0(DiscoAction.COPY_TO_WORKER0, host, remote, timeout)
+        return remote
+
+    def sync_worker_0(self, timeout: float | None = None) -> None:
+        """Wait until worker 0 has done all that was asked so far, and raise what failed there."""
+        self._sync([0], timeout)
+
+    def sync_worker(self, worker_id: int, timeout: float | None = None) -> None:
+        """As `sync_worker_0`, for any worker."""
+        self._sync([self._check_rank(worker_id)], timeout)
+
+    def sync_all(self, timeout: float | None = None) -> None:
+        """As `sync_worker_0`, for all workers."""
+        self._sync(range(self.num_workers), timeout)
+
+    _sync_worker = sync_worker
+    _sync_all = sync_all
+
+    # -- collectives -----------------------------------------------------------------------------
+
+    def init_ccl(self, ccl: str = "auto", *device_ids: int) -> None:
+        """Choose the collective backend and wait until every worker has it.
+
+        Parameters
+        ----------
+        ccl
+            ``"auto"`` or ``"local"``.
+        device_ids
+            One GPU index for each worker, or none to keep the devices that they have.
+        """
+        if device_ids and len(device_ids) != self.num_workers:
+            raise ArgumentError(
+                f"init_ccl got {len(device_ids)} device ids for {self.num_workers} workers; "
+                "give one for each, or none"
+            )
+        try:
+            self._call("runtime.disco.init_ccl", ccl, *device_ids).debug_get_from_all()
+        except WorkerError as exc:
+            if isinstance(exc.__cause__, ArgumentError):  # all workers say the same
+                raise ArgumentError(str(exc.__cause__)) from None
+            raise
+        if device_ids:
+            self._devices = tuple(torch.device("cuda", index) for index in device_ids)
+
+    def broadcast(self, src: Any, dst: DRef | None = None, in_group: bool = True) -> DRef:
+        """Send a host array to every worker.
+
+        Every worker of every group receives `src`, whatever `in_group` says: there is only
+        one source. Leave the array alone until a sync has returned.
+        """
+        host = as_tensor(src, "broadcast: src")
+        if dst is None:
+            dst = self.empty(host.shape, host.dtype)
+        self.broadcast_from_worker0(self.copy_to_worker_0(host), dst, in_group=False)
+        return dst
+
+    def broadcast_from_worker0(self, src: DRef, dst: DRef, in_group: bool = True) -> DRef:
+        """Copy `src` of each group's first worker (or of worker 0) into `dst` of the others."""
+        self._collective("broadcast_from_worker0", src, in_group, dst)
+        return dst
+
+    def scatter(self, src: Any, dst: DRef | None = None, in_group: bool = True) -> DRef:
+        """Cut a host array along its first dimension, one piece for each worker.
+
+        Parameters
+        ----------
+        src
+            ``src.shape[0]`` is the number of workers: of a group if `in_group` (each group
+            receives all of `src`), else of the session.
+        dst
+            Receives ``src.shape[1:]``; made if None.
+
+        Leave the array alone until a sync has returned.
+        """
+        host = as_tensor(src, "scatter: src")
+        within = in_group and self._num_groups > 1
+        parts = self.num_workers // self._num_groups if within else self.num_workers
+        if host.dim() == 0 or host.shape[0] != parts:
+            raise ArgumentError(
+                f"scatter: src has shape {list(host.shape)}; its first dimension must be "
+                f"{parts}, the number of workers"
+                + (" of a group (in_group=False scatters over all)" if within else "")
+            )
+        if dst is None:
+            dst = self.empty(host.shape[1:], host.dtype)
+        if within:  # every group's root needs the data first
+            root = self.broadcast(host)
+        else:
+            root = self.copy_to_worker_0(host)
+        return self.scatter_from_worker0(root, dst, in_group)
+
+    def scatter_from_worker0(self, src: DRef, dst: DRef, in_group: bool = True) -> DRef:
+        """Cut `src` of each group's first worker (or of worker 0) over the workers' `dst`."""
+        self._collective("scatter_from_worker0", src, in_group, dst)
+        return dst
+
+    def gather_to_worker0(self, src: DRef, dst: DRef, in_group: bool = True) -> DRef:
+        """Collect `src` of all workers in `dst` of each group's first worker (or of worker 0)."""
+        self._collective("gather_to_worker0", src, in_group, dst)
+        return dst
+
+    def allreduce(self, src: DRef, dst: DRef, op: str = "sum", in_group: bool = True) -> DRef:
+        """Reduce `src` over the workers into everybody's `dst`.
+
+        `op` is one of sum, prod, min, max, avg.
+        """
+        if op not in REDUCE_OPS:
+            raise ArgumentError(f"allreduce: unknown op {op!r}; use one of {', '.join(REDUCE_OPS)}")
+        self._collective("allreduce", src, REDUCE_OPS.index(op), in_group, dst)
+        return dst
+
+    def allgather(self, src: DRef, dst: DRef, in_group: bool = True) -> DRef:
+        """Put the `src` of all workers one after the other into everybody's `dst`."""
+        self._collective("allgather", src, in_group, dst)
+        return dst
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _check_name(self, name: str) -> None:
+        """Raise for an unknown function name where the registry of the workers is at hand."""
+
+    def _look_up(self, name: str) -> Register:
+        """Have the workers look a function up; the register belongs to the caller."""
+        self._check_name(name)
+        site = call_site()
+        with self._lock:
+            reg = Register(self._next_register())
+            self._broadcast((DiscoAction.GET_GLOBAL_FUNC, reg, name, site))
+        return reg
+
+    def _function(self, name: str) -> Register:
+        """Where the workers hold a function; no DRef, which would keep the session alive."""
+        reg = self._functions.get(name)
+        if reg is None:
+            with self._lock:
+                self._check_open()
+                reg = self._functions.get(name) or self._look_up(name)
+                self._functions[name] = reg
+        return reg
+
+    def _call(self, name: str, *args: Any) -> DRef:
+        """Call a worker function by its global name."""
+        return self._call_for(DRef, name, *args)
+
+    def _call_for(self, kind: type[R], name: str, *args: Any) -> R:
+        """As `_call`, with the result as a DRef of another kind."""
+        ref = self.call_packed(self._function(name), *args)
+        if kind is DRef:
+            return ref  # type: ignore[return-value]
+        ref.__class__ = kind  # a second DRef would give the register back twice
+        return ref  # type: ignore[return-value]
+
+    def _collective(self, name: str, *args: Any) -> None:
+        for arg in args:
+            if not isinstance(arg, DRef | bool | int):
+                raise ArgumentError(f"{name}: a DRef is needed, got a {type(arg).__name__}")
+        self.call_without_result(self._function("runtime.disco." + name), *args)
+
+    def _copy_worker0(
+        self, action: DiscoAction, host_array: Any, remote: DRef, timeout: float | None
+    ) -> None:
+        what = action.name.lower()
+        host = as_tensor(host_array, f"{what}: host_array")
+        if not isinstance(remote, DRef):
+            raise ArgumentError(f"{what}: a DRef is needed, got a {type(remote).__name__}")
+        if action == DiscoAction.COPY_FROM_WORKER0 and not _writeable(host_array):
+            raise ArgumentError(f"{what}: host_array is read-only, nothing can be copied into it")
+        reg = self._register_of(remote)
+        site = call_site()
+        with self._lock:
+            self._check_open()
+            token = next(self._tokens)
+            self._worker_zero_data[token] = host
+            self._broadcast((action, reg, token, site))
+        if timeout is not None:
+            self.sync_worker_0(timeout)
+
+    def _sync(self, ranks: Sequence[int], timeout: float | None) -> None:
+        replies = self.wait(self._ask(ranks, DiscoAction.SYNC_WORKER, "sync", (0,)), timeout)
+        failures = [f for untold in replies.values() for f in untold]
+        if failures:
+            raise told(failures)
+
+
+def _writeable(array: Any) -> bool:
+    return not isinstance(array, np.ndarray) or bool(array.flags.writeable)

@@ -1,0 +1,43 @@
+"""What to call a source file in front of a person: ``Cell In[3]`` rather than a hash.
+
+`notebook` adds a namer; the list is only ever appended to.
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable
+
+namers: list[Callable[[str], str | None]] = []
+
+
+def display_name(filename: str) -> str:
+    """The name of a cell, or `filename` as it is."""
+    for namer in namers:
+        name = namer(filename)
+        if name is not None:
+            return name
+    return filename
+
+
+def is_cell(filename: str) -> bool:
+    """Whether `filename` stands for a notebook cell."""
+    return any(namer(filename) is not None for namer in namers)
+
+
+def place(filename: str, line: int | None) -> str:
+    """``Cell In[3], line 4`` or ``file.py:4``."""
+    if is_cell(filename):
+        return f"{display_name(filename)}, line {line}"
+    return f"{filename}:{line}"
+
+
+def excerpt(filename: str, line: int, around: int) -> list[str]:
+    """Source lines around `line`, numbered, the line itself marked with an arrow."""
+    found = []
+    for number in range(max(1, line - around), line + around + 1):
+        text = linecache.getline(filename, number).rstrip()
+        if text or number == line:
+            mark = "---->" if number == line else "     "
+            found.append(f"{mark} {number:>3} {text}".rstrip())
+    return found

@@ -1,0 +1,439 @@
+"""A worker: it owns a register file and executes commands in order.
+
+One thread runs `Worker.run`; it alone writes `registers`, `namespace`, `current`,
+`executed` and `unreported`. Other threads may read `current`, `executed`, `waiting_for`
+(for status) and call `interrupt`, `retry_interrupt` and `wake`. `_guard` guards the
+sending of asynchronous exceptions; `interrupts` changes under it.
+Interrupting and waiting are in interruptible.py.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from typing import Any
+
+import torch
+
+from . import actions, arguments
+from .actions import BIND_ARGUMENTS, BIND_FUNCTION, Command, DiscoAction, site_text
+from .channel import Channel
+from .errors import (
+    ArgumentError,
+    DiscoError,
+    SessionError,
+    WorkerInterrupted,
+)
+from .failures import Failure, is_own_file
+from .functions import find_func
+from .interruptible import Interruptible
+from .sources import is_cell, place
+
+_MOST_UNREPORTED = 16
+
+_local = threading.local()
+
+
+def current_worker() -> Worker:
+    """The worker on whose thread this runs.
+
+    Raises
+    ------
+    SessionError
+        Outside of a worker.
+    """
+    worker: Worker | None = getattr(_local, "worker", None)
+    if worker is None:
+        raise SessionError(
+            "this runs on no worker: call it inside a %%disco cell or in a function "
+            "given to Session.call_packed"
+        )
+    return worker
+
+
+def current_worker_or_none() -> Worker | None:
+    """The worker on whose thread this runs, None on the controller."""
+    return getattr(_local, "worker", None)
+
+
+def bind_thread(worker: Worker | None) -> None:
+    """Say that the calling thread belongs to `worker` (None: to the controller)."""
+    _local.worker = worker
+
+
+class _Poisoned(Exception):
+    """An argument's register is poisoned; carries the failure on to the result."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.headline)
+        self.failure = failure
+
+
+class Worker(Interruptible):
+    """One worker: rank, place in the groups, device, registers, and the command loop.
+
+    Attributes
+    ----------
+    worker_id, local_worker_id
+        Rank among all workers, and among those of this process.
+    num_workers, num_groups
+        The world size, and in how many equal groups it is cut.
+    device
+        Where this worker computes.
+    registers
+        Register id -> value; a `Failure` there is a poisoned register.
+    namespace
+        Global variables of the cells that this worker runs.
+    generator
+        This worker's CPU random state; starts as torch's own does in a fresh process.
+    peers
+        The workers of this address space by rank, this one included.
+    shared
+        One dict for all workers of this address space; use `setdefault` to add to it.
+    worker_zero_data
+        Host tensors on their way to and from worker 0, by token.
+    executed
+        How many calls have ended here: the same number on all workers for the same call.
+    failed_calls
+        The last calls that failed here, by their ordinal (`executed` when they ran).
+    resumed_at
+        `executed` at the end of the last interrupt, the same on all workers: what earlier calls
+        left unfinished is void.
+    """
+
+    def __init__(
+        self,
+        worker_id: int,
+        num_workers: int,
+        num_groups: int,
+        device: torch.device,
+        channel: Channel,
+        *,
+        shared: dict[str, Any],
+        worker_zero_data: dict[int, torch.Tensor],
+    ) -> None:
+        super().__init__()
+        self.worker_id = worker_id
+        self.local_worker_id = worker_id
+        self.num_workers = num_workers
+        self.num_groups = num_groups
+        self.device = device
+        self.channel = channel
+        self.shared = shared
+        self.worker_zero_data = worker_zero_data
+        self.peers: dict[int, Worker] = {}
+        self.registers: dict[int, Any] = {}
+        self.namespace: dict[str, Any] = {}
+        self.generator = torch.Generator()
+        self.unreported: deque[Failure] = deque()
+        self.executed = 0
+        self.current: Command | None = None
+        self.resumed_at = 0
+        self.failed_calls: deque[tuple[int, Failure]] = deque(maxlen=_MOST_UNREPORTED)
+        self._since: tuple[int, float] = (-1, 0.0)
+
+    # -- facts -----------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """The field's word for `worker_id`."""
+        return self.worker_id
+
+    @property
+    def world_size(self) -> int:
+        """The field's word for `num_workers`."""
+        return self.num_workers
+
+    @property
+    def group_size(self) -> int:
+        """Workers in each group."""
+        return self.num_workers // self.num_groups
+
+    @property
+    def group_id(self) -> int:
+        """Which group this worker is in."""
+        return self.worker_id // self.group_size
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this worker is the first of its group."""
+        return self.worker_id % self.group_size == 0
+
+    def __repr__(self) -> str:
+        return f"<worker {self.worker_id} of {self.num_workers} on {self.device}>"
+
+    # -- the command loop --------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Execute commands until SHUTDOWN. Returns; never raises for a failed command."""
+        self.thread_id = threading.get_ident()
+        bind_thread(self)
+        while not self.ended:
+            try:
+                if self.current is not None:
+                    self._finish_interrupted()
+                self._loop()
+            except WorkerInterrupted:
+                continue  # it landed between two statements of ours; _finish_interrupted mends
+        self.registers.clear()
+        self.namespace.clear()
+        bind_thread(None)
+
+    def _loop(self) -> None:
+        recv = self.channel.recv
+        do: list[Any] = [self._not_an_action] * 128
+        do[DiscoAction.SHUTDOWN] = self._shutdown
+        do[DiscoAction.KILL_REG] = self._kill_reg
+        do[DiscoAction.GET_GLOBAL_FUNC] = self._get_global_func
+        do[DiscoAction.CALL_PACKED] = self._call_packed
+        do[DiscoAction.SYNC_WORKER] = self._sync_worker
+        do[DiscoAction.COPY_FROM_WORKER0] = self._copy_from_worker0
+        do[DiscoAction.COPY_TO_WORKER0] = self._copy_to_worker0
+        do[DiscoAction.DEBUG_GET_FROM_REMOTE] = self._debug_get_from_remote
+        do[DiscoAction.DEBUG_SET_REGISTER] = self._debug_set_register
+        do[DiscoAction.END_INTERRUPT] = self._end_interrupt
+        do[DiscoAction.COUNT_FROM] = self._count_from
+        while not self.ended:
+            command = recv()
+            do[command[0]](command)
+            # an idle worker must not keep the last command's values alive
+            del command
+
+    def _call_packed(self, command: Command) -> None:
+        _, reg, func, args, kwargs, bind, _ = command
+        self.current = command
+        self.running = True
+        try:
+            if reg:
+                self.registers.pop(reg, None)  # a reused id: free the old value first
+            if self.interrupts:
+                raise WorkerInterrupted("cancelled before it began")
+            if bind & BIND_FUNCTION:
+                func = self._bind_function(func)
+            if bind & BIND_ARGUMENTS:
+                args = [arguments.bind(arg, self._lookup) for arg in args]
+                kwargs = {k: arguments.bind(v, self._lookup) for k, v in kwargs.items()}
+            value = func(*args, **kwargs) if kwargs else func(*args)
+            self.running = False
+            if self._async_sent:
+                self._absorb()
+            if reg:
+                self.registers[reg] = value
+        except BaseException as exc:
+            self._absorb()
+            self._poison(reg, command, exc)
+        self.executed += 1
+        self.current = None
+
+    def _finish_interrupted(self) -> None:
+        """Close the command that an interrupt tore out of."""
+        self._absorb()
+        command = self.current
+        assert command is not None
+        self._poison(command[1], command, WorkerInterrupted("interrupted"))
+        self.executed += 1
+        self.current = None
+
+    def _bind_function(self, func: Any) -> Any:
+        if type(func) is arguments.Register:
+            found = self.registers.get(func)
+        else:
+            found = arguments.bind(func, self._lookup)
+        if callable(found):
+            return found
+        if type(found) is Failure:
+            raise _Poisoned(found)
+        raise ArgumentError(f"the register to call holds {_kind(found)}, not a function")
+
+    def _lookup(self, reg: int) -> Any:
+        value = self.registers.get(reg)
+        if type(value) is Failure:
+            raise _Poisoned(value)
+        return value
+
+    def _poison(self, reg: int, command: Command, exc: BaseException) -> None:
+        """Store what went wrong in the register; a poisoned argument's failure is passed on.
+
+        Without a register (0) the failure is an orphan: the next wait for this worker tells it.
+        """
+        self.waiting_for = None  # an interrupt can hit the `finally` of a wait
+        if isinstance(exc, _Poisoned):
+            failure = exc.failure
+        else:
+            text, site = self.command_text(command)
+            failure = Failure.from_exception(self.worker_id, text, site, exc)
+            failure.orphan = reg == 0
+            if not failure.interrupted:  # who interrupts knows it
+                self._forget_reported()
+                if len(self.unreported) < _MOST_UNREPORTED:  # the first ones are the causes
+                    self.unreported.append(failure)
+        if reg:
+            self.registers[reg] = failure
+        if command[0] == DiscoAction.CALL_PACKED:
+            self.failed_calls.append((self.executed, failure))
+
+    def _shutdown(self, _command: Command) -> None:
+        self.ended = True
+
+    def _kill_reg(self, command: Command) -> None:
+        for reg in command[2]:
+            self.registers.pop(reg, None)
+
+    def _get_global_func(self, command: Command) -> None:
+        try:
+            self.registers[command[1]] = find_func(command[2])
+        except Exception as exc:
+            self._poison(command[1], command, exc)
+
+    def _sync_worker(self, command: Command) -> None:
+        if self.device.type == "cuda":
+            try:
+                torch.cuda.current_stream(self.device).synchronize()
+            except Exception as exc:
+                self._poison(0, (*command, None), exc)
+        # they stay here until the session has raised them: it may have given up this wait
+        self._forget_reported()
+        self.channel.reply(command[2], self.worker_id, list(self.unreported))
+
+    def _forget_reported(self) -> None:
+        self.unreported = deque(f for f in self.unreported if not f.reported)
+
+    def _copy_from_worker0(self, command: Command) -> None:
+        self._copy_worker0(command, "copy_from_worker_0", to_host=True)
+
+    def _copy_to_worker0(self, command: Command) -> None:
+        self._copy_worker0(command, "copy_to_worker_0", to_host=False)
+
+    def _copy_worker0(self, command: Command, what: str, *, to_host: bool) -> None:
+        if self.worker_id != 0:
+            return
+        _, reg, token, _ = command
+        host = self.worker_zero_data.pop(token)
+        try:
+            mine = self._lookup(reg)
+            if not isinstance(mine, torch.Tensor):
+                raise ArgumentError(
+                    f"{what}: register {reg} of worker 0 holds {_kind(mine)}, not a tensor"
+                )
+            _check_same(what, host, mine)
+            with torch.no_grad():
+                if to_host:
+                    host.copy_(mine)
+                else:
+                    mine.copy_(host)
+        except Exception as exc:
+            self._poison(0, command, exc)
+
+    def _debug_get_from_remote(self, command: Command) -> None:
+        _, reg, tell, ticket = command
+        value = self.registers.get(reg)
+        if tell:
+            value = next((f for f in self.unreported if f.orphan and not f.reported), value)
+        if type(value) is not Failure:
+            try:
+                value = arguments.private_copy(value)
+            except Exception as exc:
+                value = Failure.from_exception(self.worker_id, "fetching a value", "", exc)
+        self.channel.reply(ticket, self.worker_id, value)
+
+    def _debug_set_register(self, command: Command) -> None:
+        _, reg, value, ticket = command
+        held = self.registers.get(reg)
+        failure = None
+        try:
+            if isinstance(held, torch.Tensor) and isinstance(value, torch.Tensor):
+                _check_same("debug_copy_from", value, held)
+                with torch.no_grad():
+                    held.copy_(value)
+            else:
+                self.registers[reg] = arguments.private_copy(value)
+        except Exception as exc:
+            failure = Failure.from_exception(self.worker_id, "debug_copy_from", "", exc)
+            failure.reported = True
+        self.channel.reply(ticket, self.worker_id, failure)
+
+    def _end_interrupt(self, command: Command) -> None:
+        with self._guard:
+            self.interrupts = max(0, self.interrupts - 1)
+        self.resumed_at = self.executed
+        self.channel.reply(command[2], self.worker_id, None)
+
+    def _count_from(self, command: Command) -> None:
+        self.resumed_at = self.executed = command[2]
+
+    def _not_an_action(self, command: Command) -> None:
+        self._poison(0, (*command, None), DiscoError(f"unknown action {command[0]}"))
+
+    # -- for status --------------------------------------------------------------------------
+
+    def command_text(self, command: Command) -> tuple[str, str]:
+        """A command in words, and where the controller gave it.
+
+        A function may carry words of its own as `disco_command`; it then needs no call site.
+        """
+        action = command[0]
+        if action == DiscoAction.CALL_PACKED:
+            func = command[2]
+            if type(func) is arguments.Register:
+                func = self.registers.get(func)
+            own_words = actions.attribute(func, "disco_command")
+            if isinstance(own_words, str):
+                return own_words, ""
+            return f"call of '{actions.function_text(func)}'", site_text(command[-1])
+        if action == DiscoAction.GET_GLOBAL_FUNC:
+            return f"get_global_func({command[2]!r})", site_text(command[-1])
+        known = action in DiscoAction.__members__.values()
+        text = DiscoAction(action).name.lower() if known else f"action {action}"
+        return text, site_text(command[-1])
+
+    def doing(self) -> tuple[str, str, float]:
+        """``(state, detail, seconds)``: idle, running or waiting, in what, seen since when.
+
+        Times are as seen by whoever asks: the hot loop keeps no clock.
+        """
+        now = time.monotonic()
+        command, waiting = self.current, self.waiting_for
+        if self._since[0] != self.executed:
+            self._since = (self.executed, now)
+        seconds = now - self._since[1]
+        if self.ended:
+            return "ended", "", seconds
+        if command is None:
+            return "idle", "", seconds
+        text, site = self.command_text(command)
+        where = f"{text} (called at {site})" if site else text
+        if waiting is not None:
+            return "waiting", f"for {waiting} in {where}", seconds
+        return "running", where + self._place_now(), seconds
+
+    def _place_now(self) -> str:
+        """`` at file:line`` of the user's code that runs on this thread at this moment."""
+        frame = sys._current_frames().get(self.thread_id)
+        found = None
+        while frame is not None and frame.f_code is not _CALL_PACKED:
+            if not is_own_file(frame.f_code.co_filename):
+                here = place(frame.f_code.co_filename, frame.f_lineno)
+                if is_cell(frame.f_code.co_filename):
+                    return f" at {here}"
+                found = found or here
+            frame = frame.f_back
+        return f" at {found}" if found else ""
+
+
+_CALL_PACKED = Worker._call_packed.__code__
+
+
+def _check_same(what: str, host: torch.Tensor, mine: torch.Tensor) -> None:
+    if host.shape != mine.shape or host.dtype != mine.dtype:
+        raise ArgumentError(
+            f"{what}: the host array is {_kind(host)}, the register holds {_kind(mine)}; "
+            "shape and dtype must be the same"
+        )
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return "nothing" if value is None else f"a {type(value).__name__}"

@@ -1,0 +1,30 @@
+"""Fixtures for all tests: no test may leave worker threads behind."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+THREAD_PREFIX = "discolab-"
+GRACE_SECONDS = 5.0
+
+
+def _discolab_threads() -> set[threading.Thread]:
+    return {t for t in threading.enumerate() if t.name.startswith(THREAD_PREFIX)}
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_threads() -> Iterator[None]:
+    """Fail a test whose discolab threads still run five seconds after it ended."""
+    before = _discolab_threads()
+    yield
+    deadline = time.monotonic() + GRACE_SECONDS
+    while left := _discolab_threads() - before:
+        if time.monotonic() > deadline:
+            names = ", ".join(sorted(t.name for t in left))
+            pytest.fail(
+                f"threads still running {GRACE_SECONDS:g} s after the test: {names}; "
+                "shut the session down in the test, or in a fixture's clean-up"
+            )
+        time.sleep(0.01)

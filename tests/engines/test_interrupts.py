@@ -1,0 +1,262 @@
+"""Interrupts: what runs ends, what is queued is dropped, and nothing else is touched."""
+
+import _thread
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from discolab import ThreadedSession, WorkerError, WorkerInterrupted, current_worker
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+def eventually(session: ThreadedSession, state: str) -> None:
+    """Wait until all workers are in that state."""
+    deadline = time.monotonic() + 20
+    while {s.state for s in session.status()} != {state}:
+        assert time.monotonic() < deadline, session.status()
+        time.sleep(0.002)
+
+
+def assert_works(session: ThreadedSession) -> None:
+    ranks = session.call_packed(lambda: current_worker().rank).debug_get_from_all()
+    assert ranks == list(range(session.num_workers))
+    session.sync_all()
+
+
+def test_an_endless_loop_ends(sess: ThreadedSession) -> None:
+    ref = sess.call_packed(spin)
+    eventually(sess, "running")
+    start = time.monotonic()
+    assert sess.interrupt() == []
+    assert time.monotonic() - start < 2
+    with pytest.raises(WorkerError, match="WorkerInterrupted") as info:
+        ref.debug_get_from_all()
+    assert all(f.interrupted for f in info.value.failures)
+    assert_works(sess)
+
+
+def test_a_sleep_ends(sess: ThreadedSession) -> None:
+    sess.call_packed(lambda: time.sleep(1000))
+    eventually(sess, "waiting")
+    assert "for time.sleep(1000)" in sess.status()[0].detail
+    start = time.monotonic()
+    assert sess.interrupt() == []
+    assert time.monotonic() - start < 2
+    assert_works(sess)
+
+
+def test_a_loop_that_swallows_the_exception_ends_all_the_same(pair: ThreadedSession) -> None:
+    swallowed: list[BaseException] = []
+
+    def stubborn() -> None:
+        for _ in range(4):
+            try:
+                spin()
+            except BaseException as exc:
+                swallowed.append(exc)
+        spin()
+
+    pair.call_packed(stubborn)
+    eventually(pair, "running")
+    assert pair.interrupt(timeout=20) == []
+    assert len(swallowed) == 8
+    assert all(isinstance(exc, WorkerInterrupted) for exc in swallowed)
+    assert_works(pair)
+
+
+def test_what_is_queued_is_dropped_and_what_comes_later_is_not(pair: ThreadedSession) -> None:
+    ran: list[int] = []
+    pair.call_packed(spin)
+    refs = [pair.call_packed(ran.append, n) for n in range(100)]
+    eventually(pair, "running")
+    assert pair.interrupt() == []
+    later = pair.call_packed(ran.append, 1000)
+    later.debug_get_from_all()
+    assert ran == [1000, 1000]
+    with pytest.raises(WorkerError, match="cancelled before it began"):
+        refs[50].debug_get_from_all()
+    pair.sync_all()  # who interrupts knows it
+
+
+def test_an_interrupt_of_idle_workers_is_harmless(sess: ThreadedSession) -> None:
+    ref = sess.call_packed(torch.ones, 2)
+    sess.sync_all()
+    for _ in range(20):
+        assert sess.interrupt() == []
+    assert ref.debug_get_from_remote(3).tolist() == [1, 1]
+    assert_works(sess)
+
+
+def test_a_worker_inside_a_call_that_python_cannot_end_is_named(pair: ThreadedSession) -> None:
+    gate = threading.Lock()  # Lock.acquire sees no asynchronous exception
+    gate.acquire()
+
+    def stuck() -> None:
+        if current_worker().rank == 1:
+            gate.acquire(timeout=20)
+
+    pair.call_packed(stuck)
+    time.sleep(0.05)
+    assert pair.interrupt(timeout=0.2) == [1]
+    gate.release()
+    assert_works(pair)
+
+
+def test_fifty_interrupts_with_work_between_lose_nothing_and_hit_nothing_else(
+    sess: ThreadedSession,
+) -> None:
+    def work(number: int) -> int:
+        total = 0
+        for n in range(2000):
+            total += n
+        return number
+
+    x = sess.call_packed(torch.zeros, 1)
+    sess.sync_all()
+    for number in range(50):
+        for n in range(number % 7):
+            sess.call_packed(work, n)
+        if number % 3 == 0:
+            sess.call_packed(spin)
+        if number % 2:
+            time.sleep(0.001 * (number % 5))
+        assert sess.interrupt(timeout=20) == []
+        refs = [sess.call_packed(work, n) for n in range(3)]
+        x = x + 1
+        assert [ref.debug_get_from_all() for ref in refs] == [[0] * 4, [1] * 4, [2] * 4]
+        sess.sync_all()
+    assert [v.item() for v in x.debug_get_from_all()] == [50] * 4
+    assert len({worker.executed for worker in sess._workers}) == 1
+
+
+def test_several_threads_interrupt_at_once(sess: ThreadedSession) -> None:
+    for _ in range(10):
+        sess.call_packed(spin)
+        threads = [threading.Thread(target=sess.interrupt, args=(20,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert_works(sess)
+
+
+def test_no_later_command_is_hit_when_the_interrupt_comes_as_one_ends(
+    pair: ThreadedSession,
+) -> None:
+    def short() -> int:
+        return sum(range(50))
+
+    for _ in range(50):
+        for _ in range(30):
+            pair.call_packed(short)
+        pair.interrupt()
+        later = [pair.call_packed(short) for _ in range(5)]
+        assert [ref.debug_get_from_remote(1) for ref in later] == [1225] * 5
+
+
+def raise_in_main(after: float) -> threading.Thread:
+    """Ctrl-C, as the stop button of a notebook sends it."""
+
+    def wait_and_raise() -> None:
+        time.sleep(after)
+        _thread.interrupt_main()
+
+    thread = threading.Thread(target=wait_and_raise)
+    thread.start()
+    return thread
+
+
+@pytest.fixture
+def ctrl_c_raises() -> Any:
+    """KeyboardInterrupt on SIGINT, whatever the runner of the tests did with it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c_raises")
+@pytest.mark.parametrize("busy", [spin, lambda: time.sleep(1000)], ids=["loop", "sleep"])
+def test_ctrl_c_in_a_sync_is_seen_promptly_and_ends_the_work(
+    sess: ThreadedSession, busy: Any
+) -> None:
+    sess.call_packed(busy)
+    start = time.monotonic()
+    thread = raise_in_main(0.1)
+    with pytest.raises(KeyboardInterrupt):
+        sess.sync_all(timeout=60)
+    assert time.monotonic() - start < 3
+    thread.join(20)
+    assert_works(sess)
+
+
+@pytest.mark.usefixtures("ctrl_c_raises")
+def test_ctrl_c_is_seen_by_a_call_that_waits_for_room(pair: ThreadedSession) -> None:
+    pair.call_packed(spin)
+    eventually(pair, "running")
+    for _ in range(15_000):
+        pair.call_packed(int)
+    thread = raise_in_main(0.5)
+
+    def call_on() -> None:
+        for _ in range(15_000):
+            pair.call_packed(int)
+
+    with pytest.raises(KeyboardInterrupt):
+        call_on()
+    thread.join(20)
+    assert_works(pair)
+
+
+@pytest.mark.usefixtures("ctrl_c_raises")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_in_a_loop_of_calls_leaves_the_workers_in_step(sess: ThreadedSession) -> None:
+    def on_alarm(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    func = sess.get_global_func("runtime.disco.worker_id")
+    before = signal.signal(signal.SIGALRM, on_alarm)
+    try:
+        for number in range(60):
+            try:
+                # again and again: Python drops one that falls into a finalizer
+                signal.setitimer(signal.ITIMER_REAL, 0.001 + number * 1e-4, 0.01)
+                while True:
+                    func()
+            except KeyboardInterrupt:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        pass  # one more came before the timer was off
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    sess.sync_all(timeout=60)
+    assert len({worker.executed for worker in sess._workers}) == 1
+    assert_works(sess)
+    sess._registers.validate()
+
+
+@pytest.mark.usefixtures("ctrl_c_raises")
+def test_a_second_ctrl_c_during_the_first_leaves_the_session_usable(
+    pair: ThreadedSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_workers = pair._interrupt_workers
+
+    def torn() -> None:
+        pair._workers[0].interrupt()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pair, "_interrupt_workers", torn)
+    pair.call_packed(spin)
+    with pytest.raises(KeyboardInterrupt):
+        pair.interrupt()
+    monkeypatch.setattr(pair, "_interrupt_workers", interrupt_workers)
+    assert pair.interrupt(timeout=20) == []
+    assert_works(pair)

@@ -1,0 +1,237 @@
+"""What a failed command leaves behind, who is told of it, how often, and in what words."""
+
+import copy
+import gc
+import pickle
+import traceback
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+from discolab import (
+    DiscoError,
+    Failure,
+    SessionError,
+    ThreadedSession,
+    WorkerError,
+    current_worker,
+    current_worker_or_none,
+)
+
+
+def fail(text: str = "broken", ranks: tuple[int, ...] = (0, 1, 2, 3)) -> int:
+    if current_worker().rank in ranks:
+        raise ValueError(text)
+    return 7
+
+
+def test_an_exception_is_told_with_ranks_command_and_call_site(sess: ThreadedSession) -> None:
+    ref = sess.call_packed(fail, "broken", (1, 3))
+    with pytest.raises(WorkerError) as info:
+        ref.debug_get_from_all()
+    error = info.value
+    assert error.ranks == [1, 3]
+    assert "workers 1, 3 failed in call of 'fail'" in str(error)
+    assert f"called at {__file__}:" in str(error)
+    assert str(error).endswith("ValueError: broken")
+    assert isinstance(error.__cause__, ValueError)
+    assert all(f.headline == "ValueError: broken" for f in error.failures)
+
+
+def test_the_workers_own_traceback_is_shown_without_frames_of_discolab(
+    pair: ThreadedSession,
+) -> None:
+    with pytest.raises(WorkerError) as info:
+        pair.call_packed(fail).debug_get_from_remote(0)
+    shown = "\n".join(info.value.__notes__)
+    line = fail.__code__.co_firstlineno + 2
+    assert f"{__file__}:{line}, in fail" in shown
+    assert "raise ValueError(text)" in shown
+    assert "worker.py" not in shown
+    assert shown in "".join(traceback.format_exception(info.value))
+
+
+def test_other_workers_keep_their_value(sess: ThreadedSession) -> None:
+    ref = sess.call_packed(fail, "broken", (1,))
+    assert ref.debug_get_from_remote(0) == 7
+    with pytest.raises(WorkerError, match="worker 1 failed"):
+        ref.debug_get_from_remote(1)
+
+
+def test_a_poisoned_value_passes_on_its_first_cause_only(sess: ThreadedSession) -> None:
+    first = sess.call_packed(fail, "root cause", (2,))
+    last = sess.call_packed(lambda a: a["x"][0] + 1, {"x": [sess.call_packed(lambda a: a, first)]})
+    with pytest.raises(WorkerError) as info:
+        last.debug_get_from_all()
+    (failure,) = info.value.failures
+    assert (failure.rank, failure.message) == (2, "root cause")
+    assert failure.command == "call of 'fail'"
+    sess.sync_all()  # told: not once more
+    assert last.debug_get_from_remote(0) == 8
+
+
+def test_a_poisoned_function_passes_on_its_cause(pair: ThreadedSession) -> None:
+    func = pair.call_packed(fail)
+    with pytest.raises(WorkerError, match="ValueError: broken"):
+        pair.call_packed(func, 1).debug_get_from_all()
+
+
+def test_sync_raises_each_failure_exactly_once(sess: ThreadedSession) -> None:
+    sess.call_packed(fail, "a", (1,))
+    sess.call_packed(fail, "b", (3,))
+    sess.sync_worker_0()
+    with pytest.raises(WorkerError, match=r"^worker 1 failed .*: a\n"):
+        sess.sync_worker(1)
+    with pytest.raises(WorkerError) as info:
+        sess.sync_all()
+    assert [(f.rank, f.message) for f in info.value.failures] == [(3, "b")]
+    sess.sync_all()
+
+
+def test_a_failure_on_any_worker_is_seen_by_sync_all(sess: ThreadedSession) -> None:
+    for rank in range(4):
+        sess.call_packed(fail, "here", (rank,))
+        with pytest.raises(WorkerError) as info:
+            sess.sync_all()
+        assert info.value.ranks == [rank]
+
+
+def test_of_many_failures_the_first_are_told(pair: ThreadedSession) -> None:
+    for number in range(40):
+        pair.call_packed(fail, f"number {number}")
+    with pytest.raises(WorkerError) as info:
+        pair.sync_all()
+    assert info.value.failures[0].message == "number 0"
+    pair.sync_all()
+
+
+def test_equal_failures_are_folded_and_different_ones_are_not(sess: ThreadedSession) -> None:
+    def mixed() -> None:
+        rank = current_worker().rank
+        raise ValueError("same" if rank != 2 else "other")
+
+    with pytest.raises(WorkerError) as info:
+        sess.call_packed(mixed).debug_get_from_all()
+    first, second = str(info.value).splitlines()
+    assert first.startswith("workers 0-1, 3 failed")
+    assert second.startswith("worker 2 failed")
+
+
+def test_what_was_called_without_result_is_told_by_the_next_fetch(pair: ThreadedSession) -> None:
+    good = pair.call_packed(lambda: 5)
+    pair.call_without_result(fail, "unseen", (1,))
+    assert good.debug_get_from_remote(0) == 5
+    with pytest.raises(WorkerError, match="unseen"):
+        good.debug_get_from_remote(1)
+    assert good.debug_get_from_all() == [5, 5]
+    pair.sync_all()
+
+
+def test_peek_gives_failures_as_values_and_tells_nobody(pair: ThreadedSession) -> None:
+    ref = pair.call_packed(fail, "broken", (1,))
+    values = pair.peek(ref)
+    assert values[0] == 7
+    assert isinstance(values[1], Failure)
+    with pytest.raises(WorkerError, match="broken"):
+        pair.sync_all()
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit, RecursionError])
+def test_no_exception_ends_a_worker(pair: ThreadedSession, kind: type[BaseException]) -> None:
+    def leave() -> None:
+        raise kind("bye")
+
+    with pytest.raises(WorkerError, match=f"{kind.__name__}: bye"):
+        pair.call_packed(leave).debug_get_from_all()
+    assert pair.call_packed(lambda: 1).debug_get_from_all() == [1, 1]
+
+
+def test_no_object_ends_a_worker_however_it_misbehaves(pair: ThreadedSession) -> None:
+    class Rude:
+        def __getattr__(self, name: str) -> Any:
+            raise RuntimeError(f"no {name} here")
+
+        def __call__(self) -> None:
+            raise Unprintable
+
+    class Unprintable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    with pytest.raises(WorkerError, match=r"call of 'Rude'.*unprintable Unprintable"):
+        pair.call_packed(Rude()).debug_get_from_all()
+    assert pair.call_packed(lambda: 1).debug_get_from_all() == [1, 1]
+
+
+def test_a_value_that_cannot_be_copied_is_an_error_of_its_fetch(pair: ThreadedSession) -> None:
+    class Stubborn(torch.nn.Module):
+        def __deepcopy__(self, memo: object) -> Any:
+            raise TypeError("never")
+
+    ref = pair.call_packed(Stubborn)
+    with pytest.raises(WorkerError, match="fetching a value: TypeError: never"):
+        ref.debug_get_from_remote(0)
+    assert pair.call_packed(lambda m: type(m).__name__, ref).debug_get_from_remote(0) == "Stubborn"
+
+
+def test_a_failure_keeps_no_tensor_of_the_frames_alive(pair: ThreadedSession) -> None:
+    seen: list[weakref.ref[torch.Tensor]] = []
+
+    def allocate_and_fail() -> None:
+        big = torch.zeros(1000)
+        seen.append(weakref.ref(big))
+        raise ValueError("after allocating")
+
+    ref = pair.call_packed(allocate_and_fail)
+    with pytest.raises(WorkerError):
+        ref.debug_get_from_all()
+    gc.collect()
+    assert [r() for r in seen] == [None, None]
+
+
+def test_only_a_worker_is_the_current_worker(pair: ThreadedSession) -> None:
+    assert current_worker_or_none() is None
+    with pytest.raises(SessionError, match="runs on no worker"):
+        current_worker()
+    assert pair.call_packed(lambda: current_worker().world_size).debug_get_from_all() == [2, 2]
+
+
+def test_a_worker_that_would_wait_for_itself_is_told_so(pair: ThreadedSession) -> None:
+    ref = pair.call_packed(lambda: 5)
+    pair.sync_all()
+    for wait in (
+        pair.sync_all,
+        lambda: ref.debug_get_from_remote(0),
+        pair.interrupt,
+        pair.shutdown,
+    ):
+        with pytest.raises(WorkerError, match="can't wait for its own session"):
+            pair.call_packed(wait).debug_get_from_all()
+    assert ref.debug_get_from_all() == [5, 5]
+
+
+def test_a_worker_may_queue_calls_on_its_own_session(pair: ThreadedSession) -> None:
+    def feed() -> None:
+        if current_worker().rank == 0:
+            for _ in range(2000):
+                pair.call_without_result(pair_count.append, 1)
+
+    pair_count: list[int] = []
+    pair.call_packed(feed).debug_get_from_all()
+    pair.sync_all()
+    assert len(pair_count) == 4000
+
+
+def test_an_error_can_be_copied_and_pickled(pair: ThreadedSession) -> None:
+    with pytest.raises(WorkerError) as info:
+        pair.call_packed(fail).debug_get_from_all()
+    for other in (copy.deepcopy(info.value), pickle.loads(pickle.dumps(info.value))):
+        assert str(other) == str(info.value)
+        assert other.ranks == [0, 1]
+
+
+def test_every_error_is_a_disco_error(pair: ThreadedSession) -> None:
+    with pytest.raises(DiscoError):
+        pair.call_packed(fail).debug_get_from_all()
