@@ -7,6 +7,7 @@ and returns a `DRef`, one name for the value that each worker holds. In a notebo
 
 from __future__ import annotations
 
+from . import ccl
 from .engines import ThreadedSession, make_session
 from .runtime import (
     ArgumentError,
@@ -62,6 +63,7 @@ __all__ = [
     "WorkerError",
     "WorkerInterrupted",
     "WorkerStatus",
+    "ccl",
     "current_worker",
     "current_worker_or_none",
     "list_funcs",

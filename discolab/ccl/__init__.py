@@ -1,0 +1,66 @@
+"""Collectives between workers: worker functions with a group, and the backends that do them.
+
+    from discolab import ccl
+    total = ccl.all_reduce(x)                      # within my group
+    whole = ccl.all_gather(x, group="world")       # among all workers
+
+Importing this package registers Disco's ``runtime.disco.*`` collectives, which
+`Session.allreduce` and its like call by name.
+"""
+
+from . import disco as _disco  # registers runtime.disco.*
+from .backend import Backend, BackendStatistics, Call
+from .choose import backend_name, statistics
+from .groups import Group, group, new_group, world
+from .ops import (
+    all_gather,
+    all_gather_list,
+    all_reduce,
+    all_reduce_,
+    barrier,
+    broadcast,
+    broadcast_,
+    gather,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
+from .p2p import (
+    recv,
+    recv_from_prev_group,
+    recv_from_worker,
+    send,
+    send_to_next_group,
+    send_to_worker,
+)
+
+__all__ = [
+    "Backend",
+    "BackendStatistics",
+    "Call",
+    "Group",
+    "all_gather",
+    "all_gather_list",
+    "all_reduce",
+    "all_reduce_",
+    "backend_name",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "gather",
+    "group",
+    "new_group",
+    "recv",
+    "recv_from_prev_group",
+    "recv_from_worker",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+    "send",
+    "send_to_next_group",
+    "send_to_worker",
+    "statistics",
+    "world",
+]
+
+del _disco

@@ -1,0 +1,174 @@
+"""Checks of arguments that one worker can make alone, before it joins the others. No state."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+from ..runtime.errors import ArgumentError, SessionError
+from ..runtime.worker import Worker, current_worker
+from .backend import Call
+from .board import kind
+from .groups import Group
+from .reductions import MOVABLE
+from .verdicts import call_site
+
+
+def calling_worker(name: str) -> Worker:
+    """The worker whose thread this is.
+
+    Raises
+    ------
+    SessionError
+        Outside of a worker, or on another thread that a worker has started.
+    """
+    worker = current_worker()
+    if worker.thread_id != threading.get_ident():
+        raise SessionError(
+            f"{name} was called on a thread that worker {worker.worker_id} has started; "
+            "collectives run on the worker's own thread, in the order of its program"
+        )
+    return worker
+
+
+def make_call(name: str, worker: Worker, group: Group, timeout: Any) -> Call:
+    """A checked call record.
+
+    Raises
+    ------
+    ArgumentError
+        If `timeout` is not None or a number above 0.
+    """
+    if timeout is not None:
+        number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+        if not number or not timeout > 0:
+            raise ArgumentError(
+                f"{name}: timeout must be seconds above 0, or None; got {timeout!r}"
+            )
+    return Call(name, worker, group, timeout, call_site(worker))
+
+
+def as_source(name: str, value: Any, what: str = "tensor") -> torch.Tensor:
+    """`value` without its autograd history, if it is a tensor that can be moved.
+
+    Raises
+    ------
+    ArgumentError
+        If it is no dense tensor on the CPU or a GPU, or of a dtype that can't be moved.
+    """
+    if not isinstance(value, torch.Tensor):
+        got = "None" if value is None else f"a {type(value).__name__}"
+        raise ArgumentError(f"{name}: {what} must be a tensor, got {got}")
+    if value.layout is not torch.strided or value.is_nested:
+        layout = "a nested" if value.is_nested else f"a {str(value.layout)[6:]}"
+        raise ArgumentError(f"{name}: {what} is {layout} tensor; only dense ones can be moved")
+    if value.device.type not in ("cpu", "cuda"):
+        raise ArgumentError(f"{name}: {what} is on {value.device}; use 'cpu' or 'cuda'")
+    if value.dtype not in MOVABLE:
+        raise ArgumentError(f"{name}: {what} is {_kind(value)}; this dtype can't be moved")
+    return value.detach()
+
+
+def as_output(
+    name: str,
+    out: Any,
+    shape: tuple[int, ...],
+    like: torch.Tensor,
+    rule: str = "the same as the tensor",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result to return and the plain tensor to write to; made if `out` is None.
+
+    Raises
+    ------
+    ArgumentError
+        If `out` has another shape, dtype or device, or elements that share memory.
+    """
+    if out is None:
+        made = torch.empty(shape, dtype=like.dtype, device=like.device)
+        return made, made
+    plain = as_source(name, out, "out")
+    if tuple(out.shape) != shape or out.dtype != like.dtype:
+        raise ArgumentError(
+            f"{name}: out is {_kind(out)}; it must be {kind(like.dtype, shape)}, {rule}"
+        )
+    if out.device != like.device:
+        raise ArgumentError(f"{name}: out is on {out.device}, the tensor on {like.device}")
+    check_writable(name, out)
+    return out, plain
+
+
+def check_writable(name: str, out: torch.Tensor) -> None:
+    """Refuse an expanded tensor.
+
+    Raises
+    ------
+    ArgumentError
+        If several elements of `out` share memory.
+    """
+    if any(s == 0 and n > 1 for n, s in zip(out.shape, out.stride(), strict=True)):
+        raise ArgumentError(
+            f"{name}: out is an expanded tensor, its elements share memory; use out.clone()"
+        )
+
+
+def as_root(name: str, value: Any, members: Group, what: str) -> int:
+    """The rank of the member that the index `value` means.
+
+    Raises
+    ------
+    ArgumentError
+        If it is no index into the group.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ArgumentError(f"{name}: {what} must be an integer, got {value!r}")
+    index = int(value.__index__())
+    if not 0 <= index < len(members):
+        raise ArgumentError(
+            f"{name}: {what}={index} is out of range: it is an index into the group of {members}, "
+            f"from 0 to {len(members) - 1}"
+        )
+    return members.ranks[index]
+
+
+def as_peer(name: str, value: Any, worker: Worker, what: str) -> int:
+    """A rank other than the worker's own.
+
+    Raises
+    ------
+    ArgumentError
+        If it is none.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ArgumentError(f"{name}: {what} must be a rank, got {value!r}")
+    rank = int(value.__index__())
+    if not 0 <= rank < worker.num_workers:
+        raise ArgumentError(
+            f"{name}: {what}={rank} is out of range: this session has workers 0 to "
+            f"{worker.num_workers - 1}"
+        )
+    if rank == worker.worker_id:
+        raise ArgumentError(f"{name}: {what}={rank} is this worker itself; copy the tensor instead")
+    return rank
+
+
+def check_divides(name: str, tensor: torch.Tensor, members: Group) -> tuple[int, ...]:
+    """The shape of one of the equal parts of `tensor` along its first dimension.
+
+    Raises
+    ------
+    ArgumentError
+        If it has no dimension, or its first size can't be divided.
+    """
+    n = len(members)
+    if tensor.dim() == 0 or tensor.shape[0] % n:
+        raise ArgumentError(
+            f"{name}: the first dimension of {_kind(tensor)} can't be cut in {n} equal parts, "
+            f"one for each member of the group of {members}"
+        )
+    return (tensor.shape[0] // n, *tensor.shape[1:])
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return kind(tensor.dtype, tensor.shape)

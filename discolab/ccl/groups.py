@@ -1,0 +1,154 @@
+"""Groups: which workers take part in a collective.
+
+A `Group` is a value: ranks in ascending order, nothing else. No state is kept here; two
+groups of the same ranks are the same group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from ..runtime.errors import ArgumentError
+from ..runtime.failures import name_ranks
+from ..runtime.worker import Worker, current_worker
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Some workers of a session, in ascending order of their ranks.
+
+    Parameters
+    ----------
+    ranks
+        Each worker once; sorted here, as `torch.distributed.new_group` does.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no rank, a rank twice, or something that is no rank.
+    """
+
+    ranks: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ranks", tuple(sorted(_as_ranks(self.ranks))))
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def __contains__(self, rank: object) -> bool:
+        return rank in self.ranks
+
+    def __str__(self) -> str:
+        return name_ranks(self.ranks)
+
+    def index(self, rank: int) -> int:
+        """The place of a worker in this group, from 0.
+
+        Raises
+        ------
+        ArgumentError
+            If that worker is not a member.
+        """
+        try:
+            return self.ranks.index(rank)
+        except ValueError:
+            raise ArgumentError(f"worker {rank} is not a member of the group of {self}") from None
+
+
+def world() -> Group:
+    """All workers of the calling worker's session."""
+    return _span(0, current_worker().num_workers)
+
+
+def group() -> Group:
+    """The calling worker's own group: one of the session's `num_groups` equal parts."""
+    return own_group(current_worker())
+
+
+def new_group(ranks: Iterable[int]) -> Group:
+    """A group of these workers; may be called by any worker, and costs nothing.
+
+    Parameters
+    ----------
+    ranks
+        In any order; each at most once. The group is always in ascending order.
+
+    Raises
+    ------
+    ArgumentError
+        If `ranks` is empty, has a rank twice, or one that this session does not have.
+    """
+    return _check_range(current_worker(), Group(_as_ranks(ranks)))
+
+
+def own_group(worker: Worker) -> Group:
+    """The group of `worker` among the session's equal parts."""
+    first = worker.group_id * worker.group_size
+    return _span(first, first + worker.group_size)
+
+
+def resolve(worker: Worker, value: Any, name: str) -> Group:
+    """The group that the argument ``group=`` of collective `name` means to `worker`.
+
+    Parameters
+    ----------
+    value
+        None: the worker's own group; ``"world"``: all workers; a `Group`; or ranks.
+
+    Raises
+    ------
+    ArgumentError
+        If it is none of these, has a rank that the session lacks, or lacks `worker`.
+    """
+    if value is None:
+        return own_group(worker)
+    if isinstance(value, str):
+        if value != "world":
+            raise ArgumentError(f'{name}: group={value!r}; the only group with a name is "world"')
+        return _span(0, worker.num_workers)
+    if not isinstance(value, Group):
+        if isinstance(value, int) or not isinstance(value, Iterable):
+            raise ArgumentError(
+                f'{name}: group={value!r}; give None (my group), "world", a Group, or a list '
+                "of ranks such as group=[0, 1]"
+            )
+        value = Group(_as_ranks(value))
+    members = _check_range(worker, value)
+    if worker.worker_id not in members.ranks:
+        raise ArgumentError(
+            f"{name}: worker {worker.worker_id} is not in the group of {members}; only its "
+            f"members call it: if rank in {list(members.ranks)}: …"
+        )
+    return members
+
+
+@lru_cache(maxsize=256)
+def _span(first: int, stop: int) -> Group:
+    return Group(tuple(range(first, stop)))
+
+
+def _as_ranks(values: Iterable[Any]) -> tuple[int, ...]:
+    ranks = []
+    for value in values:
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise ArgumentError(f"a rank is an integer, got {value!r}")
+        ranks.append(int(value.__index__()))
+    if not ranks:
+        raise ArgumentError("a group needs at least one worker, got no ranks")
+    twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
+    if twice:
+        raise ArgumentError(f"{name_ranks(twice)} twice in a group: {ranks}")
+    return tuple(ranks)
+
+
+def _check_range(worker: Worker, value: Group) -> Group:
+    if value.ranks[0] < 0 or value.ranks[-1] >= worker.num_workers:
+        raise ArgumentError(
+            f"a group of ranks {list(value.ranks)} is out of range: this session has workers "
+            f"0 to {worker.num_workers - 1}"
+        )
+    return value

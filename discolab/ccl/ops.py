@@ -1,0 +1,349 @@
+"""The collectives that programs on workers call. No state.
+
+All members of a group must call the same collectives in the same order within one call of
+the session. Each function checks its arguments on the calling worker (`ArgumentError`), then
+joins the others. These errors end a collective for all its members:
+
+CollectiveError
+    They disagree on operation, shape, dtype, reduction or root; or wait for each other.
+CollectiveAborted
+    A member failed by itself, or left.
+WaitTimeoutError
+    On the member whose ``timeout=`` seconds are over.
+
+Collectives are not differentiable: they see detached data, and a result that they make does
+not require grad. A result is contiguous; `out` may have any strides, and may be the input.
+``group=`` is None (this worker's own group), ``"world"``, a `Group`, or a list of ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..runtime.errors import ArgumentError
+from . import checks
+from .choose import backend_of
+from .groups import Group, resolve
+from .reductions import check_reduction
+
+GroupLike = Any
+
+
+def all_reduce(
+    tensor: torch.Tensor,
+    op: str = "sum",
+    *,
+    group: GroupLike = None,
+    out: torch.Tensor | None = None,
+    timeout: float | None = None,
+) -> torch.Tensor:
+    """Reduce the members' tensors to one, the same on all, bit by bit.
+
+    Parameters
+    ----------
+    tensor
+        Of one shape and dtype on all members.
+    op
+        ``"sum"``, ``"prod"``, ``"min"``, ``"max"`` or ``"avg"``. float16, bfloat16 and float8
+        are accumulated in float32. avg of integers rounds toward zero. bool: sum and max are
+        "or", prod and min are "and", no avg. complex: no min and max.
+    out
+        Where to put the result, of the same shape and dtype.
+
+    Returns
+    -------
+    torch.Tensor
+        `out`, or a new tensor like `tensor`.
+
+    Raises
+    ------
+    ArgumentError, CollectiveError, WaitTimeoutError
+        See this module.
+    """
+    name = "all_reduce"
+    worker = checks.calling_worker(name)
+    src = checks.as_source(name, tensor)
+    reduction = check_reduction(name, op, src.dtype)
+    members = resolve(worker, group, name)
+    result, dst = checks.as_output(name, out, tuple(src.shape), src)
+    call = checks.make_call(name, worker, members, timeout)
+    backend_of(worker).all_reduce(call, src, dst, reduction)
+    return result
+
+
+def all_reduce_(
+    tensor: torch.Tensor,
+    op: str = "sum",
+    *,
+    group: GroupLike = None,
+    timeout: float | None = None,
+) -> torch.Tensor:
+    """As `all_reduce`, in place; returns `tensor`."""
+    return all_reduce(tensor, op, group=group, out=tensor, timeout=timeout)
+
+
+def reduce(
+    tensor: torch.Tensor,
+    dst: int = 0,
+    op: str = "sum",
+    *,
+    group: GroupLike = None,
+    out: torch.Tensor | None = None,
+    timeout: float | None = None,
+) -> torch.Tensor | None:
+    """As `all_reduce`, with the result on one member alone.
+
+    Parameters
+    ----------
+    dst
+        Index of that member in the group, 0 for the first; not its rank.
+    out
+        Used on that member only.
+
+    Returns
+    -------
+    torch.Tensor or None
+        The result on `dst`, None on the others.
+    """
+    name = "reduce"
+    worker = checks.calling_worker(name)
+    src = checks.as_source(name, tensor)
+    reduction = check_reduction(name, op, src.dtype)
+    members = resolve(worker, group, name)
+    root = checks.as_root(name, dst, members, "dst")
+    result = target = None
+    if root == worker.worker_id:
+        result, target = checks.as_output(name, out, tuple(src.shape), src)
+    call = checks.make_call(name, worker, members, timeout)
+    backend_of(worker).reduce(call, src, target, reduction, root)
+    return result
+
+
+def all_gather(
+    tensor: torch.Tensor,
+    *,
+    group: GroupLike = None,
+    out: torch.Tensor | None = None,
+    timeout: float | None = None,
+) -> torch.Tensor:
+    """Put the members' tensors one after the other along the first dimension.
+
+    Parameters
+    ----------
+    tensor
+        Of one shape and dtype on all n members.
+    out
+        ``[n * tensor.shape[0], ...]``; ``[n]`` for tensors without a dimension.
+
+    Returns
+    -------
+    torch.Tensor
+        `out`, or a new tensor of that shape; the same on all.
+    """
+    name = "all_gather"
+    worker = checks.calling_worker(name)
+    src = checks.as_source(name, tensor)
+    members = resolve(worker, group, name)
+    result, dst = _gathered(name, src, members, out)
+    call = checks.make_call(name, worker, members, timeout)
+    backend_of(worker).all_gather(call, src, dst)
+    return result
+
+
+def all_gather_list(
+    tensor: torch.Tensor, *, group: GroupLike = None, timeout: float | None = None
+) -> list[torch.Tensor]:
+    """As `all_gather`; a list with each member's tensor, views of one result."""
+    members = resolve(checks.calling_worker("all_gather"), group, "all_gather")
+    whole = all_gather(tensor, group=members, timeout=timeout)
+    return list(whole.view(len(members), *tensor.shape).unbind(0))
+
+
+def gather(
+    tensor: torch.Tensor,
+    dst: int = 0,
+    *,
+    group: GroupLike = None,
+    out: torch.Tensor | None = None,
+    timeout: float | None = None,
+) -> torch.Tensor | None:
+    """As `all_gather`, with the result on one member alone.
+
+    Parameters
+    ----------
+    dst
+        Index of that member in the group, 0 for the first; not its rank.
+    out
+        Used on that member only.
+
+    Returns
+    -------
+    torch.Tensor or None
+        The result on `dst`, None on the others.
+    """
+    name = "gather"
+    worker = checks.calling_worker(name)
+    src = checks.as_source(name, tensor)
+    members = resolve(worker, group, name)
+    root = checks.as_root(name, dst, members, "dst")
+    result = target = None
+    if root == worker.worker_id:
+        result, target = _gathered(name, src, members, out)
+    call = checks.make_call(name, worker, members, timeout)
+    backend_of(worker).gather(call, src, target, root)
+    return result
+
+
+def reduce_scatter(
+    tensor: torch.Tensor,
+    op: str = "sum",
+    *,
+    group: GroupLike = None,
+    out: torch.Tensor | None = None,
+    timeout: float | None = None,
+) -> torch.Tensor:
+    """Reduce, then keep the i-th of n equal parts of the result on the i-th of n members.
+
+    Parameters
+    ----------
+    tensor
+        Of one shape and dtype on all members; n divides its first size.
+    op
+        As for `all_reduce`.
+    out
+        ``[tensor.shape[0] // n, ...]``.
+
+    Returns
+    -------
+    torch.Tensor
+        `out`, or a new tensor of that shape.
+    """
+    name = "reduce_scatter"
+    worker = checks.calling_worker(name)
+    src = checks.as_source(name, tensor)
+    reduction = check_reduction(name, op, src.dtype)
+    members = resolve(worker, group, name)
+    shape = checks.check_divides(name, src, members)
+    result, dst = checks.as_output(name, out, shape, src, f"one of {len(members)} parts")
+    call = checks.make_call(name, worker, members, timeout)
+    backend_of(worker).reduce_scatter(call, src, dst, reduction)
+    return result
+
+
+def broadcast(
+    tensor: torch.Tensor | None,
+    src: int = 0,
+    *,
+    group: GroupLike = None,
+    out: torch.Tensor | None = None,
+    timeout: float | None = None,
+) -> torch.Tensor:
+    """Copy the tensor of one member to all.
+
+    Parameters
+    ----------
+    tensor
+        What to send, on member `src`. Elsewhere it gives shape and dtype and stays as it is;
+        it may be None there if `out` is given.
+    src
+        Index of that member in the group, 0 for the first; not its rank.
+    out
+        Of the same shape and dtype.
+
+    Returns
+    -------
+    torch.Tensor
+        `out`, or a new tensor.
+    """
+    name = "broadcast"
+    worker = checks.calling_worker(name)
+    members = resolve(worker, group, name)
+    root = checks.as_root(name, src, members, "src")
+    mine = root == worker.worker_id
+    if tensor is None and not mine:
+        if out is None:
+            raise _no_shape(name)
+        tensor = out
+    source = checks.as_source(name, tensor)
+    result, dst = checks.as_output(name, out, tuple(source.shape), source)
+    call = checks.make_call(name, worker, members, timeout)
+    backend_of(worker).broadcast(call, source if mine else None, dst, root)
+    return result
+
+
+def broadcast_(
+    tensor: torch.Tensor,
+    src: int = 0,
+    *,
+    group: GroupLike = None,
+    timeout: float | None = None,
+) -> torch.Tensor:
+    """As `broadcast`, into `tensor` itself; returns it."""
+    return broadcast(tensor, src, group=group, out=tensor, timeout=timeout)
+
+
+def scatter(
+    tensor: torch.Tensor | None,
+    src: int = 0,
+    *,
+    group: GroupLike = None,
+    out: torch.Tensor | None = None,
+    timeout: float | None = None,
+) -> torch.Tensor:
+    """Cut the tensor of one member along its first dimension, a part for each member.
+
+    Parameters
+    ----------
+    tensor
+        On member `src`: what to cut; the number of members divides its first size. Elsewhere
+        it is ignored and may be None.
+    src
+        Index of that member in the group, 0 for the first; not its rank.
+    out
+        Where to put this member's part. Only member `src` may leave it out.
+
+    Returns
+    -------
+    torch.Tensor
+        `out`, or on `src` a new tensor.
+    """
+    name = "scatter"
+    worker = checks.calling_worker(name)
+    members = resolve(worker, group, name)
+    root = checks.as_root(name, src, members, "src")
+    source = None
+    if root == worker.worker_id:
+        source = checks.as_source(name, tensor)
+        shape = checks.check_divides(name, source, members)
+        result, dst = checks.as_output(name, out, shape, source, f"one of {len(members)} parts")
+    elif out is None:
+        raise _no_shape(name)
+    else:
+        like = checks.as_source(name, out, "out")
+        result, dst = checks.as_output(name, out, tuple(out.shape), like)
+    call = checks.make_call(name, worker, members, timeout)
+    backend_of(worker).scatter(call, source, dst, root)
+    return result
+
+
+def barrier(*, group: GroupLike = None, timeout: float | None = None) -> None:
+    """Return once every member has called it. On CUDA no device is waited for."""
+    worker = checks.calling_worker("barrier")
+    members = resolve(worker, group, "barrier")
+    backend_of(worker).barrier(checks.make_call("barrier", worker, members, timeout))
+
+
+def _gathered(
+    name: str, src: torch.Tensor, members: Group, out: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    n = len(members)
+    shape = (n * src.shape[0], *src.shape[1:]) if src.dim() else (n,)
+    return checks.as_output(name, out, shape, src, f"{n} times the first size of the tensor")
+
+
+def _no_shape(name: str) -> ArgumentError:
+    return ArgumentError(
+        f"{name}: only member src knows the shape; give the others out=torch.empty(shape, dtype=…)"
+    )

@@ -1,0 +1,129 @@
+"""What the reductions mean for each dtype, and how they are computed. No state.
+
+float16, bfloat16 and float8 are accumulated in float32 and rounded once. Integers wrap around
+as in torch; avg of integers is exact up to 64 bits and rounds toward zero, as NCCL does.
+bool follows torch.distributed: sum and max are "or", prod and min are "and", there is no avg.
+Complex numbers have no order, so no min and max. min and max give NaN if any input is NaN.
+The inputs are always combined in the order of the ranks, so a result depends on nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..runtime.errors import ArgumentError
+from ..runtime.session import REDUCE_OPS
+
+_FLOAT8 = tuple(
+    getattr(torch, name)
+    for name in (
+        "float8_e4m3fn",
+        "float8_e4m3fnuz",
+        "float8_e5m2",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+    )
+    if hasattr(torch, name)
+)
+_BYTES_ONLY = tuple(getattr(torch, name) for name in ("float4_e2m1fn_x2",) if hasattr(torch, name))
+_THROUGH_FLOAT32 = frozenset({torch.float16, torch.bfloat16, *_FLOAT8})
+_THROUGH_INT64 = frozenset({torch.uint16, torch.uint32})
+_SIGNED = frozenset({torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8})
+_PLAIN = frozenset({torch.float32, torch.float64, torch.complex64, torch.complex128})
+REDUCIBLE = _THROUGH_FLOAT32 | _THROUGH_INT64 | _SIGNED | _PLAIN | {torch.bool, torch.uint64}
+MOVABLE = REDUCIBLE | frozenset(_BYTES_ONLY)
+
+_LOWEST = -(1 << 63)  # flips the sign bit, so that signed order is the order of uint64
+
+_COMBINE: dict[str, Callable[..., Any]] = {
+    "sum": torch.add,
+    "avg": torch.add,
+    "prod": torch.mul,
+    "min": torch.minimum,
+    "max": torch.maximum,
+}
+
+
+def check_reduction(name: str, reduction: Any, dtype: torch.dtype) -> str:
+    """`reduction` as a word, if it is defined for `dtype`.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no such reduction, or none for this dtype.
+    """
+    if reduction not in REDUCE_OPS:
+        raise ArgumentError(f"{name}: unknown op {reduction!r}; use one of {', '.join(REDUCE_OPS)}")
+    word = str(reduction)
+    kind = str(dtype).removeprefix("torch.")
+    if dtype not in REDUCIBLE:
+        raise ArgumentError(f"{name}: {kind} can be moved but not reduced; convert it first")
+    if dtype is torch.bool and word == "avg":
+        raise ArgumentError(f"{name}: op 'avg' is not defined for bool; convert it to float first")
+    if dtype.is_complex and word in ("min", "max"):
+        raise ArgumentError(f"{name}: op {word!r} is not defined for {kind}: it has no order")
+    return word
+
+
+def combine(inputs: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
+    """Reduce tensors of one shape and dtype, in their order, to a new one on the first's device."""
+    dtype, device = inputs[0].dtype, inputs[0].device
+    if dtype is torch.bool:
+        merge = torch.logical_or if reduction in ("sum", "max") else torch.logical_and
+        return _fold(inputs, lambda x: x, merge)
+    if dtype is torch.uint64:
+        return _combine_uint64(inputs, reduction)
+    wide = _accumulator(dtype, reduction)
+    total = _fold(inputs, lambda x: x.to(device, wide), _COMBINE[reduction])
+    if reduction == "avg":
+        if dtype.is_floating_point or dtype.is_complex:
+            total.div_(len(inputs))
+        else:
+            total.div_(len(inputs), rounding_mode="trunc")
+    return total.to(dtype)
+
+
+def _accumulator(dtype: torch.dtype, reduction: str) -> torch.dtype:
+    if dtype in _THROUGH_FLOAT32:
+        return torch.float32
+    if dtype in _THROUGH_INT64 or (reduction == "avg" and dtype in _SIGNED):
+        return torch.int64
+    return dtype
+
+
+def _fold(
+    inputs: Sequence[torch.Tensor],
+    convert: Callable[[torch.Tensor], torch.Tensor],
+    merge: Callable[..., torch.Tensor],
+) -> torch.Tensor:
+    """Merge from the left; the inputs stay as they are."""
+    total = convert(inputs[0])
+    if len(inputs) == 1:
+        return total.clone() if total is inputs[0] else total
+    device = inputs[0].device
+    total = merge(total, convert(inputs[1].to(device)))
+    for other in inputs[2:]:
+        merge(total, convert(other.to(device)), out=total)
+    return total
+
+
+def _combine_uint64(inputs: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
+    """torch has no arithmetic for uint64: sums and products are those of int64, bit by bit."""
+    if reduction in ("min", "max"):
+        ordered = _fold(inputs, lambda x: x.view(torch.int64) ^ _LOWEST, _COMBINE[reduction])
+        return (ordered ^ _LOWEST).view(torch.uint64)
+    total = _fold(inputs, lambda x: x.view(torch.int64), _COMBINE[reduction])
+    if reduction == "avg":
+        total = _divide_unsigned(total, len(inputs))
+    return total.view(torch.uint64)
+
+
+def _divide_unsigned(bits: torch.Tensor, by: int) -> torch.Tensor:
+    """The quotient of uint64 values, given and returned as int64 bits."""
+    half = (bits >> 1) & ~_LOWEST
+    quotient = (half // by) << 1
+    rest = bits - quotient * by  # below 2 * by, so its sign bit is clear
+    return quotient + rest // by
