@@ -7,7 +7,7 @@ and returns a `DRef`, one name for the value that each worker holds. In a notebo
 
 from __future__ import annotations
 
-from . import ccl
+from . import ccl, views
 from .engines import ThreadedSession, make_session
 from .runtime import (
     ArgumentError,
@@ -69,4 +69,5 @@ __all__ = [
     "list_funcs",
     "make_session",
     "register_func",
+    "views",
 ]

@@ -1,0 +1,87 @@
+"""Says a record in one line: for titles, table cells and the children of containers.
+
+Pure; reads any record, also an incomplete or a foreign one, and never needs the value itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .formats import cut, format_bytes, format_number, format_shape
+
+_LIMIT = 160
+_BRACKETS = {"list": ("[", "]"), "tuple": ("(", ")"), "dict": ("{", "}")}
+
+
+def summarize(record: Mapping[str, Any], limit: int = _LIMIT) -> str:
+    """Say what a record describes in at most `limit` characters.
+
+    Examples
+    --------
+    >>> summarize({"kind": "tensor", "dtype": "float32", "shape": [2, 3]})
+    'float32[2, 3]'
+    >>> summarize({"kind": "list", "length": 9, "more": 8,
+    ...            "items": [{"key": "0", "value": {"kind": "none"}}]})
+    '[None, …] (9 items)'
+    """
+    kind = record.get("kind")
+    if kind == "none":
+        words = "None"
+    elif kind == "tensor":
+        words = tensor_words(record)
+    elif kind == "module":
+        words = module_words(record)
+    elif kind in _BRACKETS:
+        words = _container(record, limit)
+    else:
+        words = str(record.get("summary", record.get("repr", record.get("message", kind))))
+    return cut(words, limit)
+
+
+def tensor_words(record: Mapping[str, Any], shape: Sequence[int] | None = None) -> str:
+    """Name type (unless Tensor), dtype and shape, with the layout if it is not strided."""
+    kind = record.get("type", "Tensor")
+    words = (
+        f"{record.get('dtype', '?')}{format_shape(record.get('shape') if shape is None else shape)}"
+    )
+    if kind not in ("Tensor", "ndarray"):
+        words = f"{kind} {words}"
+    return f"{words} {record['layout']}" if "layout" in record else words
+
+
+def module_words(record: Mapping[str, Any]) -> str:
+    """Name a module with the number of its parameters and its size."""
+    count = record.get("parameters")
+    number = f"{count:,}" if isinstance(count, int) else "?"
+    plural = "" if count == 1 else "s"
+    size = format_bytes(record.get("nbytes"))
+    return f"{record.get('type', 'Module')} ({number} parameter{plural}, {size})"
+
+
+def head_words(record: Mapping[str, Any]) -> str:
+    """Write the values of a small tensor; nothing if the record does not hold them all."""
+    head, shape = record.get("head"), record.get("shape")
+    if not isinstance(head, list) or not isinstance(shape, list) or "layout" in record:
+        return ""
+    count = 1
+    for size in shape:
+        count *= size if isinstance(size, int) else 0
+    if count != len(head) or not head:
+        return ""
+    values = ", ".join(format_number(value) for value in head)
+    return values if not shape else f"[{values}]"
+
+
+def _container(record: Mapping[str, Any], limit: int) -> str:
+    kind, length, items = record["kind"], record.get("length"), record.get("items")
+    if not isinstance(items, list) or (not items and length):
+        return f"{record.get('type', kind)} of {length}"
+    opening, closing = _BRACKETS[kind]
+    words = [summarize(item["value"], limit) for item in items]
+    if kind == "dict":
+        words = [f"{item['key']}: {word}" for item, word in zip(items, words, strict=True)]
+    if record.get("more"):
+        return f"{opening}{', '.join(words)}, …{closing} ({length} items)"
+    comma = "," if kind == "tuple" and len(words) == 1 else ""
+    return f"{opening}{', '.join(words)}{comma}{closing}"

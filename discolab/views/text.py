@@ -1,0 +1,101 @@
+"""Lowers parts to plain text: for terminals, ``text/plain`` and golden tests.
+
+Deterministic, no terminal colours, no blanks at line ends. Strings are made printable in one
+place, `_clean`. Pure; may be called from any thread; never raises.
+"""
+
+from __future__ import annotations
+
+from .formats import format_ranks, format_workers, printable
+from .parts import Details, Grid, Line, Part, Row, Stack, Table, Text, fold_rows
+
+_MOST_TILES = 16
+_MARGIN = "  "
+
+
+def render_text(part: Part) -> str:
+    """Draw a part as plain text.
+
+    Parameters
+    ----------
+    part : Part
+
+    Returns
+    -------
+    str
+        Lines joined by newlines, without one at the end.
+
+    Examples
+    --------
+    >>> print(render_text(Details("more", Text("one\\ntwo"))))
+    more
+      one
+      two
+    """
+    try:
+        lines = _lines(part)
+    except Exception as error:  # a view never raises
+        lines = [f"(this view could not be drawn: {type(error).__name__})"]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _clean(text: str) -> str:
+    return printable(text)
+
+
+def _lines(part: Part) -> list[str]:
+    match part:
+        case Text(text):
+            return [_clean(line) for line in text.split("\n")]
+        case Line(spans):
+            return ["".join(_clean(span.text) for span in spans)]
+        case Table():
+            return _table_lines(part)
+        case Grid():
+            return _grid_lines(part)
+        case Stack(children):
+            return [line for child in children for line in _lines(child)]
+        case Details(summary, body):
+            return [_clean(summary), *(_MARGIN + line for line in _lines(body))]
+    raise TypeError(type(part).__name__)
+
+
+def _rank_label(row: Row) -> str:
+    label = format_ranks(row.ranks)
+    return label if len(row.ranks) == 1 else f"[{label}]"
+
+
+def _table_lines(table: Table) -> list[str]:
+    heads = [_clean(column.title) for column in table.columns]
+    right = [column.align == "right" for column in table.columns]
+    rows = fold_rows(table.rows)
+    body = [[_clean(cell.text) for cell in row.cells] for row in rows]
+    if any(row.ranks for row in rows):
+        heads, right = ["rank", *heads], [False, *right]
+        body = [[_rank_label(row), *cells] for row, cells in zip(rows, body, strict=True)]
+    lines = [heads, *body]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(heads))]
+    return [
+        _MARGIN
+        + _MARGIN.join(
+            cell.rjust(width) if flush else cell.ljust(width)
+            for cell, width, flush in zip(line, widths, right, strict=True)
+        )
+        for line in lines
+    ]
+
+
+def _grid_lines(grid: Grid) -> list[str]:
+    tiles = [tile for row in grid.tiles for tile in row]
+    if len(tiles) == 1:
+        return [f"{_MARGIN}{_clean(grid.caption)}: {format_workers(tiles[0].owners)}"]
+    shown = tiles[:_MOST_TILES]
+    labels = [_clean(tile.label) for tile in shown]
+    width = max((len(label) for label in labels), default=0)
+    lines = [
+        f"{_MARGIN * 2}{label.ljust(width)}  {format_workers(tile.owners)}"
+        for tile, label in zip(shown, labels, strict=True)
+    ]
+    if len(tiles) > len(shown):
+        lines.append(f"{_MARGIN * 2}and {len(tiles) - len(shown)} more")
+    return [_MARGIN + _clean(grid.caption), *lines]
