@@ -7,6 +7,8 @@ and returns a `DRef`, one name for the value that each worker holds. In a notebo
 
 from __future__ import annotations
 
+from typing import Any
+
 from . import ccl, views
 from .engines import ThreadedSession, make_session
 from .runtime import (
@@ -38,6 +40,20 @@ from .runtime import (
 )
 
 __version__ = "0.1.0"
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Called by ``%load_ext discolab``."""
+    from .notebook import load_ipython_extension as load
+
+    load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Called by ``%unload_ext discolab``."""
+    from .notebook import unload_ipython_extension as unload
+
+    unload(shell)
 
 
 __all__ = [

@@ -1,0 +1,86 @@
+"""The notebook front: magics, output by rank, completion. The only layer that knows IPython.
+
+Each magic is a thin wrapper over a function here of the same name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .cell import CellInterrupted, CellRun
+from .lab import Lab, close_lab, open_lab, the_lab
+
+_completer: Any = None
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """``%load_ext discolab``."""
+    global _completer
+    from .completion import WorkerCompleter
+    from .magics import DiscoMagics
+
+    lab = open_lab(shell)
+    if _completer is None:
+        shell.register_magics(DiscoMagics(shell, lab))
+        _completer = WorkerCompleter(lab)
+        _completer.install(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """``%unload_ext discolab``: stops all sessions and takes every hook away."""
+    global _completer
+    if _completer is not None:
+        _completer.uninstall(shell)
+        _completer = None
+    close_lab()
+
+
+def disco_session(num_workers: int, **options: Any) -> Any:
+    """See `Lab.disco_session`."""
+    return the_lab().disco_session(num_workers, **options)
+
+
+def disco(cell: str, **options: Any) -> Any:
+    """See `Lab.disco`."""
+    return the_lab().disco(cell, **options)
+
+
+def disco_push(names: list[str], **options: Any) -> None:
+    """See `Lab.disco_push`."""
+    the_lab().disco_push(names, **options)
+
+
+def disco_pull(names: list[str], **options: Any) -> None:
+    """See `Lab.disco_pull`."""
+    the_lab().disco_pull(names, **options)
+
+
+def disco_status(name: str | None = None) -> str:
+    """See `Lab.disco_status`."""
+    return the_lab().disco_status(name)
+
+
+def disco_restart(name: str | None = None) -> Any:
+    """See `Lab.disco_restart`."""
+    return the_lab().disco_restart(name)
+
+
+def disco_shutdown(name: str | None = None) -> None:
+    """See `Lab.disco_shutdown`."""
+    the_lab().disco_shutdown(name)
+
+
+__all__ = [
+    "CellInterrupted",
+    "CellRun",
+    "Lab",
+    "disco",
+    "disco_pull",
+    "disco_push",
+    "disco_restart",
+    "disco_session",
+    "disco_shutdown",
+    "disco_status",
+    "load_ipython_extension",
+    "unload_ipython_extension",
+]

@@ -1,0 +1,240 @@
+"""Run one cell on every worker: the worker function, and the controller's side of it.
+
+The source travels as text; each worker compiles it once (workers of one process share that)
+and runs it in its own namespace. The value of a last expression is the call's result, so a
+cell is an ordinary call whose DRef is the last value.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import io
+import linecache
+import tokenize
+from types import CodeType
+from typing import Any
+
+import torch
+
+from .. import ccl
+from ..runtime.dref import DRef
+from ..runtime.errors import ArgumentError, DiscoError, WaitTimeoutError, WorkerError
+from ..runtime.failures import Failure, name_ranks
+from ..runtime.session import Session
+from ..runtime.sources import place
+from ..runtime.worker import Worker, current_worker
+
+WORKER_NAMES = ("rank", "world_size", "device", "worker", "ccl", "torch")
+
+
+class CellInterrupted(KeyboardInterrupt):
+    """A cell was stopped; says where each worker was."""
+
+    def __init__(self, failures: list[Failure]) -> None:
+        where: dict[str, list[int]] = {}
+        for failure in failures:
+            if failure.frames:
+                file, line, _ = failure.frames[0]
+                where.setdefault(place(file, line), []).append(failure.rank)
+        places = [f"{name_ranks(ranks)} at {text}" for text, ranks in where.items()]
+        super().__init__("stopped " + "; ".join(places) if places else "stopped")
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"KeyboardInterrupt: {self}"]
+
+
+class CellSyntaxError(DiscoError):
+    """A cell can't be compiled; nothing ran."""
+
+    def __init__(self, error: SyntaxError) -> None:
+        super().__init__(f"{error.msg} (line {error.lineno})")
+        self.error = error
+
+    def _render_traceback_(self) -> list[str]:
+        error = self.error
+        file = error.filename or ""
+        lines = [place(file, error.lineno)]
+        text = error.text or linecache.getline(file, error.lineno or 0)
+        if text:
+            lines.append("    " + text.rstrip())
+            if error.offset:
+                lines.append(" " * (3 + error.offset) + "^")
+        return [*lines, f"{type(error).__name__}: {error.msg}"]
+
+
+# -- on the worker -------------------------------------------------------------------------
+
+
+def prepare_namespace() -> None:
+    """Bind the names that every cell can use; what the user bound since is kept."""
+    worker = current_worker()
+    names = worker.namespace
+    if "__builtins__" in names:
+        return
+    names.update(__name__="__main__", __builtins__=builtins, **_worker_names(worker))
+
+
+def run_cell(source: str, filename: str, targets: list[int] | None) -> Any:
+    """Execute a cell on this worker and return the value of its last expression.
+
+    On workers that are not among `targets` nothing runs and None is returned.
+    """
+    worker = current_worker()
+    if targets is not None and worker.worker_id not in targets:
+        return None
+    prepare_namespace()
+    body, last = compile_cell(source, filename)
+    # one dict for globals and locals, so that functions see what the cell defines
+    exec(body, worker.namespace)
+    return None if last is None else eval(last, worker.namespace)
+
+
+run_cell.disco_command = "the cell"  # type: ignore[attr-defined]
+
+
+@functools.lru_cache(maxsize=256)
+def compile_cell(source: str, filename: str) -> tuple[CodeType, CodeType | None]:
+    """Compile a cell: all but the last expression, and that expression if there is one."""
+    tree = ast.parse(source, filename)
+    last = None
+    expression = tree.body[-1] if tree.body else None
+    if isinstance(expression, ast.Expr) and not _ends_with_semicolon(source):
+        tree.body.pop()
+        last = compile(ast.Expression(expression.value), filename, "eval")
+    return compile(tree, filename, "exec"), last
+
+
+def list_names() -> list[str]:
+    """The variables of this worker that the user made (a worker function)."""
+    return sorted(n for n in current_worker().namespace if not n.startswith("_"))
+
+
+def has_value(value: Any) -> bool:
+    """Whether there is something to show (a worker function)."""
+    return value is not None
+
+
+def _worker_names(worker: Worker) -> dict[str, Any]:
+    rank, size = worker.worker_id, worker.num_workers
+    values: dict[str, Any] = dict(
+        zip(WORKER_NAMES, (rank, size, worker.device, worker, ccl, torch), strict=True)
+    )
+    return {**values, "RANK": rank, "LOCAL_RANK": worker.local_worker_id, "WORLD_SIZE": size}
+
+
+def _ends_with_semicolon(source: str) -> bool:
+    """Whether the last thing in `source`, comments aside, is a ``;``."""
+    skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.DEDENT, tokenize.ENDMARKER)
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    except tokenize.TokenError:
+        return False
+    return [t.string for t in tokens if t.type not in skipped][-1:] == [";"]
+
+
+# -- on the controller ---------------------------------------------------------------------
+
+
+class CellRun:
+    """A cell that was sent to the workers: wait for it, fetch its result.
+
+    ``%%disco -a`` gives one; the names are those of ipyparallel's results.
+    """
+
+    def __init__(self, session: Session, source: str, filename: str, targets: list[int]) -> None:
+        whole = len(targets) == session.num_workers
+        self.session = session
+        self.targets = targets
+        self.ref: DRef = session.call_packed(
+            run_cell, source, filename, None if whole else list(targets)
+        )
+        self.ref.name = last_name(source)
+        self._shown = session.call_packed(has_value, self.ref)
+        self._ticket = session.request(self._shown, tell=True, what="the cell")
+
+    def ready(self) -> bool:
+        """Whether all workers have run it."""
+        return self._ticket.acquire(0)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until all workers have run it.
+
+        Raises
+        ------
+        WorkerError
+            If it failed on one or more workers.
+        WaitTimeoutError, CellInterrupted
+        """
+        try:
+            values = self.session.wait(self._ticket, timeout).values()
+        except KeyboardInterrupt:
+            raise CellInterrupted(self._stops()) from None
+        failures = [v for v in values if isinstance(v, Failure)]
+        if failures and all(f.interrupted for f in failures):
+            raise CellInterrupted(self._stops())
+        if failures:
+            raise WorkerError(failures)
+
+    def get(self, timeout: float | None = None) -> DRef | None:
+        """Wait, and return the DRef of the last expression; None if it has no value."""
+        self.wait(timeout)
+        return self.ref if any(self._ticket.values.values()) else None
+
+    def _stops(self) -> list[Failure]:
+        """What each worker tells of the interrupt, as far as they answer at once."""
+        try:
+            values = self.session.peek(self.ref, timeout=0.5)
+        except WaitTimeoutError as exc:
+            values = exc.partial
+        except DiscoError:
+            values = {}
+        return [v for v in values.values() if isinstance(v, Failure)]
+
+    def __repr__(self) -> str:
+        state = "done" if self.ready() else "running"
+        return f"<cell on {name_ranks(self.targets)}: {state}; .get() waits for it>"
+
+
+def check_syntax(source: str, filename: str) -> None:
+    """Raise for a syntax error here, once, rather than on every worker.
+
+    Raises
+    ------
+    CellSyntaxError
+    """
+    lines = [line + "\n" for line in source.splitlines()]
+    linecache.cache[filename] = (len(source), None, lines, filename)
+    try:
+        compile_cell(source, filename)
+    except SyntaxError as exc:
+        raise CellSyntaxError(exc) from None
+    magic = _first_magic(source)
+    if magic is not None:
+        raise ArgumentError(
+            f"{magic} inside a %%disco cell would run in the notebook, not on the workers; put it "
+            "in a cell of its own, or a cell magic such as %%time above %%disco"
+        )
+
+
+def _first_magic(source: str) -> str | None:
+    """The first IPython magic in a transformed cell; shell commands (``!ls``) are none."""
+    for node in ast.walk(ast.parse(source)):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("run_line_magic", "run_cell_magic")
+            and isinstance(node.args[0], ast.Constant)
+        ):
+            return ("%" if node.func.attr == "run_line_magic" else "%%") + str(node.args[0].value)
+    return None
+
+
+def last_name(source: str) -> str | None:
+    """The variable that a cell's last line names, if that is all it does."""
+    body = ast.parse(source).body
+    last = body[-1] if body else None
+    if isinstance(last, ast.Expr) and isinstance(last.value, ast.Name):
+        return last.value.id
+    return None

@@ -1,0 +1,354 @@
+"""The notebook's sessions and what can be done with them: what the magics call.
+
+Each `disco_*` function here is the Python form of the magic of the same name. One `Lab` an
+IPython shell; it is used from the shell's thread, or from any thread that runs a cell.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..engines import make_session
+from ..runtime import sources
+from ..runtime.dref import DRef
+from ..runtime.errors import ArgumentError, SessionError
+from ..runtime.failures import name_ranks
+from ..runtime.ranks import parse_ranks
+from ..runtime.session import Session
+from ..runtime.worker import current_worker
+from . import prompts
+from .cell import WORKER_NAMES, CellRun, check_syntax, prepare_namespace
+from .output import OutputCapture
+
+_LIVE_EVERY = 0.2  # seconds between two looks at live output
+_CELL_FILE = re.compile(r"(Cell In\[\d+\])(\.\d+)?")
+
+
+class Lab:
+    """The sessions of one shell, by the names that they have in the notebook."""
+
+    def __init__(self, shell: Any) -> None:
+        self.shell = shell
+        self.output = OutputCapture(shell)
+        self.sessions: dict[str, Session] = {}
+        self.current: str | None = None
+        self._settings: dict[str, dict[str, Any]] = {}
+        self._cells: dict[str, int] = {}
+        self._stream: bool | None = None
+        self._flushed = 0.0
+
+    # -- in place and out ----------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Hook into the shell."""
+        self.output.install()
+        prompts.install(getattr(self.shell, "kernel", None))
+        sources.namers.append(self.cell_name)
+        self.shell.events.register("post_run_cell", self._after_cell)
+
+    def uninstall(self) -> None:
+        """Shut all sessions down and take every hook away."""
+        for name in list(self.sessions):
+            self.disco_shutdown(name)
+        self.shell.events.unregister("post_run_cell", self._after_cell)
+        sources.namers.remove(self.cell_name)
+        prompts.uninstall()
+        self.output.uninstall()
+
+    def _after_cell(self, *_: Any) -> None:
+        self.output.install()  # a library may have replaced the streams
+        self.output.flush()
+
+    def cell_name(self, filename: str) -> str | None:
+        """``Cell In[3]`` for the file name of a ``%%disco`` or an ordinary cell."""
+        match = _CELL_FILE.fullmatch(filename)
+        if match:
+            return match[1]
+        known = getattr(self.shell.compile, "_filename_map", {})
+        return f"Cell In[{known[filename]}]" if filename in known else None
+
+    # -- sessions ------------------------------------------------------------------------------
+
+    def session(self, name: str | None = None) -> Session:
+        """The session of that name, or the one used last.
+
+        Raises
+        ------
+        SessionError
+            If there is none; says how to start one.
+        """
+        name = name or self.current
+        if name is None:
+            raise SessionError("no session is running: start one with %disco_session 4")
+        found = self.sessions.get(name)
+        if found is None:
+            names = ", ".join(self.sessions) or "none"
+            raise SessionError(f"there is no session {name!r} (running: {names})")
+        if found.closed:
+            raise SessionError(
+                f"session {name!r} was shut down: %disco_restart starts it again with the same "
+                "settings"
+            )
+        return found
+
+    def disco_session(
+        self,
+        num_workers: int,
+        *,
+        engine: str = "threads",
+        devices: str | Sequence[str] | None = None,
+        groups: int = 1,
+        ccl: str = "auto",
+        name: str = "sess",
+    ) -> Session:
+        """Start a session and bind it to `name` in the notebook.
+
+        A session of that name is shut down first. It becomes the one that ``%%disco`` uses.
+
+        Raises
+        ------
+        ArgumentError
+            If something does not fit; a session already there is then left alone.
+        """
+        if not name.isidentifier():
+            raise ArgumentError(f"a session's name is a Python name, got {name!r}")
+        settings = {"engine": engine, "devices": devices, "groups": groups, "ccl": ccl}
+        session = make_session(num_workers, engine=engine, num_groups=groups, devices=devices)
+        try:
+            session.init_ccl(ccl)
+        except BaseException:
+            session.shutdown(cancel=True)
+            raise
+        self._stop(name)
+        session.name = name
+        session.tick = self._while_waiting  # type: ignore[method-assign]
+        session.call_without_result(prepare_namespace)
+        self.sessions[name] = session
+        self._settings[name] = {"num_workers": num_workers, **settings}
+        self.current = name
+        self.shell.user_ns[name] = session
+        return session
+
+    def disco_shutdown(self, name: str | None = None) -> None:
+        """Stop a session's workers now; what they run is interrupted."""
+        name = name or self.current
+        if name not in self.sessions:
+            self.session(name)  # raises with the names that there are
+        assert name is not None
+        self._stop(name)
+
+    def _stop(self, name: str) -> None:
+        if name in self.sessions:
+            left = self.sessions[name].shutdown(cancel=True)
+            self.output.flush()
+            if left:
+                print(
+                    f"{name}: {name_ranks(left)} did not stop, inside a call that Python can't "
+                    "interrupt; left behind until that returns"
+                )
+
+    def disco_restart(self, name: str | None = None) -> Session:
+        """Start a session anew with the same settings; its workers' values are gone."""
+        name = name or self.current
+        if name is None or name not in self._settings:
+            raise SessionError("there is nothing to restart: start one with %disco_session 4")
+        self._stop(name)
+        return self.disco_session(name=name, **self._settings[name])
+
+    def disco_status(self, name: str | None = None) -> str:
+        """What each worker does now, as text; never waits."""
+        if self.current is None:
+            return "no session is running: start one with %disco_session 4"
+        name = name or self.current
+        if name not in self.sessions:
+            self.session(name)  # raises with the names that there are
+        session = self.sessions[name]
+        if session.closed:
+            return f"{name}: shut down (%disco_restart starts it again)"
+        counts = session.statistics()
+        rows = [("worker", "device", "state", "for", "queued", "")]
+        for s in counts.workers:
+            seconds = "" if s.state == "idle" else f"{s.seconds:.1f} s"
+            rows.append((str(s.rank), s.device, s.state, seconds, str(s.queued), s.detail))
+        widths = [max(len(row[i]) for row in rows) for i in range(6)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        head = f"{name}: {session!r}, {counts.live_registers} live registers"
+        return "\n".join([head, *lines])
+
+    # -- cells ---------------------------------------------------------------------------------
+
+    def disco(
+        self,
+        cell: str,
+        *,
+        session: str | None = None,
+        targets: str | Iterable[int] | None = None,
+        push: Sequence[str] = (),
+        out: Sequence[str] = (),
+        block: bool = True,
+        stream: bool | None = None,
+        timeout: float | None = None,
+    ) -> DRef | CellRun | None:
+        """Run a cell on the workers.
+
+        Parameters
+        ----------
+        cell
+            Its source, as typed below ``%%disco``.
+        session
+            Name of the session; None: the one used last.
+        targets
+            A rank set (see `runtime.ranks`); None: all workers.
+        push
+            Notebook variables to send first.
+        out
+            Worker variables to bind in the notebook afterwards, as DRefs.
+        block
+            False returns a `CellRun` at once.
+        stream
+            Show output while the cell runs; None: in a front end where somebody watches.
+        timeout
+            Seconds to wait for the workers.
+
+        Returns
+        -------
+        DRef, CellRun or None
+            The value of the last expression, where it has one on any worker.
+
+        Raises
+        ------
+        WorkerError
+            If it failed on one or more workers.
+        """
+        sess = self.session(session)
+        ranks = parse_ranks(targets, sess.num_workers)
+        filename = self._next_file()
+        # one line in front, so that line numbers are those of the cell with its magic
+        source = "\n" + self.shell.transform_cell(cell)
+        check_syntax(source, filename)
+        if push:
+            self.disco_push(push, session=session)
+        run = CellRun(sess, source, filename, ranks)
+        if not block:
+            for name in out:
+                self.shell.user_ns[name] = sess[name]
+            return run
+        self._stream = stream
+        with self.output.during_cell():
+            result = run.get(timeout)
+        for name in out:
+            self.shell.user_ns[name] = sess[name]
+        return result
+
+    def _next_file(self) -> str:
+        """A file name for a cell, made for people: ``Cell In[3]``, its second ``Cell In[3].2``."""
+        name = f"Cell In[{self.shell.execution_count}]"
+        self._cells[name] = self._cells.get(name, 0) + 1
+        return name if self._cells[name] == 1 else f"{name}.{self._cells[name]}"
+
+    def _while_waiting(self) -> None:
+        """Show live output, at most every 0.2 s; stored documents get it all at the end."""
+        watched = self._stream
+        if watched is None:
+            watched = bool(getattr(getattr(self.shell, "kernel", None), "_allow_stdin", False))
+        now = time.monotonic()
+        if watched and now - self._flushed >= _LIVE_EVERY:
+            self._flushed = now
+            self.output.flush(whole_lines=True)
+
+    def disco_push(
+        self,
+        names: Sequence[str],
+        *,
+        session: str | None = None,
+        targets: str | Iterable[int] | None = None,
+    ) -> None:
+        """Send notebook variables to the workers, each its own copy.
+
+        Raises
+        ------
+        ArgumentError
+            If there is no such variable, or it can't be sent.
+        """
+        sess = self.session(session)
+        ranks = parse_ranks(targets, sess.num_workers)
+        missing = [name for name in names if name not in self.shell.user_ns]
+        if missing:
+            raise ArgumentError(f"the notebook has no variable named {', '.join(missing)}")
+        values = {name: self.shell.user_ns[name] for name in names}
+        if len(ranks) == sess.num_workers:
+            sess.push(values)
+        else:
+            sess.call_without_result(_set_on, ranks, values)
+
+    def disco_pull(
+        self,
+        names: Sequence[str],
+        *,
+        session: str | None = None,
+        targets: str | Iterable[int] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Fetch worker variables into the notebook: a list with one value a worker.
+
+        With a single rank as `targets`, the value itself.
+        """
+        sess = self.session(session)
+        ranks = parse_ranks(targets, sess.num_workers)
+        fetched = {name: sess.pull(name, ranks, timeout) for name in names}
+        single = isinstance(targets, str) and len(ranks) == 1 and not set(":,") & set(targets)
+        for name, values in fetched.items():
+            self.shell.user_ns[name] = values[0] if single else values
+
+    def describe(self, session: Session) -> str:
+        """One line for a session that has just started."""
+        kinds = ", ".join(sorted({str(device) for device in session.devices}))
+        return (
+            f"{session.name}: {name_ranks(range(session.num_workers))} on {kinds} "
+            f"({session.engine}); names in %%disco: {', '.join(WORKER_NAMES)}"
+        )
+
+
+def _set_on(ranks: list[int], values: dict[str, Any]) -> None:
+    worker = current_worker()
+    if worker.worker_id in ranks:
+        worker.namespace.update(values)
+
+
+_lab: Lab | None = None
+
+
+def the_lab() -> Lab:
+    """The lab of this kernel.
+
+    Raises
+    ------
+    SessionError
+        Before ``%load_ext discolab``.
+    """
+    if _lab is None:
+        raise SessionError("discolab is not loaded: run %load_ext discolab first")
+    return _lab
+
+
+def open_lab(shell: Any) -> Lab:
+    """Make the lab of this kernel, once."""
+    global _lab
+    if _lab is None:
+        _lab = Lab(shell)
+        _lab.install()
+    return _lab
+
+
+def close_lab() -> None:
+    """Undo `open_lab`."""
+    global _lab
+    if _lab is not None:
+        _lab.uninstall()
+        _lab = None

@@ -1,0 +1,235 @@
+"""The line and cell magics: thin wrappers over the methods of `Lab` of the same names.
+
+An error of discolab that means "you typed something that can't be" is shown as one line,
+without a stack, by IPython's `UsageError`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import shlex
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
+from IPython.core.magic_arguments import (
+    MagicArgumentParser,
+    argument,
+    magic_arguments,
+)
+
+from ..engines import ENGINES
+from ..runtime.errors import DiscoError, WorkerError
+from .cell import CellSyntaxError
+from .lab import Lab
+
+
+def arguments_of(magic: Any, line: str) -> Namespace:
+    """Parse the line of a magic; an unknown option names those near it.
+
+    Raises
+    ------
+    UsageError
+    """
+    parser: MagicArgumentParser = magic.parser
+    known = sorted(o for action in parser._actions for o in action.option_strings)
+
+    def fail(message: str) -> NoReturn:
+        hint = ""
+        for word in _words(line):
+            if word.startswith("-") and word.split("=")[0] not in known:
+                near = difflib.get_close_matches(word, known, n=2)
+                hint = f"; did you mean {' or '.join(near)}?" if near else ""
+                break
+        options = ", ".join(o for o in known if o.startswith("--"))
+        raise UsageError(f"%{parser.prog.lstrip('%')}: {message}{hint} (options: {options})")
+
+    parser.error = fail  # type: ignore[method-assign]
+    found: Namespace = parser.parse_argstring(line)
+    return found
+
+
+def _words(line: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError:
+        return line.split()
+
+
+def one_line_errors(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Show discolab's errors about what was typed as one line."""
+
+    @functools.wraps(method)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except (WorkerError, CellSyntaxError):
+            raise  # these have stacks and lines to show
+        except DiscoError as exc:
+            raise UsageError(str(exc)) from None
+
+    return wrapped
+
+
+_session_option = argument(
+    "-s", "--session", metavar="NAME", help="the session to use (default: the one used last)"
+)
+_targets_option = argument(
+    "-t", "--targets", metavar="RANKS", help="ranks: 0, 1,3 or 0:4:2 (default: all)"
+)
+
+
+@magics_class
+class DiscoMagics(Magics):
+    """``%disco_session``, ``%%disco`` and their kin."""
+
+    lab: Lab
+
+    def __init__(self, shell: Any, lab: Lab) -> None:
+        super().__init__(shell)
+        self.lab = lab
+
+    @magic_arguments()
+    @argument("num_workers", type=int, nargs="?", help="how many workers")
+    @argument("-n", dest="count", type=int, help="the same")
+    @argument("--engine", default="threads", help=f"one of: {', '.join(ENGINES)}")
+    @argument("--devices", help="cpu, or one for each worker: cuda:0,cuda:1")
+    @argument("-g", "--gpu-ids", metavar="IDS", help="GPUs by index: 0,1")
+    @argument("--groups", type=int, default=1, help="cut the workers in this many groups")
+    @argument("--ccl", default="auto", help="collective backend: auto, local")
+    @argument("--name", default="sess", help="the variable that holds the session")
+    @line_magic
+    @one_line_errors
+    def disco_session(self, line: str) -> None:
+        """Start workers; their session is bound to a variable of the notebook.
+
+        ``%disco_session 4`` gives four, one a GPU, or on the CPU where there is none.
+        """
+        args = arguments_of(DiscoMagics.disco_session, line)
+        num_workers = args.num_workers or args.count
+        if num_workers is None:
+            raise UsageError("%disco_session: how many workers? For four: %disco_session 4")
+        devices = args.devices
+        if args.gpu_ids:
+            devices = ",".join(f"cuda:{index.strip()}" for index in args.gpu_ids.split(","))
+        session = self.lab.disco_session(
+            num_workers,
+            engine=args.engine,
+            devices=devices.split(",") if devices and "," in devices else devices,
+            groups=args.groups,
+            ccl=args.ccl,
+            name=args.name,
+        )
+        print(self.lab.describe(session))
+
+    @magic_arguments()
+    @argument("name", nargs="?", help="the session (default: the one used last)")
+    @line_magic
+    @one_line_errors
+    def disco_status(self, line: str) -> None:
+        """Show what each worker does now; never waits."""
+        print(self.lab.disco_status(arguments_of(DiscoMagics.disco_status, line).name))
+
+    @magic_arguments()
+    @argument("name", nargs="?", help="the session (default: the one used last)")
+    @line_magic
+    @one_line_errors
+    def disco_restart(self, line: str) -> None:
+        """Start the session anew with the same settings; values on workers are gone."""
+        name = arguments_of(DiscoMagics.disco_restart, line).name
+        print(self.lab.describe(self.lab.disco_restart(name)))
+
+    @magic_arguments()
+    @argument("name", nargs="?", help="the session (default: the one used last)")
+    @line_magic
+    @one_line_errors
+    def disco_shutdown(self, line: str) -> None:
+        """Stop the workers, whatever they do."""
+        name = arguments_of(DiscoMagics.disco_shutdown, line).name or self.lab.current
+        self.lab.disco_shutdown(name)
+        print(f"{name}: shut down")
+
+    @magic_arguments()
+    @argument("names", nargs="+", help="worker variables")
+    @_targets_option
+    @_session_option
+    @argument("--timeout", type=float, metavar="S", help="seconds to wait")
+    @line_magic
+    @one_line_errors
+    def disco_pull(self, line: str) -> None:
+        """Fetch worker variables: a list with one value a worker; with -t 0 the value itself."""
+        args = arguments_of(DiscoMagics.disco_pull, line)
+        self.lab.disco_pull(
+            args.names, session=args.session, targets=args.targets, timeout=args.timeout
+        )
+
+    @magic_arguments()
+    @argument("names", nargs="+", help="notebook variables")
+    @_targets_option
+    @_session_option
+    @line_magic
+    @one_line_errors
+    def disco_push(self, line: str) -> None:
+        """Send notebook variables to the workers, each its own copy."""
+        args = arguments_of(DiscoMagics.disco_push, line)
+        self.lab.disco_push(args.names, session=args.session, targets=args.targets)
+
+    @magic_arguments()
+    @_targets_option
+    @_session_option
+    @argument("-i", "--in", dest="push", metavar="NAMES", help="notebook variables to send first")
+    @argument("-o", "--out", metavar="NAMES", help="worker variables to bind here, as DRefs")
+    @argument("-b", "--block", action="store_true", help="wait for the workers (the default)")
+    @argument("-a", "--noblock", action="store_true", help="return at once with a handle")
+    @argument("--stream", dest="stream", action="store_true", default=None, help="output at once")
+    @argument("--no-stream", dest="stream", action="store_false", help="output at the end")
+    @argument("--local", action="store_true", help="run the cell in the notebook too, first")
+    @argument("--timeout", type=float, metavar="S", help="seconds to wait for the workers")
+    @argument("code", nargs="*", help="for the line form: what to run")
+    @line_cell_magic
+    @one_line_errors
+    def disco(self, line: str, cell: str | None = None) -> Any:
+        """Run a cell (or with one %, the line) on all workers; shows the last value's shards."""
+        options, code = (line, None) if cell is not None else _split_line(line)
+        args = arguments_of(DiscoMagics.disco, options)
+        if cell is not None and args.code:
+            raise UsageError(
+                f"%%disco: {' '.join(args.code)!r} is no option; code goes on the lines below"
+            )
+        source = cell if cell is not None else code
+        if not source or not source.strip():
+            source = ""
+        if args.local:
+            self.lab.shell.run_cell(source).raise_error()
+        return self.lab.disco(
+            source,
+            session=args.session,
+            targets=args.targets,
+            push=_names(args.push),
+            out=_names(args.out),
+            block=args.block or not args.noblock,
+            stream=args.stream,
+            timeout=args.timeout,
+        )
+
+
+def _names(text: str | None) -> list[str]:
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+def _split_line(line: str) -> tuple[str, str]:
+    """Options in front, code after: ``-t 0 x.shape``."""
+    takes_value = {"-t", "--targets", "-s", "--session", "-i", "--in", "-o", "--out", "--timeout"}
+    rest, options = line.lstrip(), []
+    while (rest.startswith("-") and rest[1:2].isalpha()) or rest.startswith("--"):
+        word, _, rest = rest.partition(" ")
+        options.append(word)
+        rest = rest.lstrip()
+        if word in takes_value:
+            value, _, rest = rest.partition(" ")
+            options.append(value)
+            rest = rest.lstrip()
+    return " ".join(options), rest

@@ -1,0 +1,225 @@
+"""What workers print and display, kept by rank and shown in the cell, labelled.
+
+While installed, `sys.stdout` and `sys.stderr` are `WorkerStream`s around the kernel's own, and
+the display publisher's `publish` and `clear_output` look first who calls. A worker's thread
+(and a thread that its code started) writes into its worker's list; everybody else goes straight
+through. Appending to a list is atomic; `flush` runs on the thread that shows the output and
+takes a list as a whole, under `_lock`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from ..runtime.worker import Worker, current_worker_or_none
+from .folding import label, merge
+
+# one thing that a worker put out: ("stdout" | "stderr", text) or ("display", data, metadata)
+Item = tuple[Any, ...]
+
+
+class WorkerStream:
+    """Stands for `sys.stdout` or `sys.stderr`: a worker's text is kept, other text passed on."""
+
+    def __init__(self, name: str, original: TextIO, capture: OutputCapture) -> None:
+        self._name = name
+        self.original = original
+        self._capture = capture
+
+    def write(self, text: str) -> int:
+        """Write as a text stream does."""
+        worker = current_worker_or_none()
+        if worker is None:
+            return self.original.write(text)
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        self._capture.add(worker, (self._name, text))
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        """Write each line."""
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """Flush the kernel's stream; a worker's text waits for its turn."""
+        if current_worker_or_none() is None:
+            self.original.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.original, name)
+
+
+class OutputCapture:
+    """Keeps the output of all workers of this process and shows it when told to."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._lock = threading.Lock()
+        self._kept: dict[int, dict[int, list[Item]]] = {}
+        self._labels: dict[int, str] = {}
+        self._publish: Any = None
+        self._clear: Any = None
+
+    # -- in place and out ----------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Wrap the streams and the display publisher, unless they are already."""
+        self._wrap_streams()
+        publisher = self._shell.display_pub
+        if self._publish is None:
+            self._publish, self._clear = publisher.publish, publisher.clear_output
+            publisher.publish, publisher.clear_output = self._on_publish, self._on_clear
+
+    def uninstall(self) -> None:
+        """Put everything back; what others wrapped since is left alone."""
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if isinstance(stream, WorkerStream):
+                setattr(sys, name, stream.original)
+        if self._publish is not None:
+            publisher = self._shell.display_pub
+            publisher.publish, publisher.clear_output = self._publish, self._clear
+            self._publish = self._clear = None
+
+    @contextmanager
+    def during_cell(self) -> Iterator[None]:
+        """Wrap also what ``%%capture`` or `redirect_stdout` put in place, for one cell."""
+        before = sys.stdout, sys.stderr
+        self._wrap_streams()
+        try:
+            yield
+        finally:
+            self.flush()
+            sys.stdout, sys.stderr = before
+
+    def _wrap_streams(self) -> None:
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if not isinstance(stream, WorkerStream):
+                setattr(sys, name, WorkerStream(name, stream, self))
+
+    def _on_publish(self, data: Any, metadata: Any = None, **more: Any) -> None:
+        worker = current_worker_or_none()
+        if worker is None:
+            self._publish(data, metadata, **more)
+        else:
+            self.add(worker, ("display", dict(data), dict(metadata or {})))
+
+    def _on_clear(self, wait: bool = False) -> None:
+        worker = current_worker_or_none()
+        if worker is None:
+            self._clear(wait)
+        else:
+            self._of(worker)[worker.worker_id] = []
+
+    # -- keeping and showing -------------------------------------------------------------------
+
+    def add(self, worker: Worker, item: Item) -> None:
+        """Keep one thing that `worker` put out."""
+        self._of(worker).setdefault(worker.worker_id, []).append(item)
+
+    def _of(self, worker: Worker) -> dict[int, list[Item]]:
+        key = id(worker.shared)
+        kept = self._kept.get(key)
+        if kept is None:
+            with self._lock:
+                kept = self._kept.setdefault(key, {})
+        return kept
+
+    def flush(self, whole_lines: bool = False) -> None:
+        """Show what was kept. With `whole_lines` text after the last newline stays."""
+        if not any(items for kept in self._kept.values() for items in kept.values()):
+            return
+        with self._lock:
+            for kept in list(self._kept.values()):
+                taken = {}
+                for rank in sorted(kept):
+                    items = kept[rank]
+                    count = len(items)
+                    taken[rank] = items[:count]
+                    del items[:count]
+                    if whole_lines:
+                        _put_back_tail(taken[rank], items)
+                self._show({rank: _lines(items) for rank, items in taken.items()})
+
+    def _show(self, lines: dict[int, list[tuple[str, Any]]]) -> None:
+        pending: list[str] = []
+        name = "stdout"
+        for ranks, (kind, content) in merge(lines):
+            if kind != name and pending:
+                _write(name, pending)
+            name = kind if kind != "display" else name
+            if kind == "display":
+                _write(name, pending)
+                self._show_bundle(label(ranks), content)
+            else:
+                pending.append(f"{label(ranks)} {content}\n")
+        _write(name, pending)
+
+    def _show_bundle(self, who: str, content: Any) -> None:
+        data, metadata = content.data, content.metadata
+        if set(data) == {"text/plain"}:
+            _write("stdout", [f"{who} {line}\n" for line in str(data["text/plain"]).splitlines()])
+            return
+        _write("stdout", [f"{who}\n"])
+        if self._publish is not None:
+            self._publish(data, metadata)
+
+
+class _Bundle:
+    """A display by content, so that equal ones fold."""
+
+    def __init__(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+        self.data, self.metadata = data, metadata
+        self._key = repr((data, metadata))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Bundle) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+def _lines(items: list[Item]) -> list[tuple[str, Any]]:
+    """Cut text into lines; of ``\\r`` progress only the last state is left."""
+    found: list[tuple[str, Any]] = []
+    open_text: dict[str, str] = {"stdout": "", "stderr": ""}
+    for item in items:
+        if item[0] == "display":
+            found += [(name, _last_state(text)) for name, text in open_text.items() if text]
+            open_text = dict.fromkeys(open_text, "")
+            found.append(("display", _Bundle(item[1], item[2])))
+            continue
+        name, text = item
+        *whole, open_text[name] = (open_text[name] + text).split("\n")
+        found += [(name, _last_state(line)) for line in whole]
+    found += [(name, _last_state(text)) for name, text in open_text.items() if text]
+    return found
+
+
+def _last_state(line: str) -> str:
+    parts = [part for part in line.split("\r") if part]
+    return parts[-1] if parts else ""
+
+
+def _put_back_tail(taken: list[Item], items: list[Item]) -> None:
+    """Leave text without its newline for the next time."""
+    if taken and taken[-1][0] != "display":
+        name, text = taken[-1]
+        head, newline, tail = text.rpartition("\n")
+        if tail:
+            items.insert(0, (name, tail))
+            taken[-1] = (name, head + newline)
+
+
+def _write(name: str, pending: list[str]) -> None:
+    if pending:
+        stream = getattr(sys, name)
+        stream.write("".join(pending))
+        stream.flush()
+        pending.clear()

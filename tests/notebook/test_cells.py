@@ -1,0 +1,191 @@
+"""``%%disco`` cells in a real kernel: what is printed, displayed, returned, and told of errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def test_hello_from_each_rank_in_rank_order(nb: Any) -> None:
+    result = nb.ok("%%disco\nprint('hello from', rank, 'of', world_size)")
+    assert result.stdout.splitlines() == [f"[{r}] hello from {r} of 4" for r in range(4)]
+
+
+def test_equal_output_is_one_line_and_order_is_kept(nb: Any) -> None:
+    result = nb.ok("%%disco\nprint('begin')\nprint('r', rank % 2)\nprint('end')")
+    lines = result.stdout.splitlines()
+    assert lines == ["[0-3] begin", "[0,2] r 0", "[1,3] r 1", "[0-3] end"]
+
+
+def test_stderr_stays_stderr(nb: Any) -> None:
+    result = nb.ok("%%disco\nimport sys\nprint('oops', file=sys.stderr)")
+    assert result.stderr == "[0-3] oops\n"
+    assert result.stdout == ""
+
+
+def test_output_of_a_thread_that_a_cell_starts_is_labelled(nb: Any) -> None:
+    code = "import threading\nt = threading.Thread(target=print, args=('child', rank))"
+    result = nb.ok(f"%%disco\n{code}\nt.start(); t.join()")
+    assert result.stdout.splitlines() == [f"[{r}] child {r}" for r in range(4)]
+
+
+def test_a_progress_bar_leaves_its_last_state(nb: Any) -> None:
+    result = nb.ok("%%disco\nfor i in range(5): print(f'\\rstep {i}', end='')")
+    assert result.stdout == "[0-3] step 4\n"
+
+
+def test_rich_display_from_workers(nb: Any) -> None:
+    code = "from IPython.display import display, HTML\ndisplay(HTML(f'<b>{rank // 2}</b>'))"
+    result = nb.ok(f"%%disco\n{code}")
+    assert [d["text/html"] for d in result.data] == ["<b>0</b>", "<b>1</b>"]
+    assert result.stdout.splitlines() == ["[0-1]", "[2-3]"]
+
+
+def test_plain_display_is_labelled_text(nb: Any) -> None:
+    result = nb.ok("%%disco\nfrom IPython.display import display\ndisplay(rank)")
+    assert result.stdout.splitlines() == [f"[{r}] {r}" for r in range(4)]
+
+
+def test_the_last_expression_is_shown_as_a_view(nb: Any) -> None:
+    result = nb.ok("%%disco\nx = torch.arange(4.) + rank\nx")
+    assert result.text.startswith("DRef x · float32[4] on 4 workers · shards distinct")
+    assert "<table" in result.data[-1]["text/html"]
+    assert "<script" not in result.data[-1]["text/html"]
+
+
+def test_equal_values_are_said_to_be_equal(nb: Any) -> None:
+    assert "equal on all workers" in nb.ok("%%disco\ntorch.ones(3)").text
+    assert nb.ok("%%disco\n1 + 1").text == "DRef: 2 on all 4 workers"
+
+
+def test_a_semicolon_or_none_shows_nothing(nb: Any) -> None:
+    assert nb.ok("%%disco\n1;  # quiet").outputs == []
+    assert nb.ok("%%disco\nNone").outputs == []
+    assert nb.ok("%%disco\n# nothing").outputs == []
+
+
+def test_names_that_every_cell_has(nb: Any) -> None:
+    code = "rank, world_size, str(device), worker.rank, ccl.__name__, torch.__name__, RANK"
+    result = nb.ok(f"%%disco\nprint({code}, WORLD_SIZE, LOCAL_RANK)")
+    assert result.stdout.splitlines()[2] == ("[2] 2 4 cpu 2 discolab.ccl torch 2 4 2")
+
+
+def test_definitions_last_from_cell_to_cell(nb: Any) -> None:
+    nb.ok("%%disco\ndef double(v):\n    return v * two\ntwo = 2")
+    assert nb.ok("%%disco\ndouble(21)").text == "DRef: 42 on all 4 workers"
+
+
+def test_an_error_on_one_rank_points_at_its_line(nb: Any) -> None:
+    result = nb.fails("%%disco\nx = 1\nif rank == 2:\n    raise ValueError('bad thing')")
+    assert result.error["ename"] == "WorkerError"
+    assert result.error["evalue"] == "worker 2 failed in the cell: ValueError: bad thing"
+    assert "----> " in result.traceback
+    assert "4     raise ValueError('bad thing')" in result.traceback
+    assert "Cell In[" in result.traceback
+    assert "line 4" in result.traceback
+    assert "discolab/" not in result.traceback
+    assert "\x1b" not in result.traceback
+    assert nb.ok("%%disco\nx").text == "DRef x: 1 on all 4 workers"
+
+
+def test_the_same_error_on_all_ranks_is_told_once(nb: Any) -> None:
+    result = nb.fails("%%disco\ndef f():\n    return 1 / 0\nf()")
+    assert result.error["evalue"] == (
+        "workers 0-3 failed in the cell: ZeroDivisionError: division by zero"
+    )
+    assert result.traceback.count("ZeroDivisionError") == 2  # its stack, and the last line
+    assert "line 4" in result.traceback
+    assert "line 3, in f" in result.traceback
+
+
+def test_sys_exit_ends_the_cell_only(nb: Any) -> None:
+    result = nb.fails("%%disco\nimport sys\nsys.exit(3)")
+    assert "SystemExit: 3" in result.error["evalue"]
+    assert nb.ok("%%disco\nrank * 0").text == "DRef: 0 on all 4 workers"
+
+
+def test_a_value_that_can_not_be_shown(nb: Any) -> None:
+    code = "class Bad:\n    def __repr__(self): raise RuntimeError('no repr')\nBad()"
+    result = nb.ok(f"%%disco\n{code}")
+    assert "RuntimeError" in result.text
+    assert "no repr" in result.text
+
+
+def test_a_syntax_error_is_told_before_anything_runs(nb: Any) -> None:
+    result = nb.fails("%%disco\nprint('never')\n1 +")
+    assert "line 3" in result.traceback
+    assert "SyntaxError: invalid syntax" in result.traceback
+    assert result.stdout == ""
+
+
+def test_breakpoint_and_input_have_a_clear_word(nb: Any) -> None:
+    result = nb.ok("%%disco\nbreakpoint()\nprint('after')")
+    first, last = result.stdout.splitlines()
+    assert first.startswith("[0-3] breakpoint() at Cell In[")
+    assert "line 2 skipped" in first
+    assert last == "[0-3] after"
+    assert "pdb.set_trace() at" in nb.ok("%%disco\nimport pdb; pdb.set_trace()").stdout
+    assert "%disco_push" in nb.fails("%%disco\ninput('name? ')").error["evalue"]
+
+
+def test_shell_commands_work_and_magics_are_sent_outside(nb: Any) -> None:
+    assert nb.ok("%%disco -t 0\nout = !echo seen\nprint(out)").stdout == "[0] ['seen']\n"
+    assert "%timeit inside a %%disco cell" in nb.fails("%%disco\n%timeit 1").stderr
+    assert "%%time inside a %%disco cell" in nb.fails("%%disco\n%%time\n1").stderr
+    assert "Wall time" in nb.ok("%%time\n%%disco\n1").stdout
+
+
+def test_warnings_name_the_cell(nb: Any) -> None:
+    result = nb.ok("%%disco\nimport warnings\nwarnings.warn('careful')")
+    assert result.stderr.startswith("[0-3] Cell In[")
+    assert ":3: UserWarning: careful" in result.stderr
+
+
+def test_the_same_seed_gives_the_same_numbers_on_every_worker(nb: Any) -> None:
+    code = "torch.manual_seed(3)\nw = torch.nn.Linear(4, 4).weight\nw"
+    assert "equal on all workers" in nb.ok(f"%%disco\n{code}").text
+
+
+def test_a_worker_that_can_not_be_stopped_is_named_and_restart_helps(nb: Any) -> None:
+    code = "import threading\nlock = threading.Lock()\nlock.acquire()\nif rank == 1: lock.acquire()"
+    result = nb.fails(f"%%disco\n{code}", interrupt_after=0.5)
+    assert "worker 1 did not stop" in result.stderr
+    assert "%disco_restart" in result.stderr
+    status = nb.ok("%disco_status").stdout.splitlines()[3]
+    assert "line 5" in status
+    assert "Cell In[" in status
+    restarted = nb.ok("%disco_restart")
+    assert "left behind" in restarted.stdout
+    assert restarted.seconds < 4
+    assert nb.ok("%disco 1").text == "DRef: 1 on all 4 workers"
+
+
+def test_use_from_a_second_thread(nb: Any) -> None:
+    code = (
+        "import threading\nip = get_ipython()\ngot = []\n"
+        "def go(i):\n"
+        "    for _ in range(20):\n"
+        "        ref = ip.run_cell_magic('disco', '', f'{i} + rank')\n"
+        "        got.append(ref.debug_get_from_all() == [i, i + 1, i + 2, i + 3])\n"
+        "ts = [threading.Thread(target=go, args=(10 * i,)) for i in range(3)]\n"
+        "[t.start() for t in ts]; [t.join() for t in ts]; print(len(got), all(got))"
+    )
+    assert nb.ok(code).stdout.strip() == "60 True"
+
+
+def test_workers_that_print_outside_of_a_cell_are_labelled(nb: Any) -> None:
+    result = nb.ok("sess.call_packed(print, 'plain'); sess.sync_all()")
+    assert result.stdout == "[0-3] plain\n"
+
+
+def test_capture_takes_the_output_of_workers(nb: Any) -> None:
+    nb.ok("%%capture cap\n%disco print('inside', rank)")
+    assert nb.ok("print(cap.stdout, end='')").stdout.splitlines()[3] == "[3] inside 3"
+    assert nb.ok("%%disco\nprint('seen')").stdout == "[0-3] seen\n"
+
+
+def test_large_output_is_kept_whole(nb: Any) -> None:
+    result = nb.ok("%%disco\nfor i in range(3000): print(rank, i)")
+    lines = result.stdout.splitlines()
+    assert len(lines) == 12000
+    assert lines[:2] == ["[0] 0 0", "[0] 0 1"]
+    assert lines[-1] == "[3] 3 2999"

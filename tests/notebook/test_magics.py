@@ -1,0 +1,162 @@
+"""The magics and their options, and what is said when something is wrong with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def test_without_a_session_the_way_to_start_one_is_told(bare_kernel: Any) -> None:
+    nb = bare_kernel
+    nb.ok("%load_ext discolab")
+    for code in ("%%disco\n1", "%disco 1", "%disco_pull x", "%disco_restart"):
+        assert "%disco_session 4" in nb.fails(code).stderr
+    assert "%disco_session 4" in nb.ok("%disco_status").stdout
+    assert "%disco_session 4" in nb.fails("%disco_session").stderr
+
+
+def test_a_session_says_what_it_bound(nb: Any) -> None:
+    result = nb.ok("%disco_session 2 --devices cpu --name pair")
+    assert result.stdout == (
+        "pair: workers 0-1 on cpu (threads); names in %%disco: "
+        "rank, world_size, device, worker, ccl, torch\n"
+    )
+    assert nb.ok("pair.num_workers").text == "2"
+
+
+def test_session_options(nb: Any) -> None:
+    nb.ok("%disco_session -n 4 --groups 2 --engine threads --ccl local --devices cpu,cpu,cpu,cpu")
+    assert nb.ok("sess.num_groups").text == "2"
+
+
+def test_bad_session_options_leave_the_session_alone(nb: Any) -> None:
+    nb.ok("%%disco\nkept = 5")
+    for line, word in {
+        "0": "how many workers",
+        "-n -3": "positive integer",
+        "4 --groups 3": "divisible",
+        "4 --engine rocket": "threads",
+        "4 --devices cpu,cpu": "4 workers",
+        "4 --devices nonsense": "nonsense",
+        "4 --devices cuda:99": "cuda:99",
+        "4 --ccl carrier-pigeon": "local",
+        "4 --name 1x": "Python name",
+        "four": "invalid int value",
+        "4 --enginee threads": "did you mean --engine?",
+    }.items():
+        assert word in nb.fails(f"%disco_session {line}").stderr, line
+    assert nb.ok("%%disco\nkept").text == "DRef kept: 5 on all 4 workers"
+
+
+def test_unknown_options_name_those_near(nb: Any) -> None:
+    assert "did you mean --targets?" in nb.fails("%%disco --tragets 0\n1").stderr
+    assert "--timeout" in nb.fails("%%disco --wait 3\n1").stderr
+    assert "lines below" in nb.fails("%%disco x = 1\n1").stderr
+
+
+def test_targets(nb: Any) -> None:
+    assert nb.ok("%%disco -t 1,3\nprint(rank)").stdout == "[1] 1\n[3] 3\n"
+    assert nb.ok("%%disco --targets 0:4:2\nprint('even')").stdout == "[0,2] even\n"
+    assert "out of range" in nb.fails("%%disco -t 4\n1").stderr
+    assert "is no rank" in nb.fails("%%disco -t one\n1").stderr
+
+
+def test_push_pull_in_and_out(nb: Any) -> None:
+    nb.ok("import torch, numpy as np\na = torch.zeros(2)\nb = np.ones(2)\nc = {'lr': 0.1}")
+    nb.ok("%disco_push a b c")
+    nb.ok("%%disco\na += rank; d = float(c['lr'] * rank + b.sum())")
+    assert nb.ok("a").text == "tensor([0., 0.])"
+    assert nb.ok("%disco_pull a d\nd").text == "[2.0, 2.1, 2.2, 2.3]"
+    assert nb.ok("%disco_pull -t 3 a\na").text == "tensor([3., 3.])"
+    nb.ok("k = 7")
+    nb.ok("%%disco -i k -o z\nz = k + rank")
+    assert nb.ok("z.debug_get_from_all()").text == "[7, 8, 9, 10]"
+    nb.ok("%disco_push -t 2 k")
+    assert "no variable named nope" in nb.fails("%disco_push nope").stderr
+    assert "nope" in nb.fails("%disco_pull nope").error["evalue"]
+    assert "Pickled" in nb.fails("weird = object()\n%disco_push weird").stderr
+
+
+def test_the_line_form(nb: Any) -> None:
+    assert nb.ok("%disco -t 0 print('one line')").stdout == "[0] one line\n"
+    assert nb.ok("%disco rank * 0 + 5").text == "DRef: 5 on all 4 workers"
+
+
+def test_local_runs_it_here_too(nb: Any) -> None:
+    nb.ok("%%disco --local\nboth = 11")
+    assert nb.ok("both").text == "11"
+    assert nb.ok("%disco both").text == "DRef both: 11 on all 4 workers"
+
+
+def test_noblock_gives_a_handle(nb: Any) -> None:
+    nb.ok("run = get_ipython().run_cell_magic('disco', '-a', 'import time; time.sleep(1); rank')")
+    assert nb.ok("run.ready()").text == "False"
+    assert nb.ok("run.get().debug_get_from_all()").text == "[0, 1, 2, 3]"
+    assert nb.ok("run").text == "<cell on workers 0-3: done; .get() waits for it>"
+
+
+def test_timeout_says_what_workers_do_and_the_session_goes_on(nb: Any) -> None:
+    result = nb.fails("%%disco --timeout 0.3\nimport time\ntime.sleep(30)")
+    assert "gave up after 0.3 s" in result.stderr
+    assert "worker 2: waiting for time.sleep(30)" in result.stderr
+    assert nb.ok("sess.interrupt()").text == "[]"
+    assert nb.ok("%%disco\n1").text == "DRef: 1 on all 4 workers"
+
+
+def test_status(nb: Any) -> None:
+    lines = nb.ok("%disco_status").stdout.splitlines()
+    assert lines[0].startswith("sess: <ThreadedSession: 4 workers on cpu>")
+    assert [line.split() for line in lines[2:]] == [[str(r), "cpu", "idle", "0"] for r in range(4)]
+
+
+def test_restart_and_shutdown(nb: Any) -> None:
+    nb.ok("%%disco\nx = 1")
+    nb.ok("old = sess['x']")
+    assert "workers 0-3" in nb.ok("%disco_restart").stdout
+    assert "closed session" in nb.ok("old").text
+    assert nb.fails("sess.call_packed(abs, old)").error["ename"] == "ForeignDRefError"
+    assert nb.ok("%disco_shutdown").stdout == "sess: shut down\n"
+    assert "%disco_restart" in nb.fails("%%disco\n1").stderr
+    assert "shut down" in nb.ok("%disco_status").stdout
+    nb.ok("%disco_shutdown")
+    nb.ok("%disco_restart")
+    assert nb.ok("%disco world_size").text == "DRef world_size: 4 on all 4 workers"
+
+
+def test_two_sessions_by_name(nb: Any) -> None:
+    nb.ok("%disco_session 2 --devices cpu --name other")
+    assert nb.ok("%%disco -s sess\nworld_size").text == "DRef world_size: 4 on all 4 workers"
+    assert nb.ok("%%disco -s other\nworld_size").text == "DRef world_size: 2 on all 2 workers"
+    assert "running: " in nb.fails("%%disco -s third\n1").stderr
+    nb.ok("%disco_shutdown other")
+
+
+def test_help_of_a_magic(nb: Any) -> None:
+    result = nb.ok("print(get_ipython().find_cell_magic('disco').__doc__)")
+    assert "--targets" in result.stdout
+    assert "Run a cell" in result.stdout
+
+
+def test_completion_of_worker_names_attributes_and_options(nb: Any) -> None:
+    nb.ok("%%disco\nworker_only_tensor = torch.ones(2)")
+    assert "worker_only_tensor" in nb.complete("%%disco\ny = worker_onl")
+    assert "worker_only_tensor.requires_grad_" in nb.complete("%%disco\nworker_only_tensor.requ")
+    assert "worker_only_tensor" in nb.complete("%disco worker_onl")
+    assert "--targets" in nb.complete("%%disco --tar")
+    assert "--devices" in nb.complete("%disco_session 4 --dev")
+    assert "worker_only_tensor" not in nb.complete("y = worker_onl")
+
+
+def test_unload_takes_everything_away(bare_kernel: Any) -> None:
+    nb = bare_kernel
+    nb.ok("%reload_ext discolab")
+    nb.ok("%disco_session 2 --devices cpu")
+    nb.ok("%unload_ext discolab")
+    result = nb.ok(
+        "import sys, threading, time\n"
+        "time.sleep(0.6)\n"
+        "print(type(sys.stdout).__name__, sess.closed, sys.getswitchinterval())\n"
+        "print([t.name for t in threading.enumerate() if t.name.startswith('discolab')])"
+    )
+    assert result.stdout.splitlines() == ["OutStream True 0.005", "[]"]
+    nb.ok("%load_ext discolab\n%disco_session 2 --devices cpu")
+    assert nb.ok("%disco 5").text == "DRef: 5 on all 2 workers"
