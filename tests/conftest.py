@@ -1,10 +1,12 @@
-"""Fixtures for all tests: no test may leave worker threads behind."""
+"""Fixtures for all tests: sessions with a limit on every wait; no worker thread left behind."""
 
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
+
+from discolab import ThreadedSession
 
 THREAD_PREFIX = "discolab-"
 GRACE_SECONDS = 5.0
@@ -28,3 +30,19 @@ def no_leaked_threads() -> Iterator[None]:
                 "shut the session down in the test, or in a fixture's clean-up"
             )
         time.sleep(0.01)
+
+
+@pytest.fixture
+def sess() -> Iterator[ThreadedSession]:
+    """Four workers in two groups."""
+    session = ThreadedSession(4, 2, devices="cpu", timeout=20)
+    yield session
+    session.shutdown(cancel=True)
+
+
+@pytest.fixture
+def pair() -> Iterator[ThreadedSession]:
+    """Two workers."""
+    session = ThreadedSession(2, devices="cpu", timeout=20)
+    yield session
+    session.shutdown(cancel=True)

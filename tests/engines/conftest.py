@@ -1,29 +1,11 @@
-"""Sessions for the tests of engines: real workers, and a limit on every wait."""
+"""Programs run in a fresh interpreter, for the tests of engines."""
 
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-
-from discolab import ThreadedSession
-
-
-@pytest.fixture
-def sess() -> Iterator[ThreadedSession]:
-    """Four workers in two groups."""
-    session = ThreadedSession(4, 2, devices="cpu", timeout=20)
-    yield session
-    session.shutdown(cancel=True)
-
-
-@pytest.fixture
-def pair() -> Iterator[ThreadedSession]:
-    """Two workers."""
-    session = ThreadedSession(2, devices="cpu", timeout=20)
-    yield session
-    session.shutdown(cancel=True)
 
 
 @pytest.fixture
