@@ -63,7 +63,7 @@ demo: $(STAMP) ## run the demo, then the first notebooks, to HTML pages in build
 	    --ExecutePreprocessor.kernel_name=python3 \
 	    --ExecutePreprocessor.timeout=300 \
 	    --ExecutePreprocessor.store_widget_state=False \
-	    --output-dir $(DEMO) "$$nb"; \
+	    --output-dir $(DEMO) "$$nb" 2> >(grep -v 'IPKernelApp.*over TCP' >&2); \
 	done
 	@echo; echo "Open in a browser:"
 	@for nb in $(DEMO_NOTEBOOKS); do echo "  $(CURDIR)/$(DEMO)/$$(basename "$$nb" .ipynb).html"; done

@@ -18,7 +18,7 @@ from .actions import BIND_ARGUMENTS, BIND_FUNCTION, DiscoAction
 from .arguments import Pickled, Register, as_tensor, encode, is_atom
 from .channel import Ticket
 from .controller import Controller, call_site
-from .dref import DRef
+from .dref import DPackedFunc, DRef
 from .errors import ArgumentError, ForeignDRefError, WorkerError
 from .failures import Failure
 
@@ -203,7 +203,11 @@ class Caller(Controller):
     def _encode_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The payload of CALL_PACKED: ``func, args, kwargs, bind, site``."""
         bind = 0
-        if type(func) is not FunctionType and (not callable(func) or isinstance(func, _NOT_PLAIN)):
+        kind = type(func)
+        if kind is DPackedFunc and func.session is self:
+            func = func.reg_id if type(func.reg_id) is Register else Register(func.reg_id)
+            bind = BIND_FUNCTION
+        elif kind is not FunctionType and (not callable(func) or isinstance(func, _NOT_PLAIN)):
             func = self._encode_function(func)
             bind = BIND_FUNCTION
         for arg in args:
