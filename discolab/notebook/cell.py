@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 from .. import ccl
+from ..runtime.calls import told
 from ..runtime.dref import DRef
-from ..runtime.errors import ArgumentError, DiscoError, WaitTimeoutError, WorkerError
+from ..runtime.errors import ArgumentError, DiscoError, WaitTimeoutError
 from ..runtime.failures import Failure, name_ranks
 from ..runtime.session import Session
 from ..runtime.sources import place
@@ -158,8 +159,8 @@ class CellRun:
         """Whether all workers have run it."""
         return self._ticket.acquire(0)
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait until all workers have run it.
+    def wait(self, timeout: float | None = None, interrupt: bool = True) -> None:
+        """Wait until all workers have run it; without `interrupt` Ctrl-C leaves them at it.
 
         Raises
         ------
@@ -168,18 +169,18 @@ class CellRun:
         WaitTimeoutError, CellInterrupted
         """
         try:
-            values = self.session.wait(self._ticket, timeout).values()
+            values = self.session.wait(self._ticket, timeout, interrupt).values()
         except KeyboardInterrupt:
-            raise CellInterrupted(self._stops()) from None
+            raise CellInterrupted(self._stops() if interrupt else []) from None
         failures = [v for v in values if isinstance(v, Failure)]
         if failures and all(f.interrupted for f in failures):
             raise CellInterrupted(self._stops())
         if failures:
-            raise WorkerError(failures)
+            raise told(failures)
 
-    def get(self, timeout: float | None = None) -> DRef | None:
+    def get(self, timeout: float | None = None, interrupt: bool = True) -> DRef | None:
         """Wait, and return the DRef of the last expression; None if it has no value."""
-        self.wait(timeout)
+        self.wait(timeout, interrupt)
         return self.ref if any(self._ticket.values.values()) else None
 
     def _stops(self) -> list[Failure]:

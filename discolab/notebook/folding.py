@@ -29,7 +29,7 @@ def merge(items: Mapping[int, Sequence[T]]) -> list[tuple[tuple[int, ...], T]]:
         ends = {
             rank: len(items[rank]) if anchor is None else anchor[i] for i, rank in enumerate(ranks)
         }
-        merged += _blocks({rank: items[rank][at[rank] : ends[rank]] for rank in ranks})
+        merged += blocks({rank: items[rank][at[rank] : ends[rank]] for rank in ranks})
         if anchor is not None:
             merged.append((tuple(ranks), items[ranks[0]][anchor[0]]))
             at = {rank: ends[rank] + 1 for rank in ranks}
@@ -41,7 +41,7 @@ def label(ranks: Sequence[int]) -> str:
     return f"[{fold_ranks(ranks).replace(' ', '')}]"
 
 
-def _blocks(parts: Mapping[int, Sequence[T]]) -> list[tuple[tuple[int, ...], T]]:
+def blocks(parts: Mapping[int, Sequence[T]]) -> list[tuple[tuple[int, ...], T]]:
     """Blocks in rank order, those that are wholly equal once."""
     owners: dict[tuple[T, ...], list[int]] = {}
     for rank, part in parts.items():

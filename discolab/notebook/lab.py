@@ -7,8 +7,8 @@ IPython shell; it is used from the shell's thread, or from any thread that runs 
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ..engines import make_session
@@ -21,9 +21,9 @@ from ..runtime.session import Session
 from ..runtime.worker import current_worker
 from . import prompts
 from .cell import WORKER_NAMES, CellRun, check_syntax, prepare_namespace
+from .live import PROGRESS_AFTER, LiveView
 from .output import OutputCapture
 
-_LIVE_EVERY = 0.2  # seconds between two looks at live output
 _CELL_FILE = re.compile(r"(Cell In\[\d+\])(\.\d+)?")
 
 
@@ -37,8 +37,6 @@ class Lab:
         self.current: str | None = None
         self._settings: dict[str, dict[str, Any]] = {}
         self._cells: dict[str, int] = {}
-        self._stream: bool | None = None
-        self._flushed = 0.0
 
     # -- in place and out ----------------------------------------------------------------------
 
@@ -124,7 +122,8 @@ class Lab:
             raise
         self._stop(name)
         session.name = name
-        session.tick = self._while_waiting  # type: ignore[method-assign]
+        outside_of_cells = LiveView(self.shell, self.output, session, progress_after=-1)
+        session.tick = outside_of_cells.tick  # type: ignore[method-assign]
         session.call_without_result(prepare_namespace)
         self.sessions[name] = session
         self._settings[name] = {"num_workers": num_workers, **settings}
@@ -194,6 +193,9 @@ class Lab:
         block: bool = True,
         stream: bool | None = None,
         timeout: float | None = None,
+        group_outputs: str = "order",
+        progress_after: float = PROGRESS_AFTER,
+        interrupt: bool = True,
     ) -> DRef | CellRun | None:
         """Run a cell on the workers.
 
@@ -215,6 +217,12 @@ class Lab:
             Show output while the cell runs; None: in a front end where somebody watches.
         timeout
             Seconds to wait for the workers.
+        group_outputs
+            ``order``, ``engine`` or ``type``, see `output.GROUPINGS`.
+        progress_after
+            Seconds before a line says what the workers do; negative: never.
+        interrupt
+            Whether stop ends the cell on the workers, or the waiting only.
 
         Returns
         -------
@@ -239,9 +247,9 @@ class Lab:
             for name in out:
                 self.shell.user_ns[name] = sess[name]
             return run
-        self._stream = stream
-        with self.output.during_cell():
-            result = run.get(timeout)
+        view = LiveView(self.shell, self.output, sess, stream, progress_after)
+        with self.output.during_cell(group_outputs), self._showing(sess, view):
+            result = run.get(timeout, interrupt)
         for name in out:
             self.shell.user_ns[name] = sess[name]
         return result
@@ -252,15 +260,16 @@ class Lab:
         self._cells[name] = self._cells.get(name, 0) + 1
         return name if self._cells[name] == 1 else f"{name}.{self._cells[name]}"
 
-    def _while_waiting(self) -> None:
-        """Show live output, at most every 0.2 s; stored documents get it all at the end."""
-        watched = self._stream
-        if watched is None:
-            watched = bool(getattr(getattr(self.shell, "kernel", None), "_allow_stdin", False))
-        now = time.monotonic()
-        if watched and now - self._flushed >= _LIVE_EVERY:
-            self._flushed = now
-            self.output.flush(whole_lines=True)
+    @contextmanager
+    def _showing(self, session: Session, view: LiveView) -> Iterator[None]:
+        """Have a session's waits on this thread show `view`."""
+        before = session.tick
+        session.tick = view.tick  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            session.tick = before  # type: ignore[method-assign]
+            view.end()
 
     def disco_push(
         self,

@@ -25,6 +25,8 @@ from ..engines import ENGINES
 from ..runtime.errors import DiscoError, WorkerError
 from .cell import CellSyntaxError
 from .lab import Lab
+from .live import PROGRESS_AFTER
+from .output import GROUPINGS
 
 
 def arguments_of(magic: Any, line: str) -> Namespace:
@@ -186,6 +188,20 @@ class DiscoMagics(Magics):
     @argument("-a", "--noblock", action="store_true", help="return at once with a handle")
     @argument("--stream", dest="stream", action="store_true", default=None, help="output at once")
     @argument("--no-stream", dest="stream", action="store_false", help="output at the end")
+    @argument("--group-outputs", choices=GROUPINGS, default="order", help="order of the output")
+    @argument(
+        "--progress-after",
+        type=float,
+        default=PROGRESS_AFTER,
+        metavar="SECS",
+        help="seconds before a line says what the workers do; -1: never",
+    )
+    @argument(
+        "--signal-on-interrupt",
+        choices=("SIGINT", "none"),
+        default="SIGINT",
+        help="whether stop ends the cell on the workers too (the default), or the waiting only",
+    )
     @argument("--local", action="store_true", help="run the cell in the notebook too, first")
     @argument("--timeout", type=float, metavar="S", help="seconds to wait for the workers")
     @argument("code", nargs="*", help="for the line form: what to run")
@@ -213,6 +229,9 @@ class DiscoMagics(Magics):
             block=args.block or not args.noblock,
             stream=args.stream,
             timeout=args.timeout,
+            group_outputs=args.group_outputs,
+            progress_after=args.progress_after,
+            interrupt=args.signal_on_interrupt == "SIGINT",
         )
 
 
@@ -222,7 +241,8 @@ def _names(text: str | None) -> list[str]:
 
 def _split_line(line: str) -> tuple[str, str]:
     """Options in front, code after: ``-t 0 x.shape``."""
-    takes_value = {"-t", "--targets", "-s", "--session", "-i", "--in", "-o", "--out", "--timeout"}
+    parser = DiscoMagics.disco.parser
+    takes_value = {o for a in parser._actions if a.nargs is None for o in a.option_strings}
     rest, options = line.lstrip(), []
     while (rest.startswith("-") and rest[1:2].isalpha()) or rest.startswith("--"):
         word, _, rest = rest.partition(" ")

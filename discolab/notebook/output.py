@@ -16,7 +16,11 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from ..runtime.worker import Worker, current_worker_or_none
-from .folding import label, merge
+from .folding import blocks, label, merge
+
+# "order": lines that all printed once, the rest worker by worker; "engine": one block a worker;
+# "type": stdout, then stderr, then displays. The words are those of ipyparallel.
+GROUPINGS = ("order", "engine", "type")
 
 # one thing that a worker put out: ("stdout" | "stderr", text) or ("display", data, metadata)
 Item = tuple[Any, ...]
@@ -61,7 +65,7 @@ class OutputCapture:
         self._shell = shell
         self._lock = threading.Lock()
         self._kept: dict[int, dict[int, list[Item]]] = {}
-        self._labels: dict[int, str] = {}
+        self._grouping = "order"
         self._publish: Any = None
         self._clear: Any = None
 
@@ -87,14 +91,19 @@ class OutputCapture:
             self._publish = self._clear = None
 
     @contextmanager
-    def during_cell(self) -> Iterator[None]:
-        """Wrap also what ``%%capture`` or `redirect_stdout` put in place, for one cell."""
+    def during_cell(self, grouping: str = "order") -> Iterator[None]:
+        """Wrap also what ``%%capture`` or `redirect_stdout` put in place, for one cell.
+
+        `grouping` is one of `GROUPINGS`.
+        """
+        self._grouping = grouping
         before = sys.stdout, sys.stderr
         self._wrap_streams()
         try:
             yield
         finally:
             self.flush()
+            self._grouping = "order"
             sys.stdout, sys.stderr = before
 
     def _wrap_streams(self) -> None:
@@ -150,7 +159,7 @@ class OutputCapture:
     def _show(self, lines: dict[int, list[tuple[str, Any]]]) -> None:
         pending: list[str] = []
         name = "stdout"
-        for ranks, (kind, content) in merge(lines):
+        for ranks, (kind, content) in _grouped(lines, self._grouping):
             if kind != name and pending:
                 _write(name, pending)
             name = kind if kind != "display" else name
@@ -169,6 +178,18 @@ class OutputCapture:
         _write("stdout", [f"{who}\n"])
         if self._publish is not None:
             self._publish(data, metadata)
+
+
+def _grouped(
+    lines: dict[int, list[tuple[str, Any]]], grouping: str
+) -> list[tuple[tuple[int, ...], tuple[str, Any]]]:
+    if grouping == "engine":
+        return blocks(lines)
+    if grouping == "type":
+        kinds = ("stdout", "stderr", "display")
+        by_kind = [{r: [x for x in own if x[0] == k] for r, own in lines.items()} for k in kinds]
+        return [item for part in by_kind for item in merge(part)]
+    return merge(lines)
 
 
 class _Bundle:

@@ -281,8 +281,13 @@ class Controller:
                 "itself. Read the value directly in the worker, or use a collective"
             )
 
-    def wait(self, ticket: Ticket, timeout: float | None = None) -> dict[int, Any]:
-        """Wait for all replies; the one place where a controller thread blocks."""
+    def wait(
+        self, ticket: Ticket, timeout: float | None = None, interrupt: bool = True
+    ) -> dict[int, Any]:
+        """Wait for all replies; the one place where a controller thread blocks.
+
+        With `interrupt` false, Ctrl-C ends the wait and leaves the workers to their work.
+        """
         timeout = self.timeout if timeout is None else timeout
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
@@ -297,7 +302,8 @@ class Controller:
                     assert timeout is not None
                     raise WaitTimeoutError(self._timeout_text(ticket, timeout), ticket.values)
         except KeyboardInterrupt:
-            self._after_ctrl_c()
+            if interrupt:
+                self._after_ctrl_c()
             raise
         return ticket.values
 

@@ -66,12 +66,21 @@ class Kernel:
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
 
-    def run(self, code: str, timeout: float = 60, interrupt_after: float | None = None) -> Result:
-        """Run one cell; with `interrupt_after` press stop that many seconds after its start."""
+    def run(
+        self,
+        code: str,
+        timeout: float = 60,
+        interrupt_after: float | None = None,
+        watched: bool = False,
+    ) -> Result:
+        """Run one cell; with `interrupt_after` press stop that many seconds after its start.
+
+        `watched` as in a front end that can ask its user for input.
+        """
         began = time.monotonic()
         result = Result("")
         pressed = 0.0
-        msg_id = self.client.execute(code, allow_stdin=False)
+        msg_id = self.client.execute(code, allow_stdin=watched)
         idle = False
         while not (result.status and idle):
             now = time.monotonic()

@@ -189,3 +189,32 @@ def test_large_output_is_kept_whole(nb: Any) -> None:
     assert len(lines) == 12000
     assert lines[:2] == ["[0] 0 0", "[0] 0 1"]
     assert lines[-1] == "[3] 3 2999"
+
+
+def test_output_can_be_grouped_otherwise(nb: Any) -> None:
+    code = "import sys\nprint('a', rank // 2)\nprint('all', file=sys.stderr)\nprint('b')"
+    by_engine = nb.ok(f"%%disco --group-outputs engine\n{code}").stdout.splitlines()
+    assert by_engine == ["[0-1] a 0", "[0-1] b", "[2-3] a 1", "[2-3] b"]
+    by_type = nb.ok(f"%%disco --group-outputs type\n{code}")
+    assert by_type.stdout.splitlines() == ["[0-1] a 0", "[2-3] a 1", "[0-3] b"]
+    assert by_type.outputs[-1]["name"] == "stderr"
+    assert "invalid choice" in nb.fails("%%disco --group-outputs x\n1").stderr
+
+
+def test_an_error_that_was_shown_is_not_told_again_by_a_sync(nb: Any) -> None:
+    nb.fails("%%disco\n1 / 0")
+    assert nb.ok("sess.sync_all()").outputs == []
+
+
+def test_somebody_who_watches_sees_output_and_progress_while_it_runs(nb: Any) -> None:
+    code = "import time\nprint('first')\ntime.sleep(1.5)\nprint('second')"
+    result = nb.ok(f"%%disco --progress-after 0.5\n{code}", watched=True)
+    kinds = ["text" if "text" in o else "data" for o in result.outputs]
+    assert kinds[:2] == ["text", "data"]
+    assert kinds[-1] == "text"
+    shown = result.data[0]["text/html"]
+    assert "workers 0-3 waiting for time.sleep(1.5) in the cell" in shown
+    assert nb.ok(f"%%disco --progress-after -1\n{code}", watched=True).data == []
+    quiet = nb.ok(f"%%disco --progress-after 0.5\n{code}")  # nobody watches
+    assert quiet.stdout == "[0-3] first\n[0-3] second\n"
+    assert len(quiet.outputs) == 1

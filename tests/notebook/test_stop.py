@@ -47,6 +47,12 @@ def test_stop_in_a_wait_of_the_python_api(nb: Any) -> None:
     assert nb.ok("sess.sync_all()").outputs == []
 
 
+def test_stop_can_leave_the_workers_at_it(nb: Any) -> None:
+    code = "import time\ntime.sleep(2)\ndone = rank"
+    nb.fails(f"%%disco --signal-on-interrupt none\n{code}", interrupt_after=0.5)
+    assert nb.ok("sess['done'].debug_get_from_all()").text == "[0, 1, 2, 3]"
+
+
 def test_stop_drops_what_was_queued_behind(nb: Any) -> None:
     nb.ok("import time")
     nb.ok("refs = [sess.call_packed(time.sleep, 600) for _ in range(50)]")

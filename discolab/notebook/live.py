@@ -1,0 +1,86 @@
+"""What is shown while a cell waits for its workers: their output as it comes, and who is busy.
+
+`tick` runs on the thread that waits. In a front end where somebody watches (the kernel may ask
+for input there) output comes up to five times a second, and after some seconds a line says what
+the workers do; it is gone when the cell ends. Elsewhere, in nbconvert or nbval say, all output
+is given at the end, so that stored documents do not depend on timing.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ..runtime.failures import name_ranks
+from ..runtime.session import Session
+from .output import OutputCapture
+
+_OUTPUT_EVERY = 0.2  # seconds
+_PROGRESS_EVERY = 1.0  # seconds
+PROGRESS_AFTER = 5.0  # seconds before the first line about progress
+
+
+class LiveView:
+    """Shows output and progress of one session during one wait.
+
+    Parameters
+    ----------
+    stream
+        Show output as it comes; None: where somebody watches.
+    progress_after
+        Seconds before the line about progress, where somebody watches; negative: never.
+    """
+
+    def __init__(
+        self,
+        shell: Any,
+        output: OutputCapture,
+        session: Session,
+        stream: bool | None = None,
+        progress_after: float = PROGRESS_AFTER,
+    ) -> None:
+        watched = bool(getattr(getattr(shell, "kernel", None), "_allow_stdin", False))
+        self._output = output
+        self._session = session
+        self._stream = watched if stream is None else stream
+        self._began = time.monotonic()
+        self._next_output = self._began + _OUTPUT_EVERY
+        quiet = progress_after < 0 or not watched
+        self._next_progress = float("inf") if quiet else self._began + progress_after
+        self._line: Any = None
+
+    def tick(self) -> None:
+        """Show what is due."""
+        now = time.monotonic()
+        if self._stream and now >= self._next_output:
+            self._next_output = now + _OUTPUT_EVERY
+            self._output.flush(whole_lines=True)
+        if now >= self._next_progress:
+            self._next_progress = now + _PROGRESS_EVERY
+            self._show(f"{now - self._began:.0f} s · {describe_progress(self._session)}")
+
+    def end(self) -> None:
+        """Take the line away."""
+        if self._line is not None:
+            self._show("")
+
+    def _show(self, text: str) -> None:
+        from IPython.display import HTML, display
+
+        line = HTML(f"<small>{_escape(text)}</small>" if text else "")
+        if self._line is None:
+            self._line = display(line, display_id=True)
+        else:
+            self._line.update(line)
+
+
+def describe_progress(session: Session) -> str:
+    """``workers 0-2 running the cell at Cell In[3], line 4; worker 3 idle``."""
+    doing: dict[str, list[int]] = {}
+    for status in session.status():
+        doing.setdefault(f"{status.state} {status.detail}".strip(), []).append(status.rank)
+    return "; ".join(f"{name_ranks(ranks)} {text}" for text, ranks in doing.items())
+
+
+def _escape(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
