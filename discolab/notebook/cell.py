@@ -13,6 +13,7 @@ import functools
 import io
 import linecache
 import tokenize
+from collections.abc import Sequence
 from types import CodeType
 from typing import Any
 
@@ -31,16 +32,19 @@ WORKER_NAMES = ("rank", "world_size", "device", "worker", "ccl", "torch")
 
 
 class CellInterrupted(KeyboardInterrupt):
-    """A cell was stopped; says where each worker was."""
+    """A cell was stopped; says where each worker was, and which go on."""
 
-    def __init__(self, failures: list[Failure]) -> None:
+    def __init__(self, failures: list[Failure], going_on: Sequence[str] = ()) -> None:
         where: dict[str, list[int]] = {}
         for failure in failures:
             if failure.frames:
                 file, line, _ = failure.frames[0]
                 where.setdefault(place(file, line), []).append(failure.rank)
         places = [f"{name_ranks(ranks)} at {text}" for text, ranks in where.items()]
-        super().__init__("stopped " + "; ".join(places) if places else "stopped")
+        text = "stopped " + "; ".join(places) if places else "stopped"
+        if going_on:
+            text = "; ".join(["not stopped: " + ", ".join(going_on), *places])
+        super().__init__(text)
 
     def _render_traceback_(self) -> list[str]:
         return [f"KeyboardInterrupt: {self}"]
@@ -159,6 +163,11 @@ class CellRun:
         """Whether all workers have run it."""
         return self._ticket.acquire(0)
 
+    @property
+    def failures(self) -> list[Failure]:
+        """What has failed so far, a `Failure` for each worker."""
+        return [v for v in self._ticket.values.values() if isinstance(v, Failure)]
+
     def wait(self, timeout: float | None = None, interrupt: bool = True) -> None:
         """Wait until all workers have run it; without `interrupt` Ctrl-C leaves them at it.
 
@@ -169,10 +178,10 @@ class CellRun:
         WaitTimeoutError, CellInterrupted
         """
         try:
-            values = self.session.wait(self._ticket, timeout, interrupt).values()
+            self.session.wait(self._ticket, timeout, interrupt)
         except KeyboardInterrupt:
-            raise CellInterrupted(self._stops() if interrupt else []) from None
-        failures = [v for v in values if isinstance(v, Failure)]
+            raise CellInterrupted(self._stops(), self._going_on()) from None
+        failures = self.failures
         if failures and all(f.interrupted for f in failures):
             raise CellInterrupted(self._stops())
         if failures:
@@ -182,6 +191,13 @@ class CellRun:
         """Wait, and return the DRef of the last expression; None if it has no value."""
         self.wait(timeout, interrupt)
         return self.ref if any(self._ticket.values.values()) else None
+
+    def _going_on(self) -> list[str]:
+        """What workers do that have not stopped."""
+        if self._ticket.acquire(0):
+            return []
+        busy = [s for s in self.session.status() if s.rank in self._ticket.missing]
+        return [str(status) for status in busy if status.state != "idle"]
 
     def _stops(self) -> list[Failure]:
         """What each worker tells of the interrupt, as far as they answer at once."""

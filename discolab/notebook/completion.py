@@ -58,20 +58,31 @@ class WorkerCompleter:
         shell.Completer.custom_matchers.remove(self.matcher)
 
     def _match(self, context: CompletionContext) -> SimpleMatcherResult:
-        text = context.full_text.lstrip()
         line = context.line_with_cursor[: context.cursor_position]
-        words: list[str] = []
-        fragment = context.token
-        if line.lstrip().startswith(("%disco", "%%disco")) and fragment.startswith("-"):
-            words = self._options(line)
-        elif line.lstrip().startswith("%disco_session") and line.rstrip().endswith("--engine"):
-            words = list(ENGINES)
-        elif text.startswith("%%disco") or line.lstrip().startswith("%disco "):
-            match = _EXPRESSION.search(line)
-            words = self._ask(match[0]) if match else []
-            fragment = match[0] if match else fragment
+        words, fragment = self._words(context.full_text.lstrip(), line.lstrip(), context.token)
         found = [SimpleCompletion(text=w, type="worker") for w in words if w.startswith(fragment)]
-        return {"completions": found, "matched_fragment": fragment, "suppress": False}
+        # what the notebook knows by such a name is not what the workers know
+        return {"completions": found, "matched_fragment": fragment, "suppress": bool(found)}
+
+    def _words(self, cell: str, line: str, token: str) -> tuple[list[str], str]:
+        """What may come, and the beginning of it that is there."""
+        magic = line.startswith(("%disco", "%%disco"))
+        before = line.split()[:-1] if not line.endswith(" ") else line.split()
+        last = "" if line.endswith(" ") or not line.split() else line.split()[-1]
+        if magic and last.startswith("-"):
+            return self._options(line), last
+        if magic and before and before[-1] == "--engine":
+            return list(ENGINES), last
+        if magic and before and before[-1] in ("-s", "--session"):
+            return list(self._lab.sessions), last
+        if line.startswith("%disco_push"):
+            return [n for n in self._lab.shell.user_ns if not n.startswith("_")], last
+        if line.startswith("%disco_pull"):
+            return self._ask(last), last
+        if cell.startswith("%%disco") or line.startswith("%disco "):
+            match = _EXPRESSION.search(line)
+            return (self._ask(match[0]), match[0]) if match else ([], token)
+        return [], token
 
     def _options(self, line: str) -> list[str]:
         name = line.split()[0].lstrip("%")
@@ -91,6 +102,6 @@ class WorkerCompleter:
             return self._names
         if not isinstance(found, list):
             return []
-        if "." not in text:
+        if "." not in text and found:
             self._names = found
         return found

@@ -7,6 +7,7 @@ IPython shell; it is used from the shell's thread, or from any thread that runs 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,13 +15,20 @@ from typing import Any
 from ..engines import make_session
 from ..runtime import sources
 from ..runtime.dref import DRef
-from ..runtime.errors import ArgumentError, SessionError
-from ..runtime.failures import name_ranks
+from ..runtime.errors import ArgumentError, SessionError, WorkerError
+from ..runtime.failures import Failure, name_ranks, summarize
 from ..runtime.ranks import parse_ranks
 from ..runtime.session import Session
 from ..runtime.worker import current_worker
-from . import prompts
-from .cell import WORKER_NAMES, CellRun, check_syntax, prepare_namespace
+from . import bars, prompts
+from .cell import (
+    WORKER_NAMES,
+    CellInterrupted,
+    CellRun,
+    check_syntax,
+    has_value,
+    prepare_namespace,
+)
 from .live import PROGRESS_AFTER, LiveView
 from .output import OutputCapture
 
@@ -37,6 +45,7 @@ class Lab:
         self.current: str | None = None
         self._settings: dict[str, dict[str, Any]] = {}
         self._cells: dict[str, int] = {}
+        self._background: list[CellRun] = []  # not yet known to have ended
 
     # -- in place and out ----------------------------------------------------------------------
 
@@ -44,21 +53,28 @@ class Lab:
         """Hook into the shell."""
         self.output.install()
         prompts.install(getattr(self.shell, "kernel", None))
+        bars.install()
         sources.namers.append(self.cell_name)
         self.shell.events.register("post_run_cell", self._after_cell)
 
     def uninstall(self) -> None:
         """Shut all sessions down and take every hook away."""
-        for name in list(self.sessions):
-            self.disco_shutdown(name)
+        for name in [name for name, session in self.sessions.items() if not session.closed]:
+            self._stop(name)
+            print(f"{name}: shut down with the extension")
         self.shell.events.unregister("post_run_cell", self._after_cell)
         sources.namers.remove(self.cell_name)
+        bars.uninstall()
         prompts.uninstall()
         self.output.uninstall()
 
     def _after_cell(self, *_: Any) -> None:
         self.output.install()  # a library may have replaced the streams
         self.output.flush()
+        for run in [run for run in self._background if run.ready()]:
+            self._background.remove(run)
+            if run.failures:
+                print(f"in the background: {summarize(run.failures)}", file=sys.stderr)
 
     def cell_name(self, filename: str) -> str | None:
         """``Cell In[3]`` for the file name of a ``%%disco`` or an ordinary cell."""
@@ -242,17 +258,32 @@ class Lab:
         check_syntax(source, filename)
         if push:
             self.disco_push(push, session=session)
-        run = CellRun(sess, source, filename, ranks)
-        if not block:
-            for name in out:
-                self.shell.user_ns[name] = sess[name]
-            return run
-        view = LiveView(self.shell, self.output, sess, stream, progress_after)
-        with self.output.during_cell(group_outputs), self._showing(sess, view):
-            result = run.get(timeout, interrupt)
-        for name in out:
-            self.shell.user_ns[name] = sess[name]
+        try:
+            run = CellRun(sess, source, filename, ranks)
+            if not block:
+                self._background.append(run)
+                self.shell.user_ns.update({name: sess[name] for name in out})
+                return run
+            view = LiveView(self.shell, self.output, sess, stream, progress_after)
+            with self.output.during_cell(group_outputs), self._showing(sess, view):
+                result = run.get(timeout, interrupt)
+        except CellInterrupted:
+            raise
+        except KeyboardInterrupt:  # stop was pressed before or after the wait
+            if interrupt:
+                sess.interrupt()
+            raise CellInterrupted([]) from None
+        self.shell.user_ns.update(self._bound(sess, out))
         return result
+
+    def _bound(self, session: Session, names: Sequence[str]) -> dict[str, DRef]:
+        """DRefs of worker variables, which must be there on one worker at least."""
+        refs = {name: session[name] for name in names}
+        for name, ref in refs.items():
+            there = session.peek(session.call_packed(has_value, ref), tell=True)
+            if all(isinstance(answer, Failure) for answer in there.values()):
+                raise ArgumentError(f"-o: no worker has a variable named {name!r}")
+        return refs
 
     def _next_file(self) -> str:
         """A file name for a cell, made for people: ``Cell In[3]``, its second ``Cell In[3].2``."""
@@ -290,11 +321,15 @@ class Lab:
         missing = [name for name in names if name not in self.shell.user_ns]
         if missing:
             raise ArgumentError(f"the notebook has no variable named {', '.join(missing)}")
-        values = {name: self.shell.user_ns[name] for name in names}
-        if len(ranks) == sess.num_workers:
-            sess.push(values)
-        else:
-            sess.call_without_result(_set_on, ranks, values)
+        for name in names:
+            value = self.shell.user_ns[name]
+            try:
+                if len(ranks) == sess.num_workers:
+                    sess.push({name: value})
+                else:
+                    sess.call_without_result(_set_on, ranks, {name: value})
+            except ArgumentError as exc:
+                raise ArgumentError(f"{name} can't be sent: {exc}") from None
 
     def disco_pull(
         self,
@@ -310,7 +345,12 @@ class Lab:
         """
         sess = self.session(session)
         ranks = parse_ranks(targets, sess.num_workers)
-        fetched = {name: sess.pull(name, ranks, timeout) for name in names}
+        try:
+            fetched = {name: sess.pull(name, ranks, timeout) for name in names}
+        except WorkerError as exc:
+            if isinstance(exc.__cause__, ArgumentError):  # no such variable
+                raise ArgumentError(f"{name_ranks(exc.ranks)}: {exc.__cause__}") from None
+            raise
         single = isinstance(targets, str) and len(ranks) == 1 and not set(":,") & set(targets)
         for name, values in fetched.items():
             self.shell.user_ns[name] = values[0] if single else values

@@ -57,7 +57,8 @@ class LiveView:
             self._output.flush(whole_lines=True)
         if now >= self._next_progress:
             self._next_progress = now + _PROGRESS_EVERY
-            self._show(f"{now - self._began:.0f} s · {describe_progress(self._session)}")
+            text = f"{now - self._began:.0f} s · {describe_progress(self._session)}"
+            self._show("\n".join(filter(None, [text, self._output.unfinished()])))
 
     def end(self) -> None:
         """Take the line away."""
@@ -67,7 +68,7 @@ class LiveView:
     def _show(self, text: str) -> None:
         from IPython.display import HTML, display
 
-        line = HTML(f"<small>{_escape(text)}</small>" if text else "")
+        line = HTML(f"<pre><small>{_escape(text)}</small></pre>" if text else "")
         if self._line is None:
             self._line = display(line, display_id=True)
         else:

@@ -10,7 +10,7 @@ import difflib
 import functools
 import shlex
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
@@ -22,7 +22,7 @@ from IPython.core.magic_arguments import (
 )
 
 from ..engines import ENGINES
-from ..runtime.errors import DiscoError, WorkerError
+from ..runtime.errors import ArgumentError, DiscoError, SessionError, WorkerError
 from .cell import CellSyntaxError
 from .lab import Lab
 from .live import PROGRESS_AFTER
@@ -70,8 +70,12 @@ def one_line_errors(method: Callable[..., Any]) -> Callable[..., Any]:
             return method(*args, **kwargs)
         except (WorkerError, CellSyntaxError):
             raise  # these have stacks and lines to show
-        except DiscoError as exc:
+        except (ArgumentError, SessionError) as exc:
             raise UsageError(str(exc)) from None
+        except DiscoError as exc:
+            text = f"{type(exc).__name__}: {exc}"
+            exc._render_traceback_ = lambda: [text]  # type: ignore[attr-defined]
+            raise
 
     return wrapped
 
@@ -165,7 +169,7 @@ class DiscoMagics(Magics):
         """Fetch worker variables: a list with one value a worker; with -t 0 the value itself."""
         args = arguments_of(DiscoMagics.disco_pull, line)
         self.lab.disco_pull(
-            args.names, session=args.session, targets=args.targets, timeout=args.timeout
+            _names(args.names), session=args.session, targets=args.targets, timeout=args.timeout
         )
 
     @magic_arguments()
@@ -177,13 +181,26 @@ class DiscoMagics(Magics):
     def disco_push(self, line: str) -> None:
         """Send notebook variables to the workers, each its own copy."""
         args = arguments_of(DiscoMagics.disco_push, line)
-        self.lab.disco_push(args.names, session=args.session, targets=args.targets)
+        self.lab.disco_push(_names(args.names), session=args.session, targets=args.targets)
 
     @magic_arguments()
     @_targets_option
     @_session_option
-    @argument("-i", "--in", dest="push", metavar="NAMES", help="notebook variables to send first")
-    @argument("-o", "--out", metavar="NAMES", help="worker variables to bind here, as DRefs")
+    @argument(
+        "-i",
+        "--in",
+        dest="push",
+        action="append",
+        metavar="NAMES",
+        help="notebook variables to send first",
+    )
+    @argument(
+        "-o",
+        "--out",
+        action="append",
+        metavar="NAMES",
+        help="worker variables to bind here, as DRefs",
+    )
     @argument("-b", "--block", action="store_true", help="wait for the workers (the default)")
     @argument("-a", "--noblock", action="store_true", help="return at once with a handle")
     @argument("--stream", dest="stream", action="store_true", default=None, help="output at once")
@@ -235,8 +252,10 @@ class DiscoMagics(Magics):
         )
 
 
-def _names(text: str | None) -> list[str]:
-    return [name.strip() for name in (text or "").split(",") if name.strip()]
+def _names(texts: Sequence[str] | None) -> list[str]:
+    """Names separated by commas, in one word or several."""
+    words = [name.strip() for text in texts or () for name in text.split(",")]
+    return [word for word in words if word]
 
 
 def _split_line(line: str) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 from ..runtime.worker import Worker, current_worker_or_none
 from .folding import blocks, label, merge
+from .screen import UP, Screen
 
 # "order": lines that all printed once, the rest worker by worker; "engine": one block a worker;
 # "type": stdout, then stderr, then displays. The words are those of ipyparallel.
@@ -156,6 +157,16 @@ class OutputCapture:
                         _put_back_tail(taken[rank], items)
                 self._show({rank: _lines(items) for rank, items in taken.items()})
 
+    def unfinished(self) -> str:
+        """The lines that workers have begun and not ended, progress bars among them."""
+        with self._lock:
+            lines = {
+                rank: [line for kind, line in _lines(items[-50:]) if kind != "display"][-1:]
+                for kept in self._kept.values()
+                for rank, items in kept.items()
+            }
+        return "\n".join(f"{label(ranks)} {line}" for ranks, line in merge(lines))
+
     def _show(self, lines: dict[int, list[tuple[str, Any]]]) -> None:
         pending: list[str] = []
         name = "stdout"
@@ -207,35 +218,41 @@ class _Bundle:
 
 
 def _lines(items: list[Item]) -> list[tuple[str, Any]]:
-    """Cut text into lines; of ``\\r`` progress only the last state is left."""
+    """Cut text into lines, as a terminal would show them in the end."""
     found: list[tuple[str, Any]] = []
-    open_text: dict[str, str] = {"stdout": "", "stderr": ""}
+    screens = {"stdout": Screen(), "stderr": Screen()}
+    moving = {item[0] for item in items if item[0] != "display" and UP in item[1]}
     for item in items:
         if item[0] == "display":
-            found += [(name, _last_state(text)) for name, text in open_text.items() if text]
-            open_text = dict.fromkeys(open_text, "")
+            for name, screen in screens.items():
+                found += [(name, line) for line in screen.take()]
             found.append(("display", _Bundle(item[1], item[2])))
-            continue
-        name, text = item
-        *whole, open_text[name] = (open_text[name] + text).split("\n")
-        found += [(name, _last_state(line)) for line in whole]
-    found += [(name, _last_state(text)) for name, text in open_text.items() if text]
+        else:
+            name, text = item
+            screens[name].write(text)
+            if name not in moving:  # whole lines keep their place between the streams
+                found += [(name, line) for line in screens[name].take_whole()]
+    for name, screen in screens.items():
+        found += [(name, line) for line in screen.take()]
     return found
 
 
-def _last_state(line: str) -> str:
-    parts = [part for part in line.split("\r") if part]
-    return parts[-1] if parts else ""
-
-
 def _put_back_tail(taken: list[Item], items: list[Item]) -> None:
-    """Leave text without its newline for the next time."""
-    if taken and taken[-1][0] != "display":
-        name, text = taken[-1]
+    """Leave what may still change for the next time: a line without its end, progress bars."""
+    first = len(taken)
+    while first > 0 and taken[first - 1][0] != "display":
+        first -= 1
+        name, text = taken[first]
+        if UP in text:
+            continue
         head, newline, tail = text.rpartition("\n")
-        if tail:
-            items.insert(0, (name, tail))
-            taken[-1] = (name, head + newline)
+        if newline:
+            kept = ([(name, tail)] if tail else []) + taken[first + 1 :]
+            taken[first:] = [(name, head + newline)]
+            items[:0] = kept
+            return
+    items[:0] = taken[first:]
+    del taken[first:]
 
 
 def _write(name: str, pending: list[str]) -> None:

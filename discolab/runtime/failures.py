@@ -16,7 +16,12 @@ from .sources import excerpt, is_cell, place
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _MOST_GROUPS = 4  # tracebacks shown of one error
 _MOST_FRAMES = 12  # frames shown of one traceback
+_LONGEST = 2_000  # characters of a message or a line
+_MOST_LINES = 40  # of a message
 _AROUND = 2  # source lines shown before and after the line of a cell
+
+
+Frames = tuple[tuple[str, int, str], ...]
 
 
 @dataclass(slots=True)
@@ -36,6 +41,11 @@ class Failure:
     frames
         ``(file, line, function)`` of the worker's stack at the raise, outermost first,
         without discolab's own.
+    details
+        The last lines of a Python traceback: the exception with its notes, its parts if it is
+        a group, the place of a syntax error.
+    earlier
+        What led to it, oldest first: frames, details, and how it led to the next.
     victim
         True if the exception only says that another worker failed.
     interrupted
@@ -53,7 +63,9 @@ class Failure:
     call_site: str
     type_name: str
     message: str
-    frames: tuple[tuple[str, int, str], ...] = field(default=(), repr=False)
+    frames: Frames = field(default=(), repr=False)
+    details: tuple[str, ...] = field(default=(), repr=False)
+    earlier: tuple[tuple[Frames, tuple[str, ...], str], ...] = field(default=(), repr=False)
     victim: bool = False
     interrupted: bool = False
     exception: BaseException | None = field(default=None, repr=False)
@@ -62,17 +74,24 @@ class Failure:
 
     @classmethod
     def from_exception(cls, rank: int, command: str, call_site: str, exc: BaseException) -> Failure:
-        """Describe `exc`. Its frames are summarised and let go: they keep tensors alive."""
+        """Describe `exc`, whatever its class does; its frames, which keep tensors, are let go."""
         frames = user_frames(exc)
+        details, earlier = _details(exc), _earlier(exc)
         _drop_frames(exc)
+        try:
+            victim = bool(getattr(exc, "victim", False))
+        except BaseException:
+            victim = False
         return cls(
             rank=rank,
             command=command,
             call_site=call_site,
             type_name=type(exc).__name__,
-            message=safe_str(exc),
+            message=_cut(safe_str(exc)),
             frames=frames,
-            victim=bool(getattr(exc, "victim", False)),
+            details=details,
+            earlier=earlier,
+            victim=victim,
             interrupted=isinstance(exc, KeyboardInterrupt),
             exception=exc,
         )
@@ -90,7 +109,8 @@ class Failure:
 
     def same_as(self, other: Failure) -> bool:
         """Whether the two would read the same but for their ranks."""
-        return self.headline == other.headline and self.frames == other.frames
+        mine = (self.headline, self.frames, self.details, self.earlier)
+        return mine == (other.headline, other.frames, other.details, other.earlier)
 
 
 def summarize(failures: Sequence[Failure]) -> str:
@@ -112,8 +132,9 @@ def explain(failures: Sequence[Failure]) -> list[str]:
     for group in groups[:_MOST_GROUPS]:
         first = group[0]
         lines.append(f"{name_ranks(f.rank for f in group)} · {first.summary}")
-        lines += _stack(first)
-        lines += [*first.headline.splitlines(), ""]
+        for frames, details, relation in first.earlier:
+            lines += [*_stack(frames), *details, relation]
+        lines += [*_stack(first.frames), *(first.details or first.headline.splitlines()), ""]
     causes = {f.rank for group in groups for f in group}
     victims = [f for f in failures if f.rank not in causes]
     for group in fold(victims)[:_MOST_GROUPS]:
@@ -152,14 +173,29 @@ def fold_ranks(ranks: Iterable[int]) -> str:
     return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
 
 
-def user_frames(exc: BaseException) -> tuple[tuple[str, int, str], ...]:
-    """The frames of `exc`, discolab's own left out."""
-    found = [
-        (frame.f_code.co_filename, line, frame.f_code.co_name)
-        for frame, line in traceback.walk_tb(exc.__traceback__)
-        if not is_own_file(frame.f_code.co_filename)
-    ]
+def user_frames(exc: BaseException) -> Frames:
+    """The frames of `exc`, discolab's own left out, endless recursion folded."""
+    found: list[tuple[str, int, str]] = []
+    times = 1
+    for frame, line in traceback.walk_tb(exc.__traceback__):
+        code = frame.f_code
+        here = (code.co_filename, line, code.co_name)
+        if is_own_file(code.co_filename):
+            continue
+        if found and found[-1] == here:
+            times += 1
+            continue
+        _note_times(found, times)
+        times = 1
+        found.append(here)
+    _note_times(found, times)
     return tuple(found)
+
+
+def _note_times(found: list[tuple[str, int, str]], times: int) -> None:
+    if times > 1:
+        file, line, name = found[-1]
+        found[-1] = (file, line, f"{name} ({times} times)")
 
 
 def is_own_file(filename: str) -> bool:
@@ -171,8 +207,48 @@ def safe_str(value: object) -> str:
     """`str(value)`, whatever its `__str__` does."""
     try:
         return str(value)
-    except Exception as exc:
+    except BaseException as exc:
         return f"<unprintable {type(value).__name__}: its __str__ raised {type(exc).__name__}>"
+
+
+def _cut(text: str) -> str:
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:_LONGEST]} … ({len(text) - _LONGEST:,} more characters)"
+
+
+def _details(exc: BaseException, depth: int = 0) -> tuple[str, ...]:
+    """The exception in lines, as a traceback ends; parts of a group below it."""
+    try:
+        text = "".join(traceback.format_exception_only(exc))
+    except BaseException:
+        text = f"{type(exc).__name__}: {safe_str(exc)}"
+    name, _, rest = text.partition(":")
+    if name.endswith("." + type(exc).__name__):  # the module of the class says little here
+        text = f"{type(exc).__name__}:{rest}"
+    lines = [_cut(line) for line in text.rstrip().splitlines()[:_MOST_LINES]]
+    if isinstance(exc, BaseExceptionGroup) and depth < 3:
+        for part in exc.exceptions[:_MOST_GROUPS]:
+            lines += ["  | " + line for line in _details(part, depth + 1)]
+    return tuple(lines)
+
+
+def _earlier(exc: BaseException) -> tuple[tuple[Frames, tuple[str, ...], str], ...]:
+    """The chain that led to `exc`, oldest first, as Python shows it."""
+    chain: list[tuple[Frames, tuple[str, ...], str]] = []
+    seen = {id(exc)}
+    one = exc
+    while len(chain) < _MOST_GROUPS:
+        cause = BaseException.__cause__.__get__(one)
+        context = None if one.__suppress_context__ else BaseException.__context__.__get__(one)
+        before = cause or context
+        if before is None or id(before) in seen:
+            break
+        seen.add(id(before))
+        relation = "… was the cause of:" if cause is not None else "… and while that was handled:"
+        chain.insert(0, (user_frames(before), _details(before), relation))
+        one = before
+    return tuple(chain)
 
 
 def _groups(failures: Sequence[Failure]) -> list[list[Failure]]:
@@ -180,8 +256,7 @@ def _groups(failures: Sequence[Failure]) -> list[list[Failure]]:
     return fold([f for f in failures if not f.victim] or failures)
 
 
-def _stack(failure: Failure) -> list[str]:
-    frames = failure.frames
+def _stack(frames: Frames) -> list[str]:
     cut = len(frames) - _MOST_FRAMES
     if cut > 0:
         frames = (*frames[:2], *frames[2 + cut :])
@@ -197,11 +272,13 @@ def _stack(failure: Failure) -> list[str]:
 
 
 def _drop_frames(exc: BaseException) -> None:
+    """Forget the frames of `exc` and of what led to it, past what its class may override."""
     seen: set[int] = set()
     todo: list[BaseException | None] = [exc]
     while todo:
         one = todo.pop()
         if one is not None and id(one) not in seen:
             seen.add(id(one))
-            one.__traceback__ = None
-            todo += [one.__cause__, one.__context__]
+            BaseException.__traceback__.__set__(one, None)
+            todo.append(BaseException.__cause__.__get__(one))
+            todo.append(BaseException.__context__.__get__(one))

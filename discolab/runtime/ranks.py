@@ -1,4 +1,4 @@
-"""Rank sets in one grammar: ``0``, ``1,3``, ``0:4:2``, ``ranks(1,3)``."""
+"""Rank sets in one grammar: ``0``, ``1,3``, ``1-3``, ``0:4:2``, ``ranks(1,3)``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from .errors import ArgumentError
 
+_RANGE = re.compile(r"^(\d+)-(\d+)$")
 _SLICE = re.compile(r"^(-?\d{1,9})?:(-?\d{1,9})?(?::(-?\d{1,9})?)?$")
 
 
@@ -18,8 +19,9 @@ def parse_ranks(text: str | int | Iterable[int] | None, num_workers: int) -> lis
     Parameters
     ----------
     text
-        Ranks and slices separated by commas, ``all`` or None for every worker, or an
-        iterable of integers. Negative ranks count from the end, slices are Python's.
+        Ranks, ranges (``1-3``, as output is labelled) and slices separated by commas, ``all`` or
+        None for every worker, or an iterable of integers. Negative ranks count from the end,
+        slices are Python's.
 
     Returns
     -------
@@ -49,6 +51,10 @@ def parse_ranks(text: str | int | Iterable[int] | None, num_workers: int) -> lis
 
 
 def _part(part: str, num_workers: int) -> Iterable[int]:
+    span = _RANGE.match(part)
+    if span and int(span[1]) <= int(span[2]):
+        _part(span[2], num_workers)  # raises if there is no such worker
+        return range(int(span[1]), int(span[2]) + 1)
     match = _SLICE.match(part)
     if match:
         start, stop, step = (int(g) if g else None for g in match.groups())

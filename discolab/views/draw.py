@@ -17,6 +17,8 @@ from .parts import Part
 from .text import render_text
 
 _PATIENCE = 1.0  # seconds
+_DRAWING = "drawing a value"
+describe.disco_command = _DRAWING  # type: ignore[attr-defined]  # what status calls it
 
 
 def draw_dref(ref: DRef, stats: Literal["auto"] | bool = "auto") -> Part:
@@ -40,6 +42,9 @@ def draw_dref(ref: DRef, stats: Literal["auto"] | bool = "auto") -> Part:
         answers = session.peek(described, timeout=_PATIENCE)
     except WaitTimeoutError as exc:
         answers = exc.partial
+        busy = [status for status in session.status() if status.state != "idle"]
+        if all(status.detail.startswith(_DRAWING) for status in busy):
+            session.interrupt(timeout=0.2)  # nothing but a slow __repr__ is in the way
     states = {status.rank: status for status in session.status()}
     records: dict[int, dict[str, Any]] = {}
     for rank in range(session.num_workers):

@@ -218,3 +218,63 @@ def test_somebody_who_watches_sees_output_and_progress_while_it_runs(nb: Any) ->
     quiet = nb.ok(f"%%disco --progress-after 0.5\n{code}")  # nobody watches
     assert quiet.stdout == "[0-3] first\n[0-3] second\n"
     assert len(quiet.outputs) == 1
+
+
+def test_what_led_to_an_error_is_shown(nb: Any) -> None:
+    code = "try:\n    {}['key']\nexcept KeyError as e:\n    raise RuntimeError('outer') from e"
+    shown = nb.fails(f"%%disco\n{code}").traceback
+    assert "KeyError: 'key'" in shown
+    assert "line 3" in shown
+    assert "was the cause of:" in shown
+    assert shown.index("KeyError") < shown.index("RuntimeError: outer")
+    group = "e = ExceptionGroup('several', [ValueError('one')]); e.add_note('a note'); raise e"
+    shown = nb.fails(f"%%disco\n{group}").traceback
+    assert "ValueError: one" in shown
+    assert "a note" in shown
+
+
+def test_hostile_exceptions_and_long_messages(nb: Any) -> None:
+    frozen = (
+        "import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass E(Exception):\n    a: int"
+    )
+    assert "E" in nb.fails(f"%%disco\n{frozen}\nraise E(1)").error["evalue"]
+    long = nb.fails("%%disco\nraise ValueError('x' * 5_000_000)")
+    assert "more characters" in long.traceback
+    assert len(long.traceback) < 20_000
+    deep = nb.fails("%%disco\ndef f(): f()\nf()").traceback
+    assert "RecursionError" in deep
+    assert len(deep.splitlines()) < 30
+    assert nb.ok("%disco 1").text == "DRef: 1 on all 4 workers"
+
+
+def test_a_slow_repr_does_not_hold_up_the_next_cell(nb: Any) -> None:
+    code = "class Slow:\n    def __repr__(self):\n        while True: pass\nSlow()"
+    assert "still busy" in nb.ok(f"%%disco\n{code}").text
+    result = nb.ok("%disco 1")
+    assert result.text == "DRef: 1 on all 4 workers"
+    assert result.seconds < 3
+
+
+def test_unfinished_lines_and_progress_bars_come_whole(nb: Any) -> None:
+    code = (
+        "import time\nfor i in range(4):\n    print(i, end=' ', flush=True)\n    time.sleep(0.25)"
+    )
+    live = nb.ok(f"%%disco --stream\n{code}\nprint('done')")
+    assert live.stdout == "[0-3] 0 1 2 3 done\n"
+    bar = (  # what tqdm writes when it gives the ranks rows of their own
+        "import sys, time\nfor i in range(4):\n"
+        "    print('\\n' * rank + f'\\r{i + 1}/4' + '\\x1b[A' * rank, end='', file=sys.stderr)\n"
+        "    time.sleep(0.1)\nprint(file=sys.stderr)"
+    )
+    assert nb.ok(f"%%disco\n{bar}").stderr == "[0-3] 4/4\n"
+    live_lines = nb.ok(f"%%disco --stream\n{bar}").stderr.splitlines()
+    assert all(line.endswith("] 4/4") for line in live_lines), live_lines
+    assert len(live_lines) <= 4  # one for each worker, if they end apart
+
+
+def test_tqdm_gives_one_bar_a_worker(nb: Any) -> None:
+    code = "from tqdm import tqdm\nfor i in tqdm(range(7), desc=f'r{rank}', ncols=40): pass"
+    lines = nb.ok(f"%%disco\n{code}").stderr.splitlines()
+    assert [line[:13] for line in lines] == [f"[{r}] r{r}: 100%|" for r in range(4)]
+    here = nb.ok("from tqdm import tqdm\nfor i in tqdm(range(3), ncols=40): pass").stderr
+    assert "100%" in here

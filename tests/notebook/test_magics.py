@@ -55,6 +55,7 @@ def test_unknown_options_name_those_near(nb: Any) -> None:
 
 def test_targets(nb: Any) -> None:
     assert nb.ok("%%disco -t 1,3\nprint(rank)").stdout == "[1] 1\n[3] 3\n"
+    assert nb.ok("%%disco -t 1-2\nprint(rank)").stdout == "[1] 1\n[2] 2\n"
     assert nb.ok("%%disco --targets 0:4:2\nprint('even')").stdout == "[0,2] even\n"
     assert "out of range" in nb.fails("%%disco -t 4\n1").stderr
     assert "is no rank" in nb.fails("%%disco -t one\n1").stderr
@@ -72,8 +73,12 @@ def test_push_pull_in_and_out(nb: Any) -> None:
     assert nb.ok("z.debug_get_from_all()").text == "[7, 8, 9, 10]"
     nb.ok("%disco_push -t 2 k")
     assert "no variable named nope" in nb.fails("%disco_push nope").stderr
-    assert "nope" in nb.fails("%disco_pull nope").error["evalue"]
-    assert "Pickled" in nb.fails("weird = object()\n%disco_push weird").stderr
+    assert "no variable named 'nope'" in nb.fails("%disco_pull nope").stderr
+    weird = nb.fails("weird = [object()]\n%disco_push k,weird").stderr
+    assert "weird can't be sent" in weird
+    assert "Pickled" in weird
+    nb.ok("%%disco -o a -o d,z\n1")
+    assert "no worker has a variable named 'nope'" in nb.fails("%%disco -o nope\n1").stderr
 
 
 def test_the_line_form(nb: Any) -> None:
@@ -94,10 +99,20 @@ def test_noblock_gives_a_handle(nb: Any) -> None:
     assert nb.ok("run").text == "<cell on workers 0-3: done; .get() waits for it>"
 
 
+def test_a_failure_in_the_background_is_told_by_the_next_cell(nb: Any) -> None:
+    nb.ok("get_ipython().run_cell_magic('disco', '-a', 'import time; time.sleep(0.5); 1 / 0')")
+    assert nb.ok("1").stderr == ""
+    told = nb.ok("import time; time.sleep(1)").stderr
+    assert "in the background: workers 0-3 failed in the cell: ZeroDivisionError" in told
+    assert nb.ok("3").stderr == ""
+
+
 def test_timeout_says_what_workers_do_and_the_session_goes_on(nb: Any) -> None:
     result = nb.fails("%%disco --timeout 0.3\nimport time\ntime.sleep(30)")
-    assert "gave up after 0.3 s" in result.stderr
-    assert "worker 2: waiting for time.sleep(30)" in result.stderr
+    assert result.error["ename"] == "WaitTimeoutError"
+    assert "gave up after 0.3 s" in result.traceback
+    assert "worker 2: waiting for time.sleep(30)" in result.traceback
+    assert "discolab/" not in result.traceback
     assert nb.ok("sess.interrupt()").text == "[]"
     assert nb.ok("%%disco\n1").text == "DRef: 1 on all 4 workers"
 
@@ -144,13 +159,17 @@ def test_completion_of_worker_names_attributes_and_options(nb: Any) -> None:
     assert "--targets" in nb.complete("%%disco --tar")
     assert "--devices" in nb.complete("%disco_session 4 --dev")
     assert "worker_only_tensor" not in nb.complete("y = worker_onl")
+    assert set(nb.complete("%disco_session 4 --de")) == {"--devices"}
+    assert "worker_only_tensor" in nb.complete("%disco_pull worker_o")
+    nb.ok("only_here = 1")
+    assert nb.complete("%disco_push only_h") == ["only_here"]
 
 
 def test_unload_takes_everything_away(bare_kernel: Any) -> None:
     nb = bare_kernel
     nb.ok("%reload_ext discolab")
     nb.ok("%disco_session 2 --devices cpu")
-    nb.ok("%unload_ext discolab")
+    assert nb.ok("%unload_ext discolab").stdout == "sess: shut down with the extension\n"
     result = nb.ok(
         "import sys, threading, time\n"
         "time.sleep(0.6)\n"
