@@ -46,7 +46,7 @@ def type_name(value: object) -> str:
 
 
 def safe_repr(value: object, limit: int = REPR_LIMIT) -> tuple[str, bool]:
-    """Take the repr of any value, without memory addresses, at most `limit` characters long.
+    """Take the repr of any value on one line, without addresses, at most `limit` characters.
 
     Long strings and bytes are cut before their repr is built. A repr that raises is shown as such.
 
@@ -60,7 +60,8 @@ def safe_repr(value: object, limit: int = REPR_LIMIT) -> tuple[str, bool]:
         if type(value) in (str, bytes, bytearray) and len(value) > limit:  # type: ignore[arg-type]
             value, whole = value[: limit + 1], False  # type: ignore[index]
         full = repr(value)
-        text = cut(strip_addresses(full[: 4 * limit]), limit)
+        one_line = " ".join(full[: 4 * limit].split()) if "\n" in full else full[: 4 * limit]
+        text = cut(strip_addresses(one_line), limit)
         return carriable(text), whole and len(full) <= 4 * limit and not text.endswith("…")
     except FAILURES as error:
         return f"<{type_name(value)}: repr raised {error_text(error)}>", True
