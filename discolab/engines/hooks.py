@@ -16,6 +16,7 @@ so a dropped session is noticed by the keeper.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import threading
 import time
@@ -94,6 +95,26 @@ def _keep(rest: threading.Event) -> None:
         with _lock:
             if not rest.is_set():
                 settle()
+
+
+def _in_child() -> None:
+    """A forked child has no worker and no keeper: put all back, so that it can have its own."""
+    global _lock, _rest
+    _lock = threading.RLock()  # another thread may have held them
+    _rest = threading.Event()
+    _sessions.clear()
+    forked_in = current_worker_or_none()
+    if forked_in is not None:
+        bind_thread(None)
+        for worker in forked_in.peers.values():
+            worker.ended = True
+    if _threads:
+        _threads.clear()
+        settle()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
 
 
 # New functions each time: who wrapped ours, and left the wrapper there when we went, ends up

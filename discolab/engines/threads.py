@@ -11,6 +11,7 @@ being daemons they never keep the process alive.
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
 import weakref
@@ -22,7 +23,7 @@ import torch
 from ..runtime.actions import DiscoAction
 from ..runtime.arguments import parse_device
 from ..runtime.channel import ThreadChannel
-from ..runtime.errors import ArgumentError, DiscoError
+from ..runtime.errors import ArgumentError
 from ..runtime.functions import find_func
 from ..runtime.session import Session
 from ..runtime.status import WorkerStatus
@@ -35,6 +36,8 @@ _sessions_made = 0
 
 # every thread with its worker, for the end of the process; a thread leaves when it ends
 _running: weakref.WeakKeyDictionary[threading.Thread, Worker] = weakref.WeakKeyDictionary()
+if hasattr(os, "register_at_fork"):  # a child process has none of them
+    os.register_at_fork(after_in_child=_running.clear)
 
 
 class ThreadedSession(Session):
@@ -143,12 +146,12 @@ class ThreadedSession(Session):
         for rank in ranks:
             self._workers[rank].retry_interrupt()
 
-    def _check_alive(self) -> None:
-        for worker, thread in zip(self._workers, self._threads, strict=True):
-            if not thread.is_alive() and not worker.ended:
-                raise DiscoError(
-                    f"the thread of worker {worker.worker_id} has died; restart the session"
-                )
+    def _dead(self) -> list[int]:
+        return [
+            worker.worker_id
+            for worker, thread in zip(self._workers, self._threads, strict=True)
+            if worker.died or not (worker.ended or thread.is_alive())
+        ]
 
     def _join(self, timeout: float) -> list[int]:
         _join_threads(self._threads, timeout)
@@ -237,11 +240,14 @@ def _check_device(name: Any) -> torch.device:
 
 
 def _run_worker(worker: Worker, num_threads: int) -> None:
-    torch.set_num_threads(num_threads)
-    if worker.device.type == "cuda":
-        torch.cuda.set_device(worker.device)
-        torch.cuda.set_stream(torch.cuda.Stream(worker.device))
-    worker.run()
+    try:
+        torch.set_num_threads(num_threads)
+        if worker.device.type == "cuda":
+            torch.cuda.set_device(worker.device)
+            torch.cuda.set_stream(torch.cuda.Stream(worker.device))
+        worker.run()
+    finally:
+        worker.leave()
 
 
 def _join_threads(

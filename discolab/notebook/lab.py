@@ -14,6 +14,7 @@ from typing import Any
 
 from ..engines import make_session
 from ..runtime import sources
+from ..runtime.controller import check_timeout
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError, SessionError, WorkerError
 from ..runtime.failures import Failure, name_ranks, summarize
@@ -251,6 +252,7 @@ class Lab:
             If it failed on one or more workers.
         """
         sess = self.session(session)
+        check_timeout(timeout)
         ranks = parse_ranks(targets, sess.num_workers)
         filename = self._next_file()
         # one line in front, so that line numbers are those of the cell with its magic

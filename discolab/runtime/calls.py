@@ -17,7 +17,7 @@ from . import variables
 from .actions import BIND_ARGUMENTS, BIND_FUNCTION, DiscoAction
 from .arguments import Pickled, Register, as_tensor, encode, is_atom
 from .channel import Ticket
-from .controller import Controller, call_site
+from .controller import Controller, call_site, check_timeout
 from .dref import DPackedFunc, DRef
 from .errors import ArgumentError, ForeignDRefError, WorkerError
 from .failures import Failure
@@ -60,8 +60,13 @@ class Caller(Controller):
         with self._lock:
             if self._closed:
                 self._check_open()
-            ref = DRef(self._next_register(), self)  # type: ignore[arg-type]  # it is a Session
-            command = (_CALL_PACKED, ref.reg_id, what, given, named, bind, site)
+            reg = self._next_register()
+            try:
+                ref = DRef(reg, self)  # type: ignore[arg-type]  # it is a Session
+            except BaseException:
+                self._registers.give_back(reg)
+                raise
+            command = (_CALL_PACKED, reg, what, given, named, bind, site)
             try:
                 for send in self._sends:
                     send(command)
@@ -103,6 +108,7 @@ class Caller(Controller):
         self, name: str, ranks: Sequence[int] | None = None, timeout: float | None = None
     ) -> list[Any]:
         """Fetch a variable from some workers or all, in rank order."""
+        check_timeout(timeout)
         return self.fetch(self[name], ranks, timeout)
 
     # -- values ------------------------------------------------------------------------------
@@ -135,6 +141,7 @@ class Caller(Controller):
 
         For views: with `tell` false nothing counts as told, so a later sync still raises it.
         """
+        check_timeout(timeout)
         return self.wait(self.request(ref, ranks, tell), timeout)
 
     def request(
@@ -159,6 +166,7 @@ class Caller(Controller):
 
     def set_value(self, ref: DRef, worker_id: int, value: Any, timeout: float | None) -> None:
         """See `DRef.debug_copy_from`."""
+        check_timeout(timeout)
         rank = self._check_rank(worker_id)
         reg = self._register_of(ref)
         if isinstance(value, DRef):

@@ -12,10 +12,12 @@ the session. Ctrl-C in a wait also ends what the workers run: after it they are 
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, ClassVar
 
 import torch
@@ -23,7 +25,13 @@ import torch
 from .actions import DiscoAction
 from .arguments import Register
 from .channel import Channel, Ticket
-from .errors import ArgumentError, SessionClosedError, SessionError, WaitTimeoutError
+from .errors import (
+    ArgumentError,
+    DiscoError,
+    SessionClosedError,
+    SessionError,
+    WaitTimeoutError,
+)
 from .failures import name_ranks
 from .interruptible import TICK
 from .registers import RegisterFile
@@ -62,7 +70,7 @@ class Controller:
         worker_zero_data: dict[int, torch.Tensor],
         timeout: float | None = None,
     ) -> None:
-        self.timeout = timeout
+        self.timeout = check_timeout(timeout)
         self.name: str | None = None
         self._channels = tuple(channels)
         self._sends = tuple(channel.send for channel in channels)
@@ -126,8 +134,10 @@ class Controller:
         -------
         list of int
             The workers that did not stop within `timeout` seconds (they are inside a call
-            that Python can't interrupt), empty when all are ready again.
+            that Python can't interrupt), empty when all are ready again. One that has died
+            is not among them.
         """
+        limit = check_timeout(timeout)
         self._check_caller()
         ticket = Ticket(range(self.num_workers), "the end of an interrupt")
         with self._lock:
@@ -137,12 +147,14 @@ class Controller:
                 self._interrupt_workers()
             finally:  # after a second Ctrl-C too, or they would cancel all that comes
                 self._broadcast((DiscoAction.END_INTERRUPT, 0, ticket))
-        deadline = time.monotonic() + timeout
+        deadline = math.inf if limit is None else time.monotonic() + limit
         while not ticket.acquire(TICK):
-            if time.monotonic() > deadline:
-                break
-            self._retry_interrupt(ticket.missing)
-        return ticket.missing
+            dead = self._dead()
+            late = [rank for rank in ticket.missing if rank not in dead]
+            if not late or time.monotonic() > deadline:
+                return late
+            self._retry_interrupt(late)
+        return []
 
     def shutdown(self, timeout: float = 5.0, cancel: bool = False) -> list[int]:
         """Stop the workers. Calling it again does nothing.
@@ -160,6 +172,7 @@ class Controller:
         list of int
             The workers that were left behind, as a rule none.
         """
+        limit = check_timeout(timeout)
         self._check_caller()
         with self._lock:
             if self._closed:
@@ -171,7 +184,7 @@ class Controller:
             finally:
                 self._closed = True
         self._functions.clear()
-        return self._join(0.0 if cancel else timeout)
+        return self._join(0.0 if cancel else math.inf if limit is None else limit)
 
     # -- what an engine provides ------------------------------------------------------------------
 
@@ -190,8 +203,8 @@ class Controller:
         """
         raise NotImplementedError
 
-    def _check_alive(self) -> None:
-        """Raise if a worker has died. Called every tick of a wait."""
+    def _dead(self) -> list[int]:
+        """The workers that have died: they answer nothing any more. Asked every tick of a wait."""
         raise NotImplementedError
 
     # -- commands ----------------------------------------------------------------------------
@@ -232,6 +245,15 @@ class Controller:
         self._sent += 1
         for send in self._sends:
             send((DiscoAction.COUNT_FROM, 0, self._sent))
+
+    def _check_alive(self) -> None:
+        dead = self._dead()
+        if dead:
+            have = "has" if len(dead) == 1 else "have"
+            raise DiscoError(
+                f"{name_ranks(dead)} {have} died: make a new session "
+                "(in a notebook: %disco_restart)"
+            )
 
     def _check_open(self) -> None:
         if self._closed:
@@ -288,7 +310,7 @@ class Controller:
 
         With `interrupt` false, Ctrl-C ends the wait and leaves the workers to their work.
         """
-        timeout = self.timeout if timeout is None else timeout
+        timeout = self.timeout if timeout is None else check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             while not ticket.acquire(TICK if timeout is None else max(0.0, min(TICK, timeout))):
@@ -326,7 +348,9 @@ class Controller:
             f"{name_ranks(ticket.missing or ticket.asked)}; the workers now:"
         ]
         lines += [f"  {status}" for status in self.status()]
-        lines.append("The work goes on: wait again, or end it with interrupt()")
+        lines.append(
+            "The work goes on: wait again, or end it with sess.interrupt() or the stop button"
+        )
         return "\n".join(lines)
 
     def _throttle(self) -> None:
@@ -357,6 +381,27 @@ class Controller:
         except KeyboardInterrupt:
             self._after_ctrl_c()
             raise
+
+
+def check_timeout(timeout: Any) -> float | None:
+    """A number of seconds, or None, which is no limit of its own. Check it before anything is sent.
+
+    Raises
+    ------
+    ArgumentError
+        If it is anything else.
+    """
+    if timeout is None:
+        return None
+    try:
+        seconds = float(timeout) if isinstance(timeout, Real) else math.nan
+    except OverflowError:
+        seconds = math.nan
+    if isinstance(timeout, bool) or not seconds >= 0:
+        raise ArgumentError(
+            f"timeout is a number of seconds, 0 or more, or None: got {timeout!r:.60}"
+        )
+    return seconds
 
 
 def call_site(above: int = 2) -> tuple[Any, int] | None:

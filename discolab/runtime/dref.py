@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+import torch
 
 from .errors import ArgumentError
 
@@ -57,6 +59,30 @@ class DRef:
             self.session._registers.dropped.append(self.reg_id)
         except AttributeError:
             pass  # never fully made, or the interpreter is going down
+
+    # -- what it can't do ----------------------------------------------------------------------
+
+    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
+        raise ArgumentError(
+            "a DRef can't be copied or pickled: it owns its register. Use the same DRef again, "
+            "have the workers copy it (torch.clone(ref)), or fetch the value with "
+            "debug_get_from_remote(rank)"
+        )
+
+    def __copy__(self) -> NoReturn:
+        self.__reduce_ex__(0)
+
+    def __deepcopy__(self, _memo: Any) -> NoReturn:
+        self.__reduce_ex__(0)
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        raise ArgumentError(
+            "a DRef is no array, its values are on the workers: fetch one with "
+            "debug_get_from_remote(rank), or copy it with copy_from_worker_0(array, ref)"
+        )
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if hasattr(self, name)]
 
     # -- values ------------------------------------------------------------------------------
 
@@ -226,6 +252,35 @@ class DRef:
             else f"on {self.session.num_workers} workers"
         )
         return f"<{type(self).__name__} r{self.reg_id} {state}>"
+
+
+class _OfTensors:
+    """In the place of what tensors have and DRefs have not: says what to write instead.
+
+    A `__getattr__` would make each access to `reg_id` and `session` slower.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, ref: DRef | None, owner: type) -> NoReturn:
+        name = self._name
+        if callable(getattr(torch, name, None)):
+            instead = f"torch.{name}(ref)"
+        else:
+            instead = f"sess.call_packed(lambda t: t.{name}, ref)"
+        raise AttributeError(
+            f"a {owner.__name__} has no attribute {name!r}, the tensors are on the workers: "
+            f"{instead} runs there and gives a new DRef; debug_get_from_remote(rank) fetches a "
+            "value",
+            name=name,
+            obj=ref,
+        )
+
+
+for _name in dir(torch.Tensor):
+    if not _name.startswith("_") and not hasattr(DRef, _name):
+        setattr(DRef, _name, _OfTensors(_name))
 
 
 class DPackedFunc(DRef):

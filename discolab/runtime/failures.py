@@ -10,6 +10,7 @@ import os
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from .sources import excerpt, is_cell, place
 
@@ -20,6 +21,11 @@ _LONGEST = 2_000  # characters of a message or a line
 _MOST_LINES = 40  # of a message
 _AROUND = 2  # source lines shown before and after the line of a cell
 
+
+# past what an exception's class may override
+_TRACEBACK: Any = vars(BaseException)["__traceback__"]
+_CAUSE: Any = vars(BaseException)["__cause__"]
+_CONTEXT: Any = vars(BaseException)["__context__"]
 
 Frames = tuple[tuple[str, int, str], ...]
 
@@ -239,8 +245,8 @@ def _earlier(exc: BaseException) -> tuple[tuple[Frames, tuple[str, ...], str], .
     seen = {id(exc)}
     one = exc
     while len(chain) < _MOST_GROUPS:
-        cause = BaseException.__cause__.__get__(one)
-        context = None if one.__suppress_context__ else BaseException.__context__.__get__(one)
+        cause = _CAUSE.__get__(one)
+        context = None if one.__suppress_context__ else _CONTEXT.__get__(one)
         before = cause or context
         if before is None or id(before) in seen:
             break
@@ -279,6 +285,6 @@ def _drop_frames(exc: BaseException) -> None:
         one = todo.pop()
         if one is not None and id(one) not in seen:
             seen.add(id(one))
-            BaseException.__traceback__.__set__(one, None)
-            todo.append(BaseException.__cause__.__get__(one))
-            todo.append(BaseException.__context__.__get__(one))
+            _TRACEBACK.__set__(one, None)
+            todo.append(_CAUSE.__get__(one))
+            todo.append(_CONTEXT.__get__(one))

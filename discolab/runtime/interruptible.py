@@ -104,7 +104,8 @@ class Interruptible:
         timeout
             Seconds, None for no deadline.
         check
-            Called each tick (50 ms); may raise to end the wait.
+            Called each tick (50 ms), however often the worker is woken; may raise to end the
+            wait.
 
         Raises
         ------
@@ -115,7 +116,9 @@ class Interruptible:
         """
         if ready():
             return
-        deadline = None if timeout is None else time.monotonic() + timeout
+        now = time.monotonic()
+        deadline = None if timeout is None else now + timeout
+        next_check = now + TICK
         self.waiting_for = what
         try:
             while not ready():
@@ -126,8 +129,12 @@ class Interruptible:
                     pause = min(TICK, deadline - time.monotonic())
                     if pause <= 0:
                         raise WaitTimeoutError(f"gave up after {timeout:g} s waiting for {what}")
-                if not self._wakeup.acquire(timeout=pause) and check is not None and not ready():
+                woken = self._wakeup.acquire(timeout=pause)
+                if check is None or (woken and time.monotonic() < next_check):
+                    continue
+                if not ready():
                     check()
+                    next_check = time.monotonic() + TICK
         finally:
             self.waiting_for = None
 

@@ -30,6 +30,11 @@ class RegisterFile:
         self._next = reg_id + 1
         return reg_id
 
+    def give_back(self, reg_id: int) -> None:
+        """Take back an id whose DRef was torn in the making, and maybe has dropped it itself."""
+        if reg_id not in self.dropped:
+            self.dropped.append(reg_id)
+
     def collect(self) -> tuple[int, ...]:
         """Take back all dropped ids; the caller must have the workers forget them first."""
         count = len(self.dropped)

@@ -7,7 +7,7 @@ affair (engines/).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -22,7 +22,7 @@ from .arguments import (
     parse_shape,
 )
 from .calls import Caller, told
-from .controller import call_site
+from .controller import call_site, check_timeout
 from .dref import DModule, DPackedFunc, DRef
 from .errors import ArgumentError, WorkerError
 
@@ -136,6 +136,7 @@ class Session(Caller):
         Asynchronous as in Disco: leave the array alone until `sync_worker_0` has returned.
         Without `remote`, a tensor of that shape and dtype is made on worker 0 first.
         """
+        check_timeout(timeout)
         host = as_tensor(host_array, "copy_to_worker_0: host_array")
         if remote is None:
             remote = self.empty(host.shape, host.dtype, worker0_only=True, in_group=False)
@@ -190,10 +191,10 @@ class Session(Caller):
         one source. Leave the array alone until a sync has returned.
         """
         host = as_tensor(src, "broadcast: src")
+        source = self.copy_to_worker_0(host)
         if dst is None:
-            dst = self.empty(host.shape, host.dtype)
-        self.broadcast_from_worker0(self.copy_to_worker_0(host), dst, in_group=False)
-        return dst
+            return self._filled("broadcast_from_worker0", source, False, host.shape, host.dtype)
+        return self.broadcast_from_worker0(source, dst, in_group=False)
 
     def broadcast_from_worker0(self, src: DRef, dst: DRef, in_group: bool = True) -> DRef:
         """Copy `src` of each group's first worker (or of worker 0) into `dst` of the others."""
@@ -222,12 +223,13 @@ class Session(Caller):
                 f"{parts}, the number of workers"
                 + (" of a group (in_group=False scatters over all)" if within else "")
             )
-        if dst is None:
-            dst = self.empty(host.shape[1:], host.dtype)
         if within:  # every group's root needs the data first
             root = self.broadcast(host)
         else:
             root = self.copy_to_worker_0(host)
+        if dst is None:
+            shape = host.shape[1:]
+            return self._filled("scatter_from_worker0", root, in_group, shape, host.dtype)
         return self.scatter_from_worker0(root, dst, in_group)
 
     def scatter_from_worker0(self, src: DRef, dst: DRef, in_group: bool = True) -> DRef:
@@ -266,7 +268,11 @@ class Session(Caller):
         site = call_site()
         with self._lock:
             reg = Register(self._next_register())
-            self._broadcast((DiscoAction.GET_GLOBAL_FUNC, reg, name, site))
+            try:
+                self._broadcast((DiscoAction.GET_GLOBAL_FUNC, reg, name, site))
+            except BaseException:
+                self._registers.give_back(reg)
+                raise
         return reg
 
     def _function(self, name: str) -> Register:
@@ -297,9 +303,17 @@ class Session(Caller):
                 raise ArgumentError(f"{name}: a DRef is needed, got a {type(arg).__name__}")
         self.call_without_result(self._function("runtime.disco." + name), *args)
 
+    def _filled(self, name: str, src: DRef, in_group: bool, shape: Any, dtype: Any) -> DRef:
+        """A tensor of ours that a collective fills: poisoned where that fails, never raw memory."""
+        dst = self.empty(shape, dtype)
+        return self.call_packed(
+            _FILLING[name], self._function("runtime.disco." + name), src, in_group, dst
+        )
+
     def _copy_worker0(
         self, action: DiscoAction, host_array: Any, remote: DRef, timeout: float | None
     ) -> None:
+        check_timeout(timeout)
         what = action.name.lower()
         host = as_tensor(host_array, f"{what}: host_array")
         if not isinstance(remote, DRef):
@@ -311,16 +325,35 @@ class Session(Caller):
         with self._lock:
             self._check_open()
             token = next(self._tokens)
-            self._worker_zero_data[token] = host
-            self._broadcast((action, reg, token, site))
+            try:
+                self._worker_zero_data[token] = host
+                self._broadcast((action, reg, token, site))
+            except BaseException:
+                self._worker_zero_data.pop(token, None)
+                raise
         if timeout is not None:
             self.sync_worker_0(timeout)
 
     def _sync(self, ranks: Sequence[int], timeout: float | None) -> None:
+        check_timeout(timeout)
         replies = self.wait(self._ask(ranks, DiscoAction.SYNC_WORKER, "sync", (0,)), timeout)
         failures = [f for untold in replies.values() for f in untold]
         if failures:
             raise told(failures)
+
+
+def _filling(name: str) -> Callable[..., Any]:
+    """The collective `name` as a worker function that returns what it has filled."""
+
+    def fill(collective: Callable[..., None], src: Any, in_group: bool, dst: Any) -> Any:
+        collective(src, in_group, dst)
+        return dst
+
+    fill.__qualname__ = name
+    return fill
+
+
+_FILLING = {name: _filling(name) for name in ("broadcast_from_worker0", "scatter_from_worker0")}
 
 
 def _writeable(array: Any) -> bool:

@@ -1,7 +1,7 @@
 """A worker: it owns a register file and executes commands in order.
 
 One thread runs `Worker.run`; it alone writes `registers`, `namespace`, `current`,
-`executed` and `unreported`. Other threads may read `current`, `executed`, `waiting_for`
+`executed` and `untold`. Other threads may read `current`, `executed`, `waiting_for`
 (for status) and call `interrupt`, `retry_interrupt` and `wake`. `_guard` guards the
 sending of asynchronous exceptions; `interrupts` changes under it.
 Interrupting and waiting are in interruptible.py.
@@ -9,11 +9,14 @@ Interrupting and waiting are in interruptible.py.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
+import traceback
 from collections import deque
-from typing import Any
+from dataclasses import replace
+from typing import Any, NoReturn
 
 import torch
 
@@ -30,8 +33,9 @@ from .failures import Failure, is_own_file
 from .functions import find_func
 from .interruptible import Interruptible
 from .sources import is_cell, place
+from .untold import Untold
 
-_MOST_UNREPORTED = 16
+_MOST_FAILED_CALLS = 16
 
 _local = threading.local()
 
@@ -101,6 +105,8 @@ class Worker(Interruptible):
     resumed_at
         `executed` at the end of the last interrupt, the same on all workers: what earlier calls
         left unfinished is void.
+    died
+        Set if the thread ended without being asked to.
     """
 
     def __init__(
@@ -127,12 +133,14 @@ class Worker(Interruptible):
         self.registers: dict[int, Any] = {}
         self.namespace: dict[str, Any] = {}
         self.generator = torch.Generator()
-        self.unreported: deque[Failure] = deque()
+        self.untold = Untold(worker_id)
         self.executed = 0
         self.current: Command | None = None
         self.resumed_at = 0
-        self.failed_calls: deque[tuple[int, Failure]] = deque(maxlen=_MOST_UNREPORTED)
+        self.failed_calls: deque[tuple[int, Failure]] = deque(maxlen=_MOST_FAILED_CALLS)
+        self.died = False
         self._since: tuple[int, float] = (-1, 0.0)
+        self._pid = os.getpid()
 
     # -- facts -----------------------------------------------------------------------------
 
@@ -167,7 +175,10 @@ class Worker(Interruptible):
     # -- the command loop --------------------------------------------------------------------
 
     def run(self) -> None:
-        """Execute commands until SHUTDOWN. Returns; never raises for a failed command."""
+        """Execute commands until SHUTDOWN. Returns; never raises for a failed command.
+
+        However it ends, the engine calls `leave` then.
+        """
         self.thread_id = threading.get_ident()
         bind_thread(self)
         while not self.ended:
@@ -177,6 +188,15 @@ class Worker(Interruptible):
                 self._loop()
             except WorkerInterrupted:
                 continue  # it landed between two statements of ours; _finish_interrupted mends
+        if os.getpid() != self._pid:  # the command forked, and has come back in the child too
+            _end_child(None)
+
+    def leave(self) -> None:
+        """The thread ends; were it by an error of ours, nobody may wait for this worker."""
+        self.died = not self.ended
+        self.ended = True
+        for peer in tuple(self.peers.values()):
+            peer.wake()
         self.registers.clear()
         self.namespace.clear()
         bind_thread(None)
@@ -222,6 +242,8 @@ class Worker(Interruptible):
             if reg:
                 self.registers[reg] = value
         except BaseException as exc:
+            if os.getpid() != self._pid:
+                _end_child(exc)
             self._absorb()
             self._poison(reg, command, exc)
         self.executed += 1
@@ -259,20 +281,50 @@ class Worker(Interruptible):
         Without a register (0) the failure is an orphan: the next wait for this worker tells it.
         """
         self.waiting_for = None  # an interrupt can hit the `finally` of a wait
-        if isinstance(exc, _Poisoned):
+        if type(exc) is _Poisoned:
             failure = exc.failure
+            known = failure.reported or failure.interrupted
+            if not reg and known and not self.interrupts:  # or what was not done stays unsaid
+                self.untold.add(self._passed_on(failure, command))
         else:
-            text, site = self.command_text(command)
-            failure = Failure.from_exception(self.worker_id, text, site, exc)
+            failure = self._describe(exc, command)
             failure.orphan = reg == 0
             if not failure.interrupted:  # who interrupts knows it
-                self._forget_reported()
-                if len(self.unreported) < _MOST_UNREPORTED:  # the first ones are the causes
-                    self.unreported.append(failure)
+                self.untold.add(failure)
         if reg:
             self.registers[reg] = failure
         if command[0] == DiscoAction.CALL_PACKED:
             self.failed_calls.append((self.executed, failure))
+
+    def _describe(self, exc: BaseException, command: Command, words: str = "") -> Failure:
+        """The `Failure` of a command, in `words` or its own; no exception may end the worker."""
+        kind = type(exc)
+        text, site = (words, "") if words else self._words(command)
+        try:
+            failure = Failure.from_exception(self.worker_id, text, site, exc)
+        except BaseException:
+            message = "<an exception that can't be described>"
+            failure = Failure(self.worker_id, text, site, kind.__name__, message)
+        failure.interrupted = issubclass(kind, WorkerInterrupted)
+        return failure
+
+    def _words(self, command: Command) -> tuple[str, str]:
+        try:
+            return self.command_text(command)
+        except BaseException:  # of a callable object's own attributes
+            return "a command", ""
+
+    def _passed_on(self, failure: Failure, command: Command) -> Failure:
+        """What a command without a result tells of a poisoned argument."""
+        text, site = self._words(command)
+        return replace(
+            failure,
+            command=f"{text} [argument poisoned by {failure.summary}]",
+            call_site=site,
+            orphan=True,
+            reported=False,
+            interrupted=False,
+        )
 
     def _shutdown(self, _command: Command) -> None:
         self.ended = True
@@ -284,7 +336,7 @@ class Worker(Interruptible):
     def _get_global_func(self, command: Command) -> None:
         try:
             self.registers[command[1]] = find_func(command[2])
-        except Exception as exc:
+        except BaseException as exc:
             self._poison(command[1], command, exc)
 
     def _sync_worker(self, command: Command) -> None:
@@ -293,12 +345,7 @@ class Worker(Interruptible):
                 torch.cuda.current_stream(self.device).synchronize()
             except Exception as exc:
                 self._poison(0, (*command, None), exc)
-        # they stay here until the session has raised them: it may have given up this wait
-        self._forget_reported()
-        self.channel.reply(command[2], self.worker_id, list(self.unreported))
-
-    def _forget_reported(self) -> None:
-        self.unreported = deque(f for f in self.unreported if not f.reported)
+        self.channel.reply(command[2], self.worker_id, self.untold.all())
 
     def _copy_from_worker0(self, command: Command) -> None:
         self._copy_worker0(command, "copy_from_worker_0", to_host=True)
@@ -310,7 +357,9 @@ class Worker(Interruptible):
         if self.worker_id != 0:
             return
         _, reg, token, _ = command
-        host = self.worker_zero_data.pop(token)
+        host = self.worker_zero_data.pop(token, None)
+        if host is None:
+            return  # Ctrl-C came as it was sent, and the session took it back
         try:
             mine = self._lookup(reg)
             if not isinstance(mine, torch.Tensor):
@@ -323,19 +372,19 @@ class Worker(Interruptible):
                     host.copy_(mine)
                 else:
                     mine.copy_(host)
-        except Exception as exc:
+        except BaseException as exc:
             self._poison(0, command, exc)
 
     def _debug_get_from_remote(self, command: Command) -> None:
         _, reg, tell, ticket = command
         value = self.registers.get(reg)
         if tell:
-            value = next((f for f in self.unreported if f.orphan and not f.reported), value)
+            value = self.untold.orphan() or value
         if type(value) is not Failure:
             try:
                 value = arguments.private_copy(value)
-            except Exception as exc:
-                value = Failure.from_exception(self.worker_id, "fetching a value", "", exc)
+            except BaseException as exc:
+                value = self._describe(exc, command, "fetching a value")
         self.channel.reply(ticket, self.worker_id, value)
 
     def _debug_set_register(self, command: Command) -> None:
@@ -349,8 +398,8 @@ class Worker(Interruptible):
                     held.copy_(value)
             else:
                 self.registers[reg] = arguments.private_copy(value)
-        except Exception as exc:
-            failure = Failure.from_exception(self.worker_id, "debug_copy_from", "", exc)
+        except BaseException as exc:
+            failure = self._describe(exc, command, "debug_copy_from")
             failure.reported = True
         self.channel.reply(ticket, self.worker_id, failure)
 
@@ -398,6 +447,8 @@ class Worker(Interruptible):
         if self._since[0] != self.executed:
             self._since = (self.executed, now)
         seconds = now - self._since[1]
+        if self.died:
+            return "dead", "", seconds
         if self.ended:
             return "ended", "", seconds
         if command is None:
@@ -423,6 +474,22 @@ class Worker(Interruptible):
 
 
 _CALL_PACKED = Worker._call_packed.__code__
+
+
+def _end_child(exc: BaseException | None) -> NoReturn:
+    """End a process that was forked inside a worker: it is none, and has no controller."""
+    code: Any = 0
+    if isinstance(exc, SystemExit):
+        code = exc.code or 0
+        if not isinstance(code, int):
+            sys.stderr.write(f"{code}\n")
+            code = 1
+    elif exc is not None:
+        traceback.print_exception(exc)
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code & 0xFF)
 
 
 def _check_same(what: str, host: torch.Tensor, mine: torch.Tensor) -> None:

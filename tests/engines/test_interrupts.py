@@ -260,3 +260,19 @@ def test_a_second_ctrl_c_during_the_first_leaves_the_session_usable(
     monkeypatch.setattr(pair, "_interrupt_workers", interrupt_workers)
     assert pair.interrupt(timeout=20) == []
     assert_works(pair)
+
+
+def test_shutdown_ends_a_loop_that_swallows_the_exception() -> None:
+    session = ThreadedSession(2)
+
+    def stubborn() -> None:
+        for _ in range(4):
+            try:
+                spin()
+            except BaseException:
+                pass
+        spin()
+
+    session.call_packed(stubborn)
+    eventually(session, "running")
+    assert session.shutdown(cancel=True) == []

@@ -1,8 +1,11 @@
 """DRefs in Python expressions and torch functions, and their life."""
 
+import copy
 import gc
 import operator
+import pickle
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from discolab import ArgumentError, DRef, ThreadedSession, WorkerError, current_worker
+from discolab import ArgumentError, DRef, Pickled, ThreadedSession, WorkerError, current_worker
+from discolab.runtime import calls
 
 BINARY = [
     operator.add,
@@ -186,3 +190,75 @@ def test_equality_is_elementwise_and_hashing_by_identity(pair: ThreadedSession) 
     assert torch.equal((x == 1).debug_get_from_remote(0), torch.tensor([False, True, False]))
     assert torch.equal((x != 1).debug_get_from_remote(1), torch.tensor([True, False, True]))
     assert {x: "here"}[x] == "here"
+
+
+@pytest.mark.parametrize("twin", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_dref_cannot_be_copied_or_pickled(pair: ThreadedSession, twin: Any) -> None:
+    x = tensor(pair, 1, 2)
+    for value_ in (x, [x], {"a": x}):
+        if twin is not copy.copy or value_ is x:
+            with pytest.raises(ArgumentError, match="can't be copied or pickled"):
+                twin(value_)
+    with pytest.raises(ArgumentError, match="can't be copied or pickled"):
+        pair.call_packed(len, Pickled([x]))
+
+
+def test_what_only_a_tensor_has_is_hinted_at(pair: ThreadedSession) -> None:
+    x = tensor(pair, 1, 2)
+    with pytest.raises(AttributeError, match=r"'sum'.*torch\.sum\(ref\) runs there"):
+        x.sum()
+    with pytest.raises(AttributeError, match=r"'shape'.*call_packed\(lambda t: t\.shape, ref\)"):
+        _ = x.shape
+    for name in ("no_such_name", "_repr_html_", "_ipython_display_", "__array_interface__"):
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'$"):
+            getattr(x, name)
+    assert not hasattr(x, "sum")
+    assert "sum" not in dir(x)
+    assert "debug_get_from_all" in dir(x)
+
+
+def test_a_dref_is_no_array(pair: ThreadedSession) -> None:
+    x = tensor(pair, 1, 2)
+    for make in (np.asarray, np.array, np.mean):
+        with pytest.raises(ArgumentError, match="a DRef is no array"):
+            make(x)
+
+
+def test_a_call_torn_in_the_making_of_its_dref_gives_the_register_back(
+    pair: ThreadedSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = pair.statistics().live_registers
+
+    def torn_before(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def torn_after(*args: Any) -> None:
+        DRef(*args)
+        raise KeyboardInterrupt
+
+    for torn in (torn_before, torn_after):
+        monkeypatch.setattr(calls, "DRef", torn)
+        with pytest.raises(KeyboardInterrupt):
+            pair.call_packed(lambda: 0)
+        monkeypatch.undo()
+        pair._registers.validate()
+        assert pair.statistics().live_registers == live
+    assert pair.call_packed(int).debug_get_from_all() == [0, 0]
+
+
+@pytest.mark.parametrize("send", ["broadcast", "scatter"])
+def test_what_the_session_makes_is_never_read_unfilled(pair: ThreadedSession, send: str) -> None:
+    def late() -> None:
+        if current_worker().rank == 1:
+            time.sleep(1000)
+
+    pair.call_packed(late)
+    ref = getattr(pair, send)(torch.ones(2, 4))
+    while pair.status()[0].state != "waiting":  # in the collective: its tensor is there
+        time.sleep(0.001)
+    assert pair.interrupt(timeout=20) == []
+    for rank in range(2):
+        with pytest.raises(WorkerError, match="WorkerInterrupted"):
+            ref.debug_get_from_remote(rank)
+    again = getattr(pair, send)(torch.ones(2, 4))
+    assert all((value == 1).all() for value in again.debug_get_from_all())

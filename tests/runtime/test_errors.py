@@ -1,8 +1,10 @@
 """What a failed command leaves behind, who is told of it, how often, and in what words."""
 
 import copy
+import dataclasses
 import gc
 import pickle
+import time
 import traceback
 import weakref
 from typing import Any
@@ -16,9 +18,14 @@ from discolab import (
     SessionError,
     ThreadedSession,
     WorkerError,
+    ccl,
     current_worker,
     current_worker_or_none,
 )
+
+
+def repr_of_type(value: object) -> str:
+    return getattr(value, "__name__", type(value).__name__)
 
 
 def fail(text: str = "broken", ranks: tuple[int, ...] = (0, 1, 2, 3)) -> int:
@@ -163,6 +170,162 @@ def test_no_object_ends_a_worker_however_it_misbehaves(pair: ThreadedSession) ->
     with pytest.raises(WorkerError, match=r"call of 'Rude'.*unprintable Unprintable"):
         pair.call_packed(Rude()).debug_get_from_all()
     assert pair.call_packed(lambda: 1).debug_get_from_all() == [1, 1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    number: int
+
+
+class NoVictim(Exception):
+    @property
+    def victim(self) -> bool:
+        raise ValueError
+
+
+class Rough(Exception):
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("error", [Frozen(1), NoVictim("x"), Rough()], ids=repr_of_type)
+def test_no_exception_ends_a_worker_however_it_misbehaves(
+    pair: ThreadedSession, error: Exception
+) -> None:
+    def leave() -> None:
+        if current_worker().rank == 1:
+            raise error
+        ccl.barrier()
+
+    with pytest.raises(WorkerError, match=f"worker 1 failed in .*: {type(error).__name__}: "):
+        pair.call_packed(leave).debug_get_from_all()
+    assert pair.call_packed(lambda: 1).debug_get_from_all() == [1, 1]
+
+
+def test_a_failure_that_cannot_be_described_is_told_by_its_type(
+    pair: ThreadedSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Failure, "from_exception", never)
+    with pytest.raises(WorkerError, match=r"call of 'fail'.*ValueError: <.*can't be described>"):
+        pair.call_packed(fail).debug_get_from_all()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_worker_that_dies_all_the_same_leaves_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session = ThreadedSession(3, timeout=20)
+
+    def die(*_: object) -> None:
+        raise MemoryError
+
+    def meet() -> None:
+        if current_worker().rank == 1:
+            raise ValueError
+        ccl.barrier()
+
+    monkeypatch.setattr(session._workers[1], "_poison", die)
+    ref = session.call_packed(meet)
+    start = time.monotonic()
+    with pytest.raises(DiscoError, match="worker 1 has died: make a new session"):
+        ref.debug_get_from_all()
+    assert session.status()[1].state == "dead"
+    while "waiting" in [status.state for status in session.status()]:
+        assert time.monotonic() - start < 5
+        time.sleep(0.01)
+    assert session.interrupt(timeout=10) == []
+    assert session.shutdown() == []
+    assert time.monotonic() - start < 5
+
+
+def test_an_interrupt_of_the_users_own_is_a_failure_like_any_other(pair: ThreadedSession) -> None:
+    def leave() -> None:
+        raise KeyboardInterrupt("mine")
+
+    pair.call_without_result(leave)
+    with pytest.raises(WorkerError, match="KeyboardInterrupt: mine") as info:
+        pair.sync_all()
+    assert not any(f.interrupted for f in info.value.failures)
+
+
+def poisoned_copy(session: ThreadedSession, ref: Any) -> None:
+    session.copy_from_worker_0(torch.zeros(1), ref)
+
+
+def poisoned_push(session: ThreadedSession, ref: Any) -> None:
+    session["v"] = ref
+
+
+def poisoned_item(session: ThreadedSession, ref: Any) -> None:
+    session.call_packed(torch.zeros, 1)[0] = ref
+
+
+def poisoned_reduction(session: ThreadedSession, ref: Any) -> None:
+    session.allreduce(ref, session.empty(1, "float32"))
+
+
+@pytest.mark.parametrize(
+    "use", [poisoned_copy, poisoned_push, poisoned_item, poisoned_reduction], ids=repr_of_type
+)
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_what_a_poisoned_argument_left_undone_is_told(
+    pair: ThreadedSession, use: Any, interrupted: bool
+) -> None:
+    if interrupted:
+        ref = pair.call_packed(lambda: time.sleep(1000))
+        while pair.status()[0].state != "waiting":
+            time.sleep(0.001)
+        assert pair.interrupt(timeout=20) == []
+    else:
+        ref = pair.call_packed(fail)
+        with pytest.raises(WorkerError):
+            ref.debug_get_from_all()
+    use(pair, ref)
+    with pytest.raises(WorkerError, match=r"\[argument poisoned by call of '") as info:
+        pair.sync_all()
+    assert __file__ in info.value.failures[0].call_site
+    pair.sync_all()
+    assert pair.call_packed(lambda: 1).debug_get_from_all() == [1, 1]
+
+
+def test_a_copy_that_an_interrupt_cancels_is_not_told(pair: ThreadedSession) -> None:
+    pair.call_packed(lambda: time.sleep(1000))
+    pair.broadcast(torch.ones(3))
+    while pair.status()[0].state != "waiting":
+        time.sleep(0.001)
+    assert pair.interrupt(timeout=20) == []
+    pair.sync_all()
+
+
+def test_unread_results_do_not_push_out_what_only_a_wait_can_tell(pair: ThreadedSession) -> None:
+    for number in range(20):
+        pair.call_packed(fail, f"unread {number}")
+    pair.call_without_result(fail, "orphan")
+    with pytest.raises(WorkerError) as info:
+        pair.sync_all()
+    messages = [f.message for f in info.value.failures if f.rank == 0]
+    assert messages == [
+        *(f"unread {number}" for number in range(16)),
+        "+4 more failures not kept",
+        "orphan",
+    ]
+    pair.sync_all()
+
+
+def test_of_many_commands_without_result_the_first_are_told_and_the_others_counted(
+    pair: ThreadedSession,
+) -> None:
+    for _ in range(2):
+        for number in range(30):
+            pair.call_without_result(fail, f"number {number}")
+        with pytest.raises(WorkerError) as info:
+            pair.sync_all()
+        messages = [f.message for f in info.value.failures if f.rank == 1]
+        assert messages[:16] == [f"number {number}" for number in range(16)]
+        assert messages[16:] == ["+14 more failures not kept"]
 
 
 def test_a_value_that_cannot_be_copied_is_an_error_of_its_fetch(pair: ThreadedSession) -> None:

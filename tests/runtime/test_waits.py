@@ -1,5 +1,6 @@
 """Waits: deadlines that say what workers do, shutdown during a wait, status, many threads."""
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from discolab import (
+    ArgumentError,
     DRef,
     SessionClosedError,
     ThreadedSession,
@@ -83,7 +85,7 @@ def test_every_wait_takes_a_deadline(
     pair.sync_all()
 
 
-@pytest.mark.parametrize("timeout", [0, -1, 1e-9])
+@pytest.mark.parametrize("timeout", [0, 1e-9, np.float32(0)])
 def test_a_deadline_that_is_past_gives_up_at_once(
     pair: ThreadedSession, gate: threading.Event, timeout: float
 ) -> None:
@@ -92,6 +94,59 @@ def test_a_deadline_that_is_past_gives_up_at_once(
     with pytest.raises(WaitTimeoutError):
         pair.sync_all(timeout=timeout)
     assert time.monotonic() - start < 2
+
+
+@pytest.mark.parametrize("timeout", [-1, math.nan, "3", 10**400, True, []])
+def test_what_is_no_time_is_refused_before_anything_is_sent(
+    pair: ThreadedSession, timeout: Any
+) -> None:
+    ref = pair.empty(2, "float32")
+    host = np.zeros(2, np.float32)
+    sent = pair.statistics().commands_sent
+    waits: list[Callable[[], object]] = [
+        lambda: pair.sync_all(timeout),
+        lambda: pair.sync_worker(0, timeout),
+        lambda: pair.pull("x", timeout=timeout),
+        lambda: ref.debug_get_from_all(timeout),
+        lambda: ref.debug_copy_from(0, host, timeout),
+        lambda: pair.copy_from_worker_0(host, ref, timeout),
+        lambda: pair.copy_to_worker_0(host, timeout=timeout),
+        lambda: pair.interrupt(timeout),
+        lambda: pair.shutdown(timeout),
+        lambda: ThreadedSession(1, timeout=timeout),
+    ]
+    for wait in waits:
+        with pytest.raises(ArgumentError, match="timeout is a number of seconds"):
+            wait()
+    assert pair.statistics().commands_sent == sent
+
+
+def test_an_infinite_time_is_no_limit() -> None:
+    session = ThreadedSession(1, timeout=math.inf)
+    assert session.call_packed(int).debug_get_from_all(timeout=math.inf) == [0]
+    assert session.interrupt(math.inf) == []
+    assert session.shutdown(math.inf) == []
+
+
+def test_checks_of_a_wait_are_not_starved_by_wake_ups(pair: ThreadedSession) -> None:
+    class Seen(Exception):
+        pass
+
+    def check() -> None:
+        raise Seen
+
+    def wait() -> float:
+        worker, start = current_worker(), time.monotonic()
+
+        def ready() -> bool:
+            worker.wake()  # as a busy peer does
+            return time.monotonic() - start > 5
+
+        with pytest.raises(Seen):
+            worker.wait_for(ready, "what never comes", check=check)
+        return time.monotonic() - start
+
+    assert max(pair.call_packed(wait).debug_get_from_all()) < 2
 
 
 def test_a_session_has_a_deadline_for_all_waits(gate: threading.Event) -> None:
