@@ -10,10 +10,10 @@ import torch
 from ..runtime.errors import ArgumentError, SessionError
 from ..runtime.worker import Worker, current_worker
 from .backend import Call
-from .board import kind
 from .groups import Group
 from .reductions import MOVABLE
 from .verdicts import call_site
+from .waits import kind
 
 
 def calling_worker(name: str) -> Worker:

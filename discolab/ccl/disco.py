@@ -15,8 +15,8 @@ from ..runtime.errors import ArgumentError
 from ..runtime.functions import register_func
 from ..runtime.session import REDUCE_OPS
 from . import checks, choose, ops, p2p
-from .board import kind
 from .groups import Group, resolve
+from .waits import kind
 
 Tensor = torch.Tensor
 

@@ -24,8 +24,11 @@ from ..runtime.errors import (
 from ..runtime.worker import Worker
 from . import moves, verdicts
 from .backend import Backend, BackendStatistics, Call, Tensor
-from .board import RUNNING, Board, Meeting, Message, Post, Reception, Signature, Wait, kind
+from .blocks import Job, reduce_in_blocks
+from .board import Board
+from .mailbox import Message
 from .reductions import combine
+from .waits import RUNNING, Meeting, Post, Reception, Signature, Wait, kind
 
 Work = Callable[[Sequence[Post]], None]
 
@@ -43,23 +46,13 @@ class LocalBackend(Backend):
 
     def all_reduce(self, call: Call, src: Tensor, out: Tensor, reduction: str) -> None:
         """See `Backend`."""
-
-        def work(posts: Sequence[Post]) -> None:
-            total = combine(_sources(posts), reduction)
-            moves.move_all([(post.out, total) for post in posts if post.out is not None])
-
-        self._meet(call, _signature(call, src, reduction), src, out, work)
+        self._meet(call, _signature(call, src, reduction), src, out, _reduce(reduction))
 
     def reduce(
         self, call: Call, src: Tensor, out: Tensor | None, reduction: str, root: int
     ) -> None:
         """See `Backend`."""
-
-        def work(posts: Sequence[Post]) -> None:
-            total = combine(_sources(posts), reduction)
-            moves.move_all([(post.out, total) for post in posts if post.out is not None])
-
-        self._meet(call, _signature(call, src, reduction, root), src, out, work)
+        self._meet(call, _signature(call, src, reduction, root), src, out, _reduce(reduction))
 
     def all_gather(self, call: Call, src: Tensor, out: Tensor) -> None:
         """See `Backend`."""
@@ -73,8 +66,13 @@ class LocalBackend(Backend):
         """See `Backend`."""
 
         def work(posts: Sequence[Post]) -> None:
-            parts = moves.rows(combine(_sources(posts), reduction), len(posts))
-            moves.move_all([(_out(p), part) for p, part in zip(posts, parts, strict=True)])
+            parts = zip(
+                *(moves.rows(source, len(posts)) for source in _sources(posts)), strict=True
+            )
+            jobs = [Job([_out(p)], list(part)) for p, part in zip(posts, parts, strict=True)]
+            if not reduce_in_blocks(jobs, reduction):
+                totals = moves.rows(combine(_sources(posts), reduction), len(posts))
+                moves.move_all([(_out(p), total) for p, total in zip(posts, totals, strict=True)])
 
         self._meet(call, _signature(call, src, reduction), src, out, work)
 
@@ -105,10 +103,11 @@ class LocalBackend(Backend):
         """See `Backend`. Copies at once and never waits."""
         worker, board = call.worker, self.board
         copy = moves.copy_of(src)
-        message = Message(copy, worker.executed, call.site, moves.posted(copy))
+        direct = worker.current is not None and call.site is worker.current[-1]
+        message = Message(copy, worker.executed, call.site, moves.posted(copy), direct)
         with board.lock:
             board.refresh(worker)
-            board.put((worker.worker_id, peer), message)
+            board.mailbox.put((worker.worker_id, peer), message, worker.peers)
         worker.peers[peer].wake()
 
     def recv(self, call: Call, out: Tensor, peer: int) -> None:
@@ -134,9 +133,10 @@ class LocalBackend(Backend):
             board.sweep(self._peers)
             held = [str(meeting) for meeting in board.open.values()]
             held += [f"{m.title()} (failed)" for m in board.failed.values()]
-            letters = sum(len(box) for box in board.messages.values())
             receivers = [str(w) for w in board.waiting.values() if isinstance(w, Reception)]
-            return BackendStatistics(self.name, len(held), letters, tuple(held + receivers))
+            return BackendStatistics(
+                self.name, len(held), len(board.mailbox), tuple(held + receivers)
+            )
 
     # -- meeting -----------------------------------------------------------------------------
 
@@ -244,14 +244,29 @@ class LocalBackend(Backend):
         while True:
             with board.lock:
                 board.refresh(worker)
-                message = board.take(pair)
+                message = board.mailbox.take(pair, worker.executed, worker.peers)
                 if message is not None:
                     return message
-                wait = Reception(board, pair, worker.executed, _kind(out), call.site)
-                board.waiting[worker.worker_id] = wait
-            self._await(wait, worker, call.timeout)
+                wait = Reception(board.mailbox, pair, worker.executed, _kind(out), call.site)
+                verdict = verdicts.lost(board, wait, worker)
+                if verdict is not None:
+                    board.fail(wait, verdict.error, verdict.text)
+                else:
+                    board.waiting[worker.worker_id] = wait
+            if wait.error is None:
+                self._await(wait, worker, call.timeout)
             if wait.error is not None:
                 raise wait.error[0](wait.error[1])
+
+
+def _reduce(reduction: str) -> Work:
+    def work(posts: Sequence[Post]) -> None:
+        outs = [post.out for post in posts if post.out is not None]
+        if not reduce_in_blocks([Job(outs, _sources(posts))], reduction):
+            total = combine(_sources(posts), reduction)
+            moves.move_all([(out, total) for out in outs])
+
+    return work
 
 
 def _gather(posts: Sequence[Post]) -> None:

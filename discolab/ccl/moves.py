@@ -19,7 +19,7 @@ Move = tuple[torch.Tensor, torch.Tensor]  # destination, source
 
 def move_all(moves: Sequence[Move]) -> None:
     """Copy each source to its destination as if all were read before any is written."""
-    spans = [_span(dst) for dst, _ in moves]
+    spans = [span(dst) for dst, _ in moves]
     safe: dict[int, torch.Tensor] = {}
     for _, src in moves:
         if id(src) not in safe:
@@ -47,7 +47,7 @@ def _overwritten(
     src: torch.Tensor, moves: Sequence[Move], spans: Sequence[tuple[int, int]]
 ) -> bool:
     """Whether a destination covers a part of `src` (one that is `src` itself does no harm)."""
-    low, high = _span(src)
+    low, high = span(src)
     for (dst, of), (first, last) in zip(moves, spans, strict=True):
         if first < high and low < last and dst.device == src.device:
             if of is src and _same_place(dst, src):
@@ -56,7 +56,7 @@ def _overwritten(
     return False
 
 
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
+def span(tensor: torch.Tensor) -> tuple[int, int]:
     """The first byte of a strided tensor and the one after its last."""
     if tensor.numel() == 0:
         return 0, 0

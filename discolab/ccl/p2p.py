@@ -2,10 +2,13 @@
 
 Messages between two workers arrive in the order in which they were sent, in the same call of
 the session or a later one. `send` copies and returns at once, whatever the size: what is
-sent and not received takes memory on the sender's device. An interrupt drops it.
+sent and not received takes memory on the sender's device. An interrupt drops it, and so does the
+failure of the call in which it was sent, on the sender or the receiver; a `recv` that then can't
+complete says so. Only the sender counts if the session called `send` itself.
 
-`recv` fails with a `CollectiveError` once the sender has done all its work without sending;
-with ``timeout=`` it waits that long instead, for a later call may yet send.
+`recv` fails with a `CollectiveError` once the sender has failed in the same call, or has done all
+its work without sending; with ``timeout=`` it waits that long instead of failing for the latter,
+for a later call may yet send.
 """
 
 from __future__ import annotations

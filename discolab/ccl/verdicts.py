@@ -17,7 +17,9 @@ from ..runtime.failures import Failure, name_ranks
 from ..runtime.interruptible import TICK
 from ..runtime.worker import Worker
 from .backend import Site
-from .board import PENDING, RUNNING, Board, Meeting, Post, Reception, Wait
+from .board import Board
+from .cycles import cycle_of, is_gone, sender_lost, to_fail
+from .waits import PENDING, RUNNING, Meeting, Post, Reception, Wait
 
 _OWN_MODULES = __name__.partition(".")[0] + "."
 _CALL_PACKED = Worker._call_packed.__code__
@@ -38,6 +40,11 @@ def judge(board: Board, wait: Wait, worker: Worker, *, patient: bool) -> Verdict
     ----------
     patient
         The user gave a timeout: a sender that is idle may be sent to work later.
+
+    Returns
+    -------
+    Verdict or None
+        On this wait or, in a deadlock, on those of the call in which it began.
     """
     if wait.settled():
         return None
@@ -45,18 +52,28 @@ def judge(board: Board, wait: Wait, worker: Worker, *, patient: bool) -> Verdict
         text = disagreement(board, wait, worker)
         if text is not None:
             return Verdict([wait], CollectiveError, text)
-        gone = [m for m in _needed(wait) if _is_gone(worker.peers.get(m), wait)]
+        gone = [m for m in _needed(wait) if is_gone(worker.peers.get(m), wait)]
         if gone:
             return _absent(board, wait, worker, gone)
-    stuck = board.stuck()
-    in_cycle = worker.worker_id in stuck
-    idle = isinstance(wait, Reception) and _sends_no_more(wait, worker, patient=patient)
-    if not wait.stable(in_cycle or idle, TICK / 2):
+    else:
+        verdict = lost(board, wait, worker)
+        if verdict is not None:
+            return verdict
+    cycle = cycle_of(worker.worker_id, board.waiting, worker.peers)
+    idle = isinstance(wait, Reception) and not patient and _is_idle(wait, worker)
+    if not wait.stable(bool(cycle) or idle, TICK / 2):
         return None
-    if in_cycle:
-        return _deadlock(stuck)
+    if cycle:
+        return _deadlock(cycle)
     assert isinstance(wait, Reception)
     return _no_sender(board, wait, worker)
+
+
+def lost(board: Board, wait: Wait, worker: Worker) -> Verdict | None:
+    """On a recv whose sender has ended, or failed in the same call: nothing for it can come."""
+    if isinstance(wait, Reception) and sender_lost(wait, worker.peers.get(wait.pair[0])):
+        return _no_sender(board, wait, worker)
+    return None
 
 
 def disagreement(board: Board, meeting: Meeting, worker: Worker) -> str | None:
@@ -82,7 +99,7 @@ def gave_up(board: Board, wait: Wait, worker: Worker, timeout: float) -> str:
         return head + _account(board, wait, worker)
     assert isinstance(wait, Reception)
     sender = wait.pair[0]
-    return f"{head}\n  worker {sender} {_state(board, wait, worker, sender)}"
+    return f"{head}\n  worker {sender} {_state(board, wait, worker, sender)}{_dropped(board, wait)}"
 
 
 def call_site(worker: Worker) -> Site | None:
@@ -114,10 +131,6 @@ def _needed(wait: Wait) -> Iterable[int]:
     return (wait.executor,) if wait.state is RUNNING else wait.group.ranks
 
 
-def _is_gone(peer: Worker | None, wait: Wait) -> bool:
-    return peer is None or peer.ended or peer.executed > wait.ordinal
-
-
 def _absent(board: Board, meeting: Meeting, worker: Worker, gone: list[int]) -> Verdict:
     """A member has ended the command (or for ever) without the others."""
     failed = any(_failure(worker, worker.peers.get(rank)) is not None for rank in gone)
@@ -126,23 +139,22 @@ def _absent(board: Board, meeting: Meeting, worker: Worker, gone: list[int]) -> 
     return Verdict([meeting], error, text)
 
 
-def _deadlock(stuck: Mapping[int, Wait]) -> Verdict:
-    lines = []
-    for rank in sorted(stuck):
-        wait = stuck[rank]
-        site = wait.site if isinstance(wait, Reception) else _post_site(wait, rank)
-        lines.append((rank, f"waiting in {wait}{where(site)}"))
-    text = "deadlock: these workers wait for each other for ever" + _folded(lines)
-    return Verdict(list(stuck.values()), CollectiveError, text)
+def _deadlock(cycle: Mapping[int, Wait]) -> Verdict:
+    first = min(wait.ordinal for wait in cycle.values())
+    lines = {}
+    for wait in cycle.values():
+        before = "" if wait.ordinal == first else "has left this call, and in a later one is "
+        for rank in wait.members():
+            site = wait.site if isinstance(wait, Reception) else _post_site(wait, rank)
+            lines[rank] = f"{before}waiting in {wait}{where(site)}"
+    text = "deadlock: these workers wait for each other for ever" + _folded(sorted(lines.items()))
+    return Verdict(to_fail(cycle), CollectiveError, text)
 
 
-def _sends_no_more(wait: Reception, worker: Worker, *, patient: bool) -> bool:
-    """Whether the sender has ended, or has done all its work; both without sending."""
-    peer = worker.peers.get(wait.pair[0])
-    if peer is None or peer.ended:
-        return True
-    idle = peer.executed > wait.ordinal and peer.current is None and peer.channel.pending() == 0
-    return idle and not patient
+def _is_idle(wait: Reception, worker: Worker) -> bool:
+    """Whether the sender has done all its work without sending."""
+    peer = worker.peers[wait.pair[0]]
+    return peer.executed > wait.ordinal and peer.current is None and peer.channel.pending() == 0
 
 
 def _no_sender(board: Board, wait: Reception, worker: Worker) -> Verdict:
@@ -150,8 +162,13 @@ def _no_sender(board: Board, wait: Reception, worker: Worker) -> Verdict:
     failed = _failure(worker, worker.peers.get(sender)) is not None
     told = _state(board, wait, worker, sender)
     extra = "" if failed else ", and has nothing left to do"
-    text = f"{wait} can't complete: worker {sender} {told}{extra}"
+    text = f"{wait} can't complete: worker {sender} {told}{extra}{_dropped(board, wait)}"
     return Verdict([wait], CollectiveAborted if failed else CollectiveError, text)
+
+
+def _dropped(board: Board, wait: Reception) -> str:
+    told = board.mailbox.dropped(wait.pair)
+    return f"\n  {told}" if told else ""
 
 
 # -- accounts --------------------------------------------------------------------------------
@@ -196,7 +213,7 @@ def _state(board: Board, wait: Wait, worker: Worker, rank: int) -> str:
 
 
 def _left(peer: Worker | None, meeting: Meeting) -> bool:
-    return meeting.state is PENDING and _is_gone(peer, meeting)
+    return meeting.state is PENDING and is_gone(peer, meeting)
 
 
 def _post_site(wait: Wait, rank: int) -> Site | None:

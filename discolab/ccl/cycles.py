@@ -1,0 +1,83 @@
+"""Workers that wait for each other for ever. Functions of what the board holds; no state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..runtime.worker import Worker
+from .mailbox import failed_in
+from .waits import PENDING, Meeting, Reception, Wait
+
+
+def cycle_of(
+    rank: int, waiting: Mapping[int, Wait], peers: Mapping[int, Worker]
+) -> dict[int, Wait]:
+    """The workers that wait for `rank` and for which it waits, through others; with their waits.
+
+    A wait that is hopeless by itself is no part of a cycle: it will fail alone, and then its
+    worker goes on. So the fault of one call is not taken for one of the next call, in which
+    the others wait for that worker already.
+    """
+    waits = {
+        other: wait
+        for other, wait in waiting.items()
+        if not wait.settled() and not _over(wait) and not hopeless(wait, peers)
+    }
+    mine = _reach(rank, waits)
+    if rank not in mine:
+        return {}
+    return {other: waits[other] for other in sorted(mine) if rank in _reach(other, waits)}
+
+
+def to_fail(cycle: Mapping[int, Wait]) -> list[Wait]:
+    """Which waits of a cycle to fail: of the first call in it, those for who has left that call.
+
+    If all are in one call, all of them.
+    """
+    first = min(wait.ordinal for wait in cycle.values())
+    if all(wait.ordinal == first for wait in cycle.values()):
+        return _unique(cycle)
+    return [
+        wait
+        for wait in _unique(cycle)
+        if wait.ordinal == first
+        and any(rank in cycle and cycle[rank].ordinal > first for rank in wait.missing())
+    ]
+
+
+def hopeless(wait: Wait, peers: Mapping[int, Worker]) -> bool:
+    """Whether this wait will fail whatever the others do."""
+    if isinstance(wait, Meeting):
+        return wait.disagree or any(is_gone(peers.get(r), wait) for r in wait.group.ranks)
+    assert isinstance(wait, Reception)
+    return sender_lost(wait, peers.get(wait.pair[0]))
+
+
+def is_gone(peer: Worker | None, wait: Wait) -> bool:
+    """Whether a worker has left the call of a wait, or ended."""
+    return peer is None or peer.ended or peer.executed > wait.ordinal
+
+
+def sender_lost(wait: Reception, sender: Worker | None) -> bool:
+    """Whether the sender has ended, or failed in the call of the recv."""
+    return sender is None or sender.ended or bool(failed_in(sender, wait.ordinal))
+
+
+def _over(wait: Wait) -> bool:
+    return isinstance(wait, Meeting) and wait.state is not PENDING
+
+
+def _reach(rank: int, waits: Mapping[int, Wait]) -> set[int]:
+    """For whom `rank` waits, and those for others; itself only if it is in a cycle."""
+    found: set[int] = set()
+    todo = [rank]
+    while todo:
+        wait = waits.get(todo.pop())
+        new = [m for m in wait.missing() if m in waits and m not in found] if wait else []
+        found.update(new)
+        todo += new
+    return found
+
+
+def _unique(cycle: Mapping[int, Wait]) -> list[Wait]:
+    return list({id(wait): wait for wait in cycle.values()}.values())
