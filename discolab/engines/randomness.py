@@ -7,13 +7,19 @@ they use `worker.generator`: handed over where the function takes a generator, o
 when another torch mode is active) swapped in under `_swap_lock` for the call. Elsewhere, and
 while torch compiles, they are torch's own.
 
-Not covered: CUDA generators (one a device, as in torch), and Python's and numpy's random
-modules, which stay the process's.
+``torch.default_generator`` given by name means the worker's to the functions wrapped here.
+
+Not covered, and drawn from the process's state: methods of ``torch.default_generator``;
+``torch.ops.aten.*`` and so graphs that torch.compile makes of random functions; names bound
+before the first session (``from torch import randn``); any draw while another worker's code is
+being compiled. CUDA generators are one a device, as in torch; Python's and numpy's random
+modules stay the process's.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -31,12 +37,27 @@ _METHODS = (
     "multinomial", "normal_", "random_", "uniform_",
 )  # fmt: skip
 _DRAW_WITHOUT = (
+    "_sample_dirichlet",
+    "_standard_gamma",
     "alpha_dropout", "alpha_dropout_", "dropout", "dropout_", "feature_alpha_dropout",
     "feature_alpha_dropout_", "feature_dropout", "feature_dropout_", "rrelu", "rrelu_",
 )  # fmt: skip
 
+_RECURRENT = ("gru", "lstm", "rnn_relu", "rnn_tanh")  # with dropout between their layers
+
 _swap_lock = threading.Lock()
+_swapper = 0  # the thread that holds it
 _undo: list[tuple[Any, str, Any, bool]] = []
+
+
+def _after_fork() -> None:
+    """A child must not wait for a thread that only its parent has."""
+    global _swap_lock, _swapper
+    _swap_lock, _swapper = threading.Lock(), 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def install() -> None:
@@ -50,7 +71,10 @@ def install() -> None:
     for owner in (torch, torch._VF):
         for name in _DRAW_WITHOUT:
             _replace(owner, name, _swapped)
+        for name in _RECURRENT:
+            _replace(owner, name, _swapped)
     _replace(torch.nn.functional, "scaled_dot_product_attention", _swapped)
+    _replace(torch.utils.data.dataset, "randperm", _handed)  # bound by name there: random_split
     for owner in (torch, torch.random):
         _replace(owner, "manual_seed", _manual_seed)
         _replace(owner, "seed", _seed)
@@ -92,9 +116,12 @@ def _handed(original: Any) -> Callable[..., Any]:
     @functools.wraps(original)
     def draw(*args: Any, **kwargs: Any) -> Any:
         worker = _worker()
-        if worker is None or kwargs.get("generator") is not None:
+        if worker is None:
             return original(*args, **kwargs)
+        if kwargs.get("generator") not in (None, torch.default_generator):
+            return original(*args, **kwargs)  # one of the program's own
         if torch._C._len_torch_function_stack() > 0:  # a device may be set from outside
+            kwargs.pop("generator", None)
             return _swap(worker, original, args, kwargs)
         if not _on_cpu(args, kwargs):
             return original(*args, **kwargs)
@@ -118,13 +145,18 @@ def _swapped(original: Any) -> Callable[..., Any]:
 
 
 def _swap(worker: Worker, original: Any, args: Any, kwargs: Any) -> Any:
+    global _swapper
+    if _swapper == threading.get_ident():  # code of a torch mode that draws inside of a draw
+        return original(*args, **kwargs)
     default = torch.default_generator
     with _swap_lock:
         before = default.get_state()
         default.set_state(worker.generator.get_state())
+        _swapper = threading.get_ident()
         try:
             return original(*args, **kwargs)
         finally:
+            _swapper = 0
             worker.generator.set_state(default.get_state())
             default.set_state(before)
 

@@ -34,6 +34,13 @@ DRAWS: dict[str, Callable[[], Any]] = {
     "attention": lambda: F.scaled_dot_product_attention(
         *(torch.ones(1, 1, 4, 4) for _ in range(3)), dropout_p=0.5
     ),
+    "random_split": lambda: [
+        list(part.indices) for part in torch.utils.data.random_split(range(9), [5, 4])
+    ],
+    "default generator": lambda: torch.rand(3, generator=torch.default_generator),
+    "Gamma": lambda: torch.distributions.Gamma(torch.ones(3), torch.ones(3)).sample(),
+    "Dirichlet": lambda: torch.distributions.Dirichlet(torch.ones(3)).sample(),
+    "LSTM": lambda: torch.nn.LSTM(3, 4, 2, dropout=0.5)(torch.ones(5, 1, 3))[0].detach(),
     "default device": lambda: _with_device(),
 }
 
@@ -106,3 +113,21 @@ def test_torch_has_its_own_functions_back_after_the_last_session() -> None:
     assert not hasattr(torch.Tensor.normal_, "discolab_wraps")
     assert "normal_" not in vars(torch.Tensor)
     assert not hasattr(torch._VF.dropout, "discolab_wraps")
+
+
+class _DrawsAgain(torch.overrides.TorchFunctionMode):
+    """A mode whose code draws a number of its own on each call."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        torch.rand(1)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_draw_inside_of_a_draw_does_not_hang(sess: ThreadedSession) -> None:
+    def work() -> list[float]:
+        torch.manual_seed(0)
+        with _DrawsAgain():
+            return torch.rand(2).tolist()
+
+    values = sess.call_packed(work).debug_get_from_all(timeout=10)
+    assert values == [values[0]] * 4
