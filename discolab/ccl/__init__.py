@@ -9,14 +9,17 @@ Importing this package registers Disco's ``runtime.disco.*`` collectives, which
 """
 
 from . import disco as _disco  # registers runtime.disco.*
-from .backend import Backend, BackendStatistics, Call
+from .backend import Backend, BackendStatistics
+from .call import Call
 from .choose import backend_name, statistics
+from .coalesced import all_gather_coalesced, all_reduce_coalesced, reduce_scatter_coalesced
 from .groups import Group, group, new_group, world
 from .ops import (
     all_gather,
     all_gather_list,
     all_reduce,
     all_reduce_,
+    all_to_all,
     barrier,
     broadcast,
     broadcast_,
@@ -26,6 +29,8 @@ from .ops import (
     scatter,
 )
 from .p2p import (
+    irecv,
+    isend,
     recv,
     recv_from_prev_group,
     recv_from_worker,
@@ -33,28 +38,36 @@ from .p2p import (
     send_to_next_group,
     send_to_worker,
 )
+from .work import Work
 
 __all__ = [
     "Backend",
     "BackendStatistics",
     "Call",
     "Group",
+    "Work",
     "all_gather",
+    "all_gather_coalesced",
     "all_gather_list",
     "all_reduce",
     "all_reduce_",
+    "all_reduce_coalesced",
+    "all_to_all",
     "backend_name",
     "barrier",
     "broadcast",
     "broadcast_",
     "gather",
     "group",
+    "irecv",
+    "isend",
     "new_group",
     "recv",
     "recv_from_prev_group",
     "recv_from_worker",
     "reduce",
     "reduce_scatter",
+    "reduce_scatter_coalesced",
     "scatter",
     "send",
     "send_to_next_group",

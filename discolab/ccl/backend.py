@@ -2,8 +2,8 @@
 
 `ops.py`, `p2p.py` and `disco.py` check every argument that can be checked on the calling
 worker, allocate the results, and hand plain strided tensors without autograd history to a
-`Backend`. A backend moves the data. It must either fill `out` or raise, must end when the
-worker is interrupted, and must not hang where it can see that a member never comes.
+`Backend`. A backend starts the operation and gives a `Work`, which ends well or raises, ends
+when the worker is interrupted, and does not hang where it can be seen that a member never comes.
 
 A `Backend` object may be shared by the workers of one address space; it owns its state.
 """
@@ -11,93 +11,75 @@ A `Backend` object may be shared by the workers of one address space; it owns it
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import CodeType
 
 import torch
 
-from ..runtime.worker import Worker
-from .groups import Group
+from .call import Call
+from .work import Work
 
-Site = tuple[CodeType | str, int]  # code object or file name, and line
 Tensor = torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call of one collective by one worker: what every method of a backend gets.
-
-    Attributes
-    ----------
-    name
-        As the user wrote it: ``"all_reduce"``.
-    worker
-        Who calls; always the thread on which the backend runs.
-    group
-        The members; `worker` is one of them. For send and recv: all workers.
-    timeout
-        Seconds to wait for the others, None for no limit.
-    site
-        Where the user's code called.
-    """
-
-    name: str
-    worker: Worker
-    group: Group
-    timeout: float | None
-    site: Site | None
+Tensors = Sequence[Tensor]
 
 
 class Backend(ABC):
     """Moves tensors between workers.
 
-    Shapes below are for n members. ``out`` never requires grad; it may be strided, and it
-    may be the source itself. Roots and peers are ranks.
+    All tensors come in lists, so that several of them can go in one operation ("coalesced"):
+    k is their number, n that of the members. ``outs`` never require grad; they may be strided,
+    and may be the sources themselves. Roots and peers are ranks.
     """
 
     name: str
 
     @abstractmethod
-    def all_reduce(self, call: Call, src: Tensor, out: Tensor, reduction: str) -> None:
-        """Reduce the members' `src` into everybody's `out`, of the same shape and dtype."""
+    def all_reduce(self, call: Call, srcs: Tensors, outs: Tensors, reduction: str) -> Work:
+        """Reduce each of the members' k `srcs` into everybody's `outs`, like by like."""
 
     @abstractmethod
-    def reduce(
-        self, call: Call, src: Tensor, out: Tensor | None, reduction: str, root: int
-    ) -> None:
-        """As `all_reduce` for `root` alone; the others have no `out`."""
+    def reduce(self, call: Call, srcs: Tensors, outs: Tensors, reduction: str, root: int) -> Work:
+        """As `all_reduce` for `root` alone; the others have no `outs`."""
 
     @abstractmethod
-    def all_gather(self, call: Call, src: Tensor, out: Tensor) -> None:
-        """Put the members' `src` one after the other into `out` (n times the first size)."""
+    def all_gather(self, call: Call, srcs: Tensors, outs: Tensors) -> Work:
+        """Copy the members' k `srcs` to everybody: k * n `outs`, n in a row for each source."""
 
     @abstractmethod
-    def reduce_scatter(self, call: Call, src: Tensor, out: Tensor, reduction: str) -> None:
-        """Reduce; the i-th member keeps the i-th of n equal parts along the first dimension."""
+    def reduce_scatter(self, call: Call, srcs: Tensors, outs: Tensors, reduction: str) -> Work:
+        """Reduce k * n `srcs`, n in a row for each of k `outs`; the i-th is for the i-th member."""
 
     @abstractmethod
-    def broadcast(self, call: Call, src: Tensor | None, out: Tensor, root: int) -> None:
-        """Copy `src` of `root` into everybody's `out`; the others have no `src`."""
+    def broadcast(self, call: Call, srcs: Tensors, outs: Tensors, root: int) -> Work:
+        """Copy the k `srcs` of `root` into everybody's `outs`; the others have no `srcs`."""
 
     @abstractmethod
-    def scatter(self, call: Call, src: Tensor | None, out: Tensor, root: int) -> None:
-        """Cut `src` of `root` along its first dimension, the i-th part for the i-th member."""
+    def scatter(self, call: Call, srcs: Tensors, outs: Tensors, root: int) -> Work:
+        """Copy the i-th of the n `srcs` of `root` to the one of `outs` of the i-th member."""
 
     @abstractmethod
-    def gather(self, call: Call, src: Tensor, out: Tensor | None, root: int) -> None:
-        """As `all_gather` for `root` alone; the others have no `out`."""
+    def gather(self, call: Call, srcs: Tensors, outs: Tensors, root: int) -> Work:
+        """Copy everybody's one of `srcs` to the n `outs` of `root`; the others have none."""
 
     @abstractmethod
-    def barrier(self, call: Call) -> None:
-        """Return once every member has called it."""
+    def all_to_all(self, call: Call, srcs: Tensors, outs: Tensors) -> Work:
+        """Copy the j-th of n `srcs` of the i-th member to the i-th of n `outs` of the j-th."""
 
     @abstractmethod
-    def send(self, call: Call, src: Tensor, peer: int) -> None:
-        """Send a copy of `src`; in order between two workers."""
+    def barrier(self, call: Call) -> Work:
+        """Over once every member has called it."""
 
     @abstractmethod
-    def recv(self, call: Call, out: Tensor, peer: int) -> None:
-        """Wait for the next tensor that `peer` sends here, of the shape and dtype of `out`."""
+    def send(self, call: Call, src: Tensor, peer: int, tag: str) -> Work:
+        """Send `src`; in order between two workers with one tag."""
+
+    @abstractmethod
+    def recv(self, call: Call, out: Tensor, peer: int | None, tag: str) -> Work:
+        """Fill `out` with the next tensor that `peer` (None: any member) sends here.
+
+        Its shape and dtype must be those of `out`. The result of the `Work` is the sender's rank
+        until somebody sets another.
+        """
 
     def statistics(self) -> BackendStatistics:
         """Counts for tests and displays; never waits."""

@@ -17,9 +17,11 @@ from collections.abc import Mapping
 
 from ..runtime.errors import CollectiveError
 from ..runtime.worker import Worker
-from .groups import Group
+from .call import DONE, FAILED, Call
 from .mailbox import Mailbox
-from .waits import DONE, FAILED, RUNNING, Key, Meeting, Post, Wait
+from .waits import RUNNING, Key, Meeting, Post, Wait
+
+_Counts = dict[tuple[tuple[int, ...], str], int]
 
 
 class Board:
@@ -31,51 +33,63 @@ class Board:
         self.failed: dict[Key, Meeting] = {}
         self.mailbox = Mailbox()
         self.waiting: dict[int, Wait] = {}
-        self._counts: dict[int, tuple[int, dict[tuple[int, ...], int]]] = {}
+        self._counts: dict[int, tuple[int, _Counts]] = {}
         self._cut = 0
 
     # -- meetings --------------------------------------------------------------------------
 
-    def join(self, worker: Worker, group: Group, post: Post) -> Meeting:
+    def join(self, post: Post) -> Meeting:
         """Enter a post; the meeting is RUNNING if it was the last, or may have failed already."""
+        call = post.call
+        worker, group = call.worker, call.group
         self.refresh(worker)
         if self.failed:
             self.sweep(worker.peers)
-        key = (group.ranks, worker.executed, self._next_number(worker, group))
+        call.number = self._next_number(call)
+        key = (group.ranks, group.tag, call.ordinal, call.number)
         meeting = self.failed.get(key) or self.open.get(key)
         if meeting is None:
-            meeting = self.open[key] = Meeting(group, key[1], key[2])
+            meeting = self.open[key] = Meeting(group, call.ordinal, call.number)
+        rank = worker.worker_id
         if meeting.state is FAILED:
-            meeting.posts[post.rank] = _without_tensors(post)
+            call.close(FAILED)
+            meeting.posts[rank] = Post(call)
             self.sweep(worker.peers)
             return meeting
-        meeting.disagree |= post.signature != meeting.first.signature if meeting.posts else False
-        meeting.posts[post.rank] = post
+        if meeting.posts and call.signature != meeting.first.signature:
+            meeting.disagree = True
+        meeting.posts[rank] = post
         if len(meeting.posts) == len(group.ranks):
             meeting.state = RUNNING
-            meeting.executor = post.rank
+            meeting.executor = rank
             del self.open[key]
-        else:
-            self.waiting[post.rank] = meeting
+        elif not call.asynchronous:
+            self.waiting[rank] = meeting
         return meeting
 
     def finish(self, meeting: Meeting) -> None:
         """Say that all is done."""
         if meeting.state is RUNNING:
             meeting.state = DONE
+            for post in meeting.posts.values():
+                post.call.close(DONE)
 
     def fail(self, wait: Wait, error: type[CollectiveError], text: str) -> None:
         """End a wait for all its members, those that come later too; the first reason stays."""
         if wait.error is not None or (isinstance(wait, Meeting) and wait.state is DONE):
             return
         wait.error = (error, text)
+        for rank in wait.members():
+            call = wait.call_of(rank)
+            if call is not None:
+                call.close(FAILED)
         if isinstance(wait, Meeting):
             wait.state = FAILED
             self.open.pop(wait.key, None)
             if wait.missing():
                 self.failed[wait.key] = wait
             for rank, post in wait.posts.items():
-                wait.posts[rank] = _without_tensors(post)
+                wait.posts[rank] = Post(post.call)
 
     def rest(self, rank: int, wait: Wait) -> None:
         """Say that a worker no longer waits."""
@@ -91,7 +105,7 @@ class Board:
             return
         self._cut = cut
         for table in (self.open, self.failed):
-            for key in [key for key in table if key[1] < cut]:
+            for key in [key for key in table if key[2] < cut]:
                 del table[key]
         for rank in [rank for rank, wait in self.waiting.items() if wait.ordinal < cut]:
             del self.waiting[rank]
@@ -104,19 +118,17 @@ class Board:
             if not any(_may_come(peers.get(rank), meeting) for rank in meeting.missing()):
                 del self.failed[key]
 
-    def _next_number(self, worker: Worker, group: Group) -> int:
-        ordinal, counts = self._counts.get(worker.worker_id, (-1, {}))
-        if ordinal != worker.executed:
+    def _next_number(self, call: Call) -> int:
+        """How many collectives of this group the worker has called before in this command."""
+        rank, group = call.worker.worker_id, (call.group.ranks, call.group.tag)
+        ordinal, counts = self._counts.get(rank, (-1, {}))
+        if ordinal != call.ordinal:
             counts = {}
-            self._counts[worker.worker_id] = (worker.executed, counts)
-        number = counts.get(group.ranks, 0)
-        counts[group.ranks] = number + 1
+            self._counts[rank] = (call.ordinal, counts)
+        number = counts.get(group, 0)
+        counts[group] = number + 1
         return number
 
 
 def _may_come(peer: Worker | None, meeting: Meeting) -> bool:
     return peer is not None and not peer.ended and peer.executed <= meeting.ordinal
-
-
-def _without_tensors(post: Post) -> Post:
-    return Post(post.rank, post.signature, post.site)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ..runtime.errors import ArgumentError, SessionError
 from ..runtime.worker import Worker, current_worker
-from .backend import Call
+from .call import Call, Kind, Signature, kind, kinds_of
 from .groups import Group
+from .ledger import ledger_of
 from .reductions import MOVABLE
 from .verdicts import call_site
-from .waits import kind
 
 
 def calling_worker(name: str) -> Worker:
@@ -33,8 +34,27 @@ def calling_worker(name: str) -> Worker:
     return worker
 
 
-def make_call(name: str, worker: Worker, group: Group, timeout: Any) -> Call:
-    """A checked call record.
+def make_call(
+    name: str,
+    worker: Worker,
+    group: Group,
+    tensors: Sequence[torch.Tensor] = (),
+    *,
+    reduction: str | None = None,
+    root: int | None = None,
+    timeout: Any = None,
+    async_op: bool = False,
+    op: str = "",
+    kinds: tuple[Kind, ...] | None = None,
+) -> Call:
+    """A checked call record, entered in the ledger.
+
+    Parameters
+    ----------
+    tensors
+        What the members must agree on in shape and dtype, unless `kinds` says otherwise.
+    op
+        The operation, if `name` is another one's name.
 
     Raises
     ------
@@ -47,7 +67,13 @@ def make_call(name: str, worker: Worker, group: Group, timeout: Any) -> Call:
             raise ArgumentError(
                 f"{name}: timeout must be seconds above 0, or None; got {timeout!r}"
             )
-    return Call(name, worker, group, timeout, call_site(worker))
+    if kinds is None:
+        kinds = kinds_of(tensors)
+    device = tensors[0].device.type if tensors else None
+    signature = Signature(op or name, reduction, root, kinds, device)
+    call = Call(name, worker, group, signature, call_site(worker), timeout, bool(async_op))
+    ledger_of(worker).enter(call)
+    return call
 
 
 def as_source(name: str, value: Any, what: str = "tensor") -> torch.Tensor:
@@ -97,6 +123,81 @@ def as_output(
         raise ArgumentError(f"{name}: out is on {out.device}, the tensor on {like.device}")
     check_writable(name, out)
     return out, plain
+
+
+def as_sources(name: str, values: Any, count: int | None = None) -> list[torch.Tensor]:
+    """A list of tensors on one device without their autograd history; of `count` if given.
+
+    Raises
+    ------
+    ArgumentError
+        If it is none, empty, or one of another length; and as for `as_source`.
+    """
+    if isinstance(values, torch.Tensor) or not isinstance(values, Sequence):
+        raise ArgumentError(f"{name}: give a list of tensors, got {type(values).__name__}")
+    if count is not None and len(values) != count:
+        raise ArgumentError(
+            f"{name}: got a list of {len(values)} tensors for a group of {count} workers; give one "
+            "for each member"
+        )
+    if not values:
+        raise ArgumentError(f"{name}: the list of tensors is empty")
+    sources = [as_source(name, value, f"tensor {i}") for i, value in enumerate(values)]
+    devices = {source.device for source in sources}
+    if len(devices) > 1:
+        raise ArgumentError(f"{name}: the tensors are on {', '.join(sorted(map(str, devices)))}")
+    return sources
+
+
+def as_outputs(
+    name: str, outs: Any, shapes: Sequence[tuple[int, ...]], likes: Sequence[torch.Tensor]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """`as_output` for each of a list.
+
+    Raises
+    ------
+    ArgumentError
+        As `as_output`; or if `outs` is a list of another length.
+    """
+    given: Sequence[Any] = [None] * len(likes) if outs is None else outs
+    if len(given) != len(likes):
+        raise ArgumentError(f"{name}: got {len(given)} outs for {len(likes)} tensors")
+    made = [
+        as_output(name, out, shape, like)
+        for out, shape, like in zip(given, shapes, likes, strict=True)
+    ]
+    return [result for result, _ in made], [plain for _, plain in made]
+
+
+def as_parts(
+    name: str, outs: Any, sources: Sequence[torch.Tensor]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The list to return and the plain tensors to write to, of any shapes, for as many parts.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no `outs` and the sources differ in shape, or the dtypes or devices differ.
+    """
+    first = sources[0]
+    if len({source.dtype for source in sources}) > 1:
+        raise ArgumentError(f"{name}: the tensors must be of one dtype")
+    if outs is None:
+        if len({source.shape for source in sources}) > 1:
+            raise ArgumentError(
+                f"{name}: the tensors differ in shape, so only the others know the shapes of what "
+                "comes from them; give out=[torch.empty(…), …]"
+            )
+        outs = [torch.empty(first.shape, dtype=first.dtype, device=first.device) for _ in sources]
+    plain = as_sources(name, outs, len(sources))
+    for out, given in zip(plain, outs, strict=True):
+        if out.dtype != first.dtype or out.device != first.device:
+            raise ArgumentError(
+                f"{name}: out is {_kind(out)} on {out.device}, the tensors are {first.dtype} on "
+                f"{first.device}"
+            )
+        check_writable(name, given)
+    return list(outs), plain
 
 
 def check_writable(name: str, out: torch.Tensor) -> None:

@@ -14,6 +14,7 @@ from ..runtime.errors import ArgumentError
 from ..runtime.worker import Worker, current_worker
 from .backend import Backend, BackendStatistics
 from .local import LocalBackend
+from .meetings import Meetings
 
 BACKENDS = ("local",)
 _NOT_YET = ("nccl", "gloo", "mpi")
@@ -60,7 +61,10 @@ def init(name: Any, device_ids: tuple[Any, ...]) -> None:
 
 
 def _choose(worker: Worker) -> Backend:
-    local = worker.shared.setdefault("discolab.ccl.local", LocalBackend(worker.peers))
+    local = worker.shared.get("discolab.ccl.local")
+    if local is None:
+        new = LocalBackend(Meetings(worker.peers))
+        local = worker.shared.setdefault("discolab.ccl.local", new)
     worker.shared.setdefault(_CHOSEN, {})[worker.worker_id] = local
     return cast(Backend, local)
 

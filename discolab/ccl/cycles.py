@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..runtime.worker import Worker
+from .call import WAITING
 from .mailbox import failed_in
-from .waits import PENDING, Meeting, Reception, Wait
+from .waits import Meeting, Reception, Wait
 
 
 def cycle_of(
@@ -27,6 +28,28 @@ def cycle_of(
     if rank not in mine:
         return {}
     return {other: waits[other] for other in sorted(mine) if rank in _reach(other, waits)}
+
+
+def stuck(rank: int, waiting: Mapping[int, Wait]) -> dict[int, Wait]:
+    """For a recv from any worker: whom it waits for, with their waits, if none can ever go on.
+
+    The largest set of workers each of which waits for one that is in it too; of a recv from
+    any worker all senders must be.
+    """
+    held = {other: wait for other, wait in waiting.items() if not wait.settled()}
+    while True:
+        free = [other for other, wait in held.items() if not _held_by(wait, held)]
+        if not free:
+            break
+        for other in free:
+            del held[other]
+    return held if rank in held else {}
+
+
+def _held_by(wait: Wait, held: Mapping[int, Wait]) -> bool:
+    if isinstance(wait, Reception):
+        return all(sender in held for sender in wait.senders)
+    return any(member in held for member in wait.missing())
 
 
 def to_fail(cycle: Mapping[int, Wait]) -> list[Wait]:
@@ -50,7 +73,7 @@ def hopeless(wait: Wait, peers: Mapping[int, Worker]) -> bool:
     if isinstance(wait, Meeting):
         return wait.disagree or any(is_gone(peers.get(r), wait) for r in wait.group.ranks)
     assert isinstance(wait, Reception)
-    return sender_lost(wait, peers.get(wait.pair[0]))
+    return all(sender_lost(wait, peers.get(rank)) for rank in wait.senders)
 
 
 def is_gone(peer: Worker | None, wait: Wait) -> bool:
@@ -64,7 +87,7 @@ def sender_lost(wait: Reception, sender: Worker | None) -> bool:
 
 
 def _over(wait: Wait) -> bool:
-    return isinstance(wait, Meeting) and wait.state is not PENDING
+    return isinstance(wait, Meeting) and wait.state is not WAITING
 
 
 def _reach(rank: int, waits: Mapping[int, Wait]) -> set[int]:

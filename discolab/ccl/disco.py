@@ -15,8 +15,8 @@ from ..runtime.errors import ArgumentError
 from ..runtime.functions import register_func
 from ..runtime.session import REDUCE_OPS
 from . import checks, choose, ops, p2p
+from .call import kind
 from .groups import Group, resolve
-from .waits import kind
 
 Tensor = torch.Tensor
 
@@ -180,13 +180,13 @@ def _source(name: str, value: Any, what: str) -> Tensor:
 
 
 def _send(name: str, buffer: Any, peer: int) -> None:
-    p2p.send_as(name, _source(name, buffer, "buffer"), peer)
+    p2p.send_as(name, _source(name, buffer, "buffer"), peer).wait()
 
 
 def _recv(name: str, buffer: Any, peer: int) -> None:
     target = _source(name, buffer, "buffer")
     with _Flat(name, buffer, target, target.numel(), "") as out:
-        p2p.recv_as(name, out, peer)
+        p2p.recv_as(name, out, peer).wait()
 
 
 def _kind(value: Any) -> str:

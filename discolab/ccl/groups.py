@@ -1,7 +1,7 @@
 """Groups: which workers take part in a collective.
 
-A `Group` is a value: ranks in ascending order, nothing else. No state is kept here; two
-groups of the same ranks are the same group.
+A `Group` is a value: ranks in ascending order and a tag. No state is kept here; two groups of
+the same ranks and tag are the same group.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ class Group:
     ----------
     ranks
         Each worker once; sorted here, as `torch.distributed.new_group` does.
+    tag
+        Groups of the same ranks and different tags count their collectives apart, so that
+        those of one may overtake those of the other.
 
     Raises
     ------
@@ -32,6 +35,7 @@ class Group:
     """
 
     ranks: tuple[int, ...]
+    tag: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ranks", tuple(sorted(_as_ranks(self.ranks))))

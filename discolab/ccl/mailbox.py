@@ -18,9 +18,9 @@ import torch
 from ..runtime.actions import site_text
 from ..runtime.errors import CollectiveError
 from ..runtime.worker import Worker
-from .backend import Site
+from .call import Site
 
-Pair = tuple[int, int]  # ranks of sender and receiver
+Pair = tuple[int, int, str]  # ranks of sender and receiver, and the tag
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Message:
 
 
 class Mailbox:
-    """First in, first out for each pair of workers. ``len()`` counts messages."""
+    """First in, first out for each pair of workers and tag. ``len()`` counts messages."""
 
     def __init__(self) -> None:
         self._boxes: dict[Pair, deque[Message]] = {}
@@ -47,6 +47,10 @@ class Mailbox:
 
     def __len__(self) -> int:
         return sum(len(box) for box in self._boxes.values())
+
+    def count(self, pair: Pair) -> int:
+        """How many messages are on their way."""
+        return len(self._boxes.get(pair, ()))
 
     def put(self, pair: Pair, message: Message, peers: Mapping[int, Worker]) -> None:
         """Append a message, unless an interrupt or a failure has made it void already."""
@@ -84,6 +88,10 @@ class Mailbox:
         """A sentence on the last message that was dropped since one was received, or ""."""
         return self._dropped.get(pair, "")
 
+    def waiting(self) -> list[tuple[Pair, list[Message]]]:
+        """What is on its way, by pair."""
+        return [(pair, list(box)) for pair, box in sorted(self._boxes.items())]
+
     def purge(self, peers: Mapping[int, Worker]) -> None:
         """Drop all void messages."""
         for pair in list(self._boxes):
@@ -97,7 +105,7 @@ class Mailbox:
             self._keep(pair, [message for message in box if message.ordinal >= ordinal])
 
     def _purge(self, pair: Pair, peers: Mapping[int, Worker]) -> None:
-        if not any(peers[rank].failed_calls for rank in pair if rank in peers):
+        if not any(peers[rank].failed_calls for rank in pair[:2] if rank in peers):
             return
         kept = []
         for message in self._boxes.get(pair, ()):
@@ -129,9 +137,9 @@ def failed_in(peer: Worker | None, ordinal: int) -> bool | None:
     return None if len(calls) == calls.maxlen and calls[0][0] > ordinal else False
 
 
-def _parties(pair: Pair, message: Message) -> Pair | tuple[int]:
+def _parties(pair: Pair, message: Message) -> tuple[int, ...]:
     """On whom the call of a message must not fail."""
-    return pair[:1] if message.direct else pair
+    return pair[:1] if message.direct else pair[:2]
 
 
 def _at(message: Message) -> str:

@@ -1,7 +1,7 @@
 """Copying between tensors of several workers, and the CUDA events around it. No state.
 
 CUDA: a worker records events on its current streams when it posts (`posted`); who executes
-has its own streams wait for them (`enter`) and records events after the work (`leave`); each
+has its own streams wait for them (`enter`) and records events after the work (`posted`); each
 member has its current streams wait for those (`adopt`). No thread waits for a device.
 """
 
@@ -77,14 +77,14 @@ def _same_place(a: torch.Tensor, b: torch.Tensor) -> bool:
     )
 
 
-def posted(*tensors: torch.Tensor | None) -> list[Event]:
+def posted(*lists: Iterable[torch.Tensor]) -> list[Event]:
     """Events for all that the caller's current streams have been given for these tensors."""
-    return _mark(_devices(tensors))
+    return _mark(_devices(lists))
 
 
-def enter(events: Iterable[Event], tensors: Iterable[torch.Tensor | None]) -> None:
+def enter(events: Iterable[Event], *lists: Iterable[torch.Tensor]) -> None:
     """Have the caller's current streams wait for the events before they touch the tensors."""
-    devices = _devices(tensors)
+    devices = _devices(lists)
     if devices:
         events = list(events)
         for device in devices:
@@ -93,12 +93,11 @@ def enter(events: Iterable[Event], tensors: Iterable[torch.Tensor | None]) -> No
                 stream.wait_event(event)
 
 
-leave = posted
 adopt = enter
 
 
-def _devices(tensors: Iterable[torch.Tensor | None]) -> list[torch.device]:
-    found = {t.device.index: t.device for t in tensors if t is not None and t.is_cuda}
+def _devices(lists: Iterable[Iterable[torch.Tensor]]) -> list[torch.device]:
+    found = {t.device.index: t.device for tensors in lists for t in tensors if t.is_cuda}
     return [found[index] for index in sorted(found)]
 
 

@@ -11,13 +11,16 @@ CollectiveAborted
 WaitTimeoutError
     On the member whose ``timeout=`` seconds are over.
 
-Collectives are not differentiable: they see detached data, and a result that they make does
-not require grad. A result is contiguous; `out` may have any strides, and may be the input.
-``group=`` is None (this worker's own group), ``"world"``, a `Group`, or a list of ranks.
+Collectives here are not differentiable (`discolab.ccl.autograd` has those that are): they see
+detached data, and a result that they make does not require grad. A result is contiguous; `out`
+may have any strides, and may be the input. ``group=`` is None (this worker's own group),
+``"world"``, the name of a mesh axis, a `Group`, or a list of ranks. ``async_op=True`` gives a
+`Work` at once, whose ``wait()`` returns what the function would have returned.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,6 +29,7 @@ from ..runtime.errors import ArgumentError
 from . import checks
 from .choose import backend_of
 from .groups import Group, resolve
+from .moves import rows
 from .reductions import check_reduction
 
 GroupLike = Any
@@ -38,7 +42,8 @@ def all_reduce(
     group: GroupLike = None,
     out: torch.Tensor | None = None,
     timeout: float | None = None,
-) -> torch.Tensor:
+    async_op: bool = False,
+) -> Any:
     """Reduce the members' tensors to one, the same on all, bit by bit.
 
     Parameters
@@ -46,16 +51,17 @@ def all_reduce(
     tensor
         Of one shape and dtype on all members.
     op
-        ``"sum"``, ``"prod"``, ``"min"``, ``"max"`` or ``"avg"``. float16, bfloat16 and float8
-        are accumulated in float32. avg of integers rounds toward zero. bool: sum and max are
-        "or", prod and min are "and", no avg. complex: no min and max.
+        ``"sum"``, ``"prod"``, ``"min"``, ``"max"`` or ``"avg"``; for integers and bool also
+        ``"band"``, ``"bor"`` and ``"bxor"``. float16, bfloat16 and float8 are accumulated in
+        float32. avg of integers rounds toward zero. bool: sum and max are "or", prod and min are
+        "and", no avg. complex: no min and max.
     out
         Where to put the result, of the same shape and dtype.
 
     Returns
     -------
-    torch.Tensor
-        `out`, or a new tensor like `tensor`.
+    torch.Tensor or Work
+        `out`, or a new tensor like `tensor`; with `async_op` a `Work`.
 
     Raises
     ------
@@ -68,9 +74,11 @@ def all_reduce(
     reduction = check_reduction(name, op, src.dtype)
     members = resolve(worker, group, name)
     result, dst = checks.as_output(name, out, tuple(src.shape), src)
-    call = checks.make_call(name, worker, members, timeout)
-    backend_of(worker).all_reduce(call, src, dst, reduction)
-    return result
+    call = checks.make_call(
+        name, worker, members, [src], reduction=reduction, timeout=timeout, async_op=async_op
+    )
+    work = backend_of(worker).all_reduce(call, [src], [dst], reduction)
+    return work.give(result, async_op)
 
 
 def all_reduce_(
@@ -79,9 +87,10 @@ def all_reduce_(
     *,
     group: GroupLike = None,
     timeout: float | None = None,
-) -> torch.Tensor:
+    async_op: bool = False,
+) -> Any:
     """As `all_reduce`, in place; returns `tensor`."""
-    return all_reduce(tensor, op, group=group, out=tensor, timeout=timeout)
+    return all_reduce(tensor, op, group=group, out=tensor, timeout=timeout, async_op=async_op)
 
 
 def reduce(
@@ -92,7 +101,8 @@ def reduce(
     group: GroupLike = None,
     out: torch.Tensor | None = None,
     timeout: float | None = None,
-) -> torch.Tensor | None:
+    async_op: bool = False,
+) -> Any:
     """As `all_reduce`, with the result on one member alone.
 
     Parameters
@@ -104,7 +114,7 @@ def reduce(
 
     Returns
     -------
-    torch.Tensor or None
+    torch.Tensor, None or Work
         The result on `dst`, None on the others.
     """
     name = "reduce"
@@ -113,12 +123,17 @@ def reduce(
     reduction = check_reduction(name, op, src.dtype)
     members = resolve(worker, group, name)
     root = checks.as_root(name, dst, members, "dst")
-    result = target = None
+    result: torch.Tensor | None = None
+    outs: list[torch.Tensor] = []
     if root == worker.worker_id:
         result, target = checks.as_output(name, out, tuple(src.shape), src)
-    call = checks.make_call(name, worker, members, timeout)
-    backend_of(worker).reduce(call, src, target, reduction, root)
-    return result
+        outs = [target]
+    call = checks.make_call(
+        name, worker, members, [src],
+        reduction=reduction, root=root, timeout=timeout, async_op=async_op,
+    )  # fmt: skip
+    work = backend_of(worker).reduce(call, [src], outs, reduction, root)
+    return work.give(result, async_op)
 
 
 def all_gather(
@@ -127,7 +142,8 @@ def all_gather(
     group: GroupLike = None,
     out: torch.Tensor | None = None,
     timeout: float | None = None,
-) -> torch.Tensor:
+    async_op: bool = False,
+) -> Any:
     """Put the members' tensors one after the other along the first dimension.
 
     Parameters
@@ -139,17 +155,16 @@ def all_gather(
 
     Returns
     -------
-    torch.Tensor
+    torch.Tensor or Work
         `out`, or a new tensor of that shape; the same on all.
     """
     name = "all_gather"
     worker = checks.calling_worker(name)
     src = checks.as_source(name, tensor)
     members = resolve(worker, group, name)
-    result, dst = _gathered(name, src, members, out)
-    call = checks.make_call(name, worker, members, timeout)
-    backend_of(worker).all_gather(call, src, dst)
-    return result
+    result, pieces = _gathered(name, src, members, out)
+    call = checks.make_call(name, worker, members, [src], timeout=timeout, async_op=async_op)
+    return backend_of(worker).all_gather(call, [src], pieces).give(result, async_op)
 
 
 def all_gather_list(
@@ -168,7 +183,8 @@ def gather(
     group: GroupLike = None,
     out: torch.Tensor | None = None,
     timeout: float | None = None,
-) -> torch.Tensor | None:
+    async_op: bool = False,
+) -> Any:
     """As `all_gather`, with the result on one member alone.
 
     Parameters
@@ -180,7 +196,7 @@ def gather(
 
     Returns
     -------
-    torch.Tensor or None
+    torch.Tensor, None or Work
         The result on `dst`, None on the others.
     """
     name = "gather"
@@ -188,12 +204,14 @@ def gather(
     src = checks.as_source(name, tensor)
     members = resolve(worker, group, name)
     root = checks.as_root(name, dst, members, "dst")
-    result = target = None
+    result: torch.Tensor | None = None
+    pieces: list[torch.Tensor] = []
     if root == worker.worker_id:
-        result, target = _gathered(name, src, members, out)
-    call = checks.make_call(name, worker, members, timeout)
-    backend_of(worker).gather(call, src, target, root)
-    return result
+        result, pieces = _gathered(name, src, members, out)
+    call = checks.make_call(
+        name, worker, members, [src], root=root, timeout=timeout, async_op=async_op
+    )
+    return backend_of(worker).gather(call, [src], pieces, root).give(result, async_op)
 
 
 def reduce_scatter(
@@ -203,7 +221,8 @@ def reduce_scatter(
     group: GroupLike = None,
     out: torch.Tensor | None = None,
     timeout: float | None = None,
-) -> torch.Tensor:
+    async_op: bool = False,
+) -> Any:
     """Reduce, then keep the i-th of n equal parts of the result on the i-th of n members.
 
     Parameters
@@ -217,7 +236,7 @@ def reduce_scatter(
 
     Returns
     -------
-    torch.Tensor
+    torch.Tensor or Work
         `out`, or a new tensor of that shape.
     """
     name = "reduce_scatter"
@@ -227,9 +246,12 @@ def reduce_scatter(
     members = resolve(worker, group, name)
     shape = checks.check_divides(name, src, members)
     result, dst = checks.as_output(name, out, shape, src, f"one of {len(members)} parts")
-    call = checks.make_call(name, worker, members, timeout)
-    backend_of(worker).reduce_scatter(call, src, dst, reduction)
-    return result
+    call = checks.make_call(
+        name, worker, members, [src], reduction=reduction, timeout=timeout, async_op=async_op
+    )
+    parts = rows(src, len(members))
+    work = backend_of(worker).reduce_scatter(call, parts, [dst], reduction)
+    return work.give(result, async_op)
 
 
 def broadcast(
@@ -239,7 +261,8 @@ def broadcast(
     group: GroupLike = None,
     out: torch.Tensor | None = None,
     timeout: float | None = None,
-) -> torch.Tensor:
+    async_op: bool = False,
+) -> Any:
     """Copy the tensor of one member to all.
 
     Parameters
@@ -254,7 +277,7 @@ def broadcast(
 
     Returns
     -------
-    torch.Tensor
+    torch.Tensor or Work
         `out`, or a new tensor.
     """
     name = "broadcast"
@@ -268,9 +291,11 @@ def broadcast(
         tensor = out
     source = checks.as_source(name, tensor)
     result, dst = checks.as_output(name, out, tuple(source.shape), source)
-    call = checks.make_call(name, worker, members, timeout)
-    backend_of(worker).broadcast(call, source if mine else None, dst, root)
-    return result
+    call = checks.make_call(
+        name, worker, members, [dst], root=root, timeout=timeout, async_op=async_op
+    )
+    work = backend_of(worker).broadcast(call, [source] if mine else [], [dst], root)
+    return work.give(result, async_op)
 
 
 def broadcast_(
@@ -279,9 +304,10 @@ def broadcast_(
     *,
     group: GroupLike = None,
     timeout: float | None = None,
-) -> torch.Tensor:
+    async_op: bool = False,
+) -> Any:
     """As `broadcast`, into `tensor` itself; returns it."""
-    return broadcast(tensor, src, group=group, out=tensor, timeout=timeout)
+    return broadcast(tensor, src, group=group, out=tensor, timeout=timeout, async_op=async_op)
 
 
 def scatter(
@@ -291,7 +317,8 @@ def scatter(
     group: GroupLike = None,
     out: torch.Tensor | None = None,
     timeout: float | None = None,
-) -> torch.Tensor:
+    async_op: bool = False,
+) -> Any:
     """Cut the tensor of one member along its first dimension, a part for each member.
 
     Parameters
@@ -306,41 +333,100 @@ def scatter(
 
     Returns
     -------
-    torch.Tensor
+    torch.Tensor or Work
         `out`, or on `src` a new tensor.
     """
     name = "scatter"
     worker = checks.calling_worker(name)
     members = resolve(worker, group, name)
     root = checks.as_root(name, src, members, "src")
-    source = None
+    parts: list[torch.Tensor] = []
     if root == worker.worker_id:
         source = checks.as_source(name, tensor)
         shape = checks.check_divides(name, source, members)
         result, dst = checks.as_output(name, out, shape, source, f"one of {len(members)} parts")
+        parts = rows(source, len(members))
     elif out is None:
         raise _no_shape(name)
     else:
         like = checks.as_source(name, out, "out")
         result, dst = checks.as_output(name, out, tuple(out.shape), like)
-    call = checks.make_call(name, worker, members, timeout)
-    backend_of(worker).scatter(call, source, dst, root)
-    return result
+    call = checks.make_call(
+        name, worker, members, [dst], root=root, timeout=timeout, async_op=async_op
+    )
+    return backend_of(worker).scatter(call, parts, [dst], root).give(result, async_op)
 
 
-def barrier(*, group: GroupLike = None, timeout: float | None = None) -> None:
+def all_to_all(
+    tensor: torch.Tensor | Sequence[torch.Tensor],
+    *,
+    group: GroupLike = None,
+    out: Any = None,
+    timeout: float | None = None,
+    async_op: bool = False,
+) -> Any:
+    """Send the j-th part to the j-th of n members, and receive one part from each.
+
+    Parameters
+    ----------
+    tensor
+        A tensor, whose first size n divides, cut in n equal parts; of one shape on all members.
+        Or a list of n tensors of one dtype, of any shapes.
+    out
+        For a tensor: like it. For a list: n tensors, of which the i-th has the shape of what
+        the i-th member sends here; may be left out if all parts everywhere have one shape.
+
+    Returns
+    -------
+    torch.Tensor, list of torch.Tensor or Work
+        The parts received, in the order of the members: one after the other along the first
+        dimension, or as a list.
+
+    Raises
+    ------
+    CollectiveError
+        Also if a part does not fit where its receiver wants it.
+    """
+    name = "all_to_all"
+    worker = checks.calling_worker(name)
+    members = resolve(worker, group, name)
+    result: Any
+    if isinstance(tensor, torch.Tensor):
+        source = checks.as_source(name, tensor)
+        checks.check_divides(name, source, members)
+        result, dst = checks.as_output(name, out, tuple(source.shape), source)
+        srcs, outs = rows(source, len(members)), rows(dst, len(members))
+        kinds = None
+    else:
+        srcs = checks.as_sources(name, tensor, len(members))
+        result, outs = checks.as_parts(name, out, srcs)
+        kinds = ((srcs[0].dtype, None),)
+        source = srcs[0]
+    call = checks.make_call(
+        name, worker, members, [source], kinds=kinds, timeout=timeout, async_op=async_op
+    )
+    return backend_of(worker).all_to_all(call, srcs, outs).give(result, async_op)
+
+
+def barrier(
+    *, group: GroupLike = None, timeout: float | None = None, async_op: bool = False
+) -> Any:
     """Return once every member has called it. On CUDA no device is waited for."""
     worker = checks.calling_worker("barrier")
     members = resolve(worker, group, "barrier")
-    backend_of(worker).barrier(checks.make_call("barrier", worker, members, timeout))
+    call = checks.make_call("barrier", worker, members, timeout=timeout, async_op=async_op)
+    return backend_of(worker).barrier(call).give(None, async_op)
 
 
 def _gathered(
     name: str, src: torch.Tensor, members: Group, out: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The result of a gather, and its piece for each member."""
     n = len(members)
     shape = (n * src.shape[0], *src.shape[1:]) if src.dim() else (n,)
-    return checks.as_output(name, out, shape, src, f"{n} times the first size of the tensor")
+    rule = f"{n} times the first size of the tensor"
+    result, dst = checks.as_output(name, out, shape, src, rule)
+    return result, rows(dst, n) if src.dim() else list(dst.unbind(0))
 
 
 def _no_shape(name: str) -> ArgumentError:

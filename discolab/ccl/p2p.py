@@ -22,21 +22,29 @@ from ..runtime.worker import Worker
 from . import checks
 from .choose import backend_of
 from .groups import resolve
+from .work import Work
 
 
-def send(tensor: torch.Tensor, dst: int) -> None:
+def send(tensor: torch.Tensor, dst: int, *, tag: int = 0) -> None:
     """Send a copy of a tensor to the worker of rank `dst`; does not wait.
+
+    Parameters
+    ----------
+    tag
+        Only a `recv` with the same tag receives it.
 
     Raises
     ------
     ArgumentError
         If it is no tensor that can be moved, or `dst` no other worker.
     """
-    send_as("send", tensor, dst)
+    send_as("send", tensor, dst, tag=tag).wait()
 
 
-def recv(out: torch.Tensor, src: int, *, timeout: float | None = None) -> torch.Tensor:
-    """Wait for the next tensor from the worker of rank `src`.
+def recv(
+    out: torch.Tensor, src: int | None = None, *, tag: int = 0, timeout: float | None = None
+) -> torch.Tensor:
+    """Wait for the next tensor from the worker of rank `src`; None: from any worker.
 
     Parameters
     ----------
@@ -55,19 +63,33 @@ def recv(out: torch.Tensor, src: int, *, timeout: float | None = None) -> torch.
     ArgumentError, WaitTimeoutError
         See `ops`.
     """
-    return recv_as("recv", out, src, timeout)
+    recv_as("recv", out, src, timeout, tag=tag).wait()
+    return out
+
+
+def isend(tensor: torch.Tensor, dst: int, *, tag: int = 0) -> Work:
+    """`send` that gives a `Work`."""
+    return send_as("send", tensor, dst, tag=tag)
+
+
+def irecv(
+    out: torch.Tensor, src: int | None = None, *, tag: int = 0, timeout: float | None = None
+) -> Work:
+    """`recv` that gives a `Work`; its ``wait()`` returns `out`, which is filled only then."""
+    return recv_as("recv", out, src, timeout, tag=tag, async_op=True)
 
 
 def send_to_worker(tensor: torch.Tensor, worker_id: int) -> None:
     """`send`, under Disco's name."""
-    send_as("send_to_worker", tensor, worker_id)
+    send_as("send_to_worker", tensor, worker_id).wait()
 
 
 def recv_from_worker(
     out: torch.Tensor, worker_id: int, *, timeout: float | None = None
 ) -> torch.Tensor:
     """`recv`, under Disco's name."""
-    return recv_as("recv_from_worker", out, worker_id, timeout)
+    recv_as("recv_from_worker", out, worker_id, timeout).wait()
+    return out
 
 
 def send_to_next_group(tensor: torch.Tensor) -> None:
@@ -79,7 +101,7 @@ def send_to_next_group(tensor: torch.Tensor) -> None:
         In the last group.
     """
     name = "send_to_next_group"
-    send_as(name, tensor, next_peer(name, checks.calling_worker(name)))
+    send_as(name, tensor, next_peer(name, checks.calling_worker(name))).wait()
 
 
 def recv_from_prev_group(out: torch.Tensor, *, timeout: float | None = None) -> torch.Tensor:
@@ -91,7 +113,8 @@ def recv_from_prev_group(out: torch.Tensor, *, timeout: float | None = None) -> 
         In the first group.
     """
     name = "recv_from_prev_group"
-    return recv_as(name, out, prev_peer(name, checks.calling_worker(name)), timeout)
+    recv_as(name, out, prev_peer(name, checks.calling_worker(name)), timeout).wait()
+    return out
 
 
 def next_peer(name: str, worker: Worker) -> int:
@@ -115,21 +138,35 @@ def prev_peer(name: str, worker: Worker) -> int:
     return peer
 
 
-def send_as(name: str, tensor: Any, peer: Any) -> None:
+def send_as(name: str, tensor: Any, peer: Any, *, tag: int = 0) -> Work:
     """`send` for a function called `name`."""
     worker = checks.calling_worker(name)
     src = checks.as_source(name, tensor)
     dst = checks.as_peer(name, peer, worker, "dst")
-    call = checks.make_call(name, worker, resolve(worker, "world", name), None)
-    backend_of(worker).send(call, src, dst)
+    everybody = resolve(worker, "world", name)
+    call = checks.make_call(name, worker, everybody, [src], op="send", root=dst)
+    return backend_of(worker).send(call, src, dst, _tag(name, tag))
 
 
-def recv_as(name: str, out: Any, peer: Any, timeout: Any = None) -> torch.Tensor:
+def recv_as(
+    name: str, out: Any, peer: Any, timeout: Any = None, *, tag: int = 0, async_op: bool = False
+) -> Work:
     """`recv` for a function called `name`."""
     worker = checks.calling_worker(name)
     like = checks.as_source(name, out, "out")
-    src = checks.as_peer(name, peer, worker, "src")
-    result, dst = checks.as_output(name, out, tuple(like.shape), like)
-    call = checks.make_call(name, worker, resolve(worker, "world", name), timeout)
-    backend_of(worker).recv(call, dst, src)
-    return result
+    checks.check_writable(name, out)
+    src = None if peer is None and name == "recv" else checks.as_peer(name, peer, worker, "src")
+    everybody = resolve(worker, "world", name)
+    call = checks.make_call(
+        name, worker, everybody, [like], op="recv", root=src, timeout=timeout, async_op=async_op
+    )
+    work = backend_of(worker).recv(call, like, src, _tag(name, tag))
+    work.result = out
+    return work
+
+
+def _tag(name: str, tag: Any) -> str:
+    """A tag as the mailbox has it; 0 is none."""
+    if isinstance(tag, bool) or not isinstance(tag, int) or tag < 0:
+        raise ArgumentError(f"{name}: tag must be an integer from 0, got {tag!r}")
+    return str(tag) if tag else ""

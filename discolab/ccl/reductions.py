@@ -4,6 +4,7 @@ float16, bfloat16 and float8 are accumulated in float32 and rounded once. Intege
 as in torch; avg of integers is exact up to 64 bits and rounds toward zero, as NCCL does.
 bool follows torch.distributed: sum and max are "or", prod and min are "and", there is no avg.
 Complex numbers have no order, so no min and max. min and max give NaN if any input is NaN.
+band, bor and bxor work on the bits of integers and on bool.
 The inputs are always combined in the order of the ranks, so a result depends on nothing else.
 """
 
@@ -38,13 +39,27 @@ MOVABLE = REDUCIBLE | frozenset(_BYTES_ONLY)
 
 _LOWEST = -(1 << 63)  # flips the sign bit, so that signed order is the order of uint64
 
+_BITWISE: dict[str, Callable[..., Any]] = {
+    "band": torch.bitwise_and,
+    "bor": torch.bitwise_or,
+    "bxor": torch.bitwise_xor,
+}
 _COMBINE: dict[str, Callable[..., Any]] = {
     "sum": torch.add,
     "avg": torch.add,
     "prod": torch.mul,
     "min": torch.minimum,
     "max": torch.maximum,
+    **_BITWISE,
 }
+_BOOL: dict[str, Callable[..., Any]] = {
+    "sum": torch.logical_or,
+    "max": torch.logical_or,
+    "prod": torch.logical_and,
+    "min": torch.logical_and,
+    **_BITWISE,
+}
+_NAMES = (*REDUCE_OPS, *_BITWISE)
 
 
 def check_reduction(name: str, reduction: Any, dtype: torch.dtype) -> str:
@@ -55,14 +70,16 @@ def check_reduction(name: str, reduction: Any, dtype: torch.dtype) -> str:
     ArgumentError
         If there is no such reduction, or none for this dtype.
     """
-    if reduction not in REDUCE_OPS:
-        raise ArgumentError(f"{name}: unknown op {reduction!r}; use one of {', '.join(REDUCE_OPS)}")
+    if reduction not in _NAMES:
+        raise ArgumentError(f"{name}: unknown op {reduction!r}; use one of {', '.join(_NAMES)}")
     word = str(reduction)
     kind = str(dtype).removeprefix("torch.")
     if dtype not in REDUCIBLE:
         raise ArgumentError(f"{name}: {kind} can be moved but not reduced; convert it first")
     if dtype is torch.bool and word == "avg":
         raise ArgumentError(f"{name}: op 'avg' is not defined for bool; convert it to float first")
+    if word in _BITWISE and (dtype.is_floating_point or dtype.is_complex):
+        raise ArgumentError(f"{name}: op {word!r} is for integers and bool, not for {kind}")
     if dtype.is_complex and word in ("min", "max"):
         raise ArgumentError(f"{name}: op {word!r} is not defined for {kind}: it has no order")
     return word
@@ -72,7 +89,7 @@ def combine(inputs: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
     """Reduce tensors of one shape and dtype, in their order, to a new one on the first's device."""
     dtype, device = inputs[0].dtype, inputs[0].device
     if dtype is torch.bool:
-        merge = torch.logical_or if reduction in ("sum", "max") else torch.logical_and
+        merge = _BOOL[reduction]
         return _fold(inputs, lambda x: x, merge)
     if dtype is torch.uint64:
         return _combine_uint64(inputs, reduction)
@@ -84,6 +101,23 @@ def combine(inputs: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
         else:
             total.div_(len(inputs), rounding_mode="trunc")
     return total.to(dtype)
+
+
+def accumulates_in_place(dtype: torch.dtype, reduction: str) -> bool:
+    """Whether `combine_into` can hold partial results in a tensor of `dtype` itself."""
+    if dtype in _PLAIN:
+        return True
+    return dtype in _SIGNED and reduction != "avg"
+
+
+def combine_into(total: torch.Tensor, inputs: Sequence[torch.Tensor], reduction: str) -> None:
+    """As `combine`, where `accumulates_in_place`; `total` may be the first of the inputs."""
+    merge = _COMBINE[reduction]
+    merge(inputs[0], inputs[1], out=total)
+    for other in inputs[2:]:
+        merge(total, other, out=total)
+    if reduction == "avg":
+        total.div_(len(inputs))
 
 
 def _accumulator(dtype: torch.dtype, reduction: str) -> torch.dtype:
@@ -112,6 +146,8 @@ def _fold(
 
 def _combine_uint64(inputs: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
     """torch has no arithmetic for uint64: sums and products are those of int64, bit by bit."""
+    if reduction in _BITWISE:
+        return _fold(inputs, lambda x: x.view(torch.int64), _COMBINE[reduction]).view(torch.uint64)
     if reduction in ("min", "max"):
         ordered = _fold(inputs, lambda x: x.view(torch.int64) ^ _LOWEST, _COMBINE[reduction])
         return (ordered ^ _LOWEST).view(torch.uint64)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from typing import NamedTuple
 
 from ..runtime.actions import site_text
@@ -16,12 +15,12 @@ from ..runtime.errors import CollectiveAborted, CollectiveError
 from ..runtime.failures import Failure, name_ranks
 from ..runtime.interruptible import TICK
 from ..runtime.worker import Worker
-from .backend import Site
 from .board import Board
-from .cycles import cycle_of, is_gone, sender_lost, to_fail
-from .waits import PENDING, RUNNING, Meeting, Post, Reception, Wait
+from .call import WAITING, Signature, Site, kind
+from .cycles import cycle_of, is_gone, sender_lost, stuck, to_fail
+from .waits import RUNNING, Meeting, Reception, Wait
 
-_OWN_MODULES = __name__.partition(".")[0] + "."
+_NOT_THE_USERS = (__name__.partition(".")[0] + ".", "torch.")
 _CALL_PACKED = Worker._call_packed.__code__
 
 
@@ -60,36 +59,68 @@ def judge(board: Board, wait: Wait, worker: Worker, *, patient: bool) -> Verdict
         if verdict is not None:
             return verdict
     cycle = cycle_of(worker.worker_id, board.waiting, worker.peers)
+    from_any = isinstance(wait, Reception) and len(wait.pairs) > 1
+    held = stuck(worker.worker_id, board.waiting) if from_any else {}
     idle = isinstance(wait, Reception) and not patient and _is_idle(wait, worker)
-    if not wait.stable(bool(cycle) or idle, TICK / 2):
+    if not wait.stable(bool(cycle or held) or idle, TICK / 2):
         return None
     if cycle:
-        return _deadlock(cycle)
+        return Verdict(to_fail(cycle), CollectiveError, _deadlock(cycle))
+    if held:
+        return Verdict([wait], CollectiveError, _deadlock(held))
     assert isinstance(wait, Reception)
     return _no_sender(board, wait, worker)
 
 
 def lost(board: Board, wait: Wait, worker: Worker) -> Verdict | None:
-    """On a recv whose sender has ended, or failed in the same call: nothing for it can come."""
-    if isinstance(wait, Reception) and sender_lost(wait, worker.peers.get(wait.pair[0])):
+    """On a recv whose senders have ended, or failed in the same call: nothing for it can come."""
+    if isinstance(wait, Reception) and all(
+        sender_lost(wait, worker.peers.get(rank)) for rank in wait.senders
+    ):
         return _no_sender(board, wait, worker)
     return None
 
 
 def disagreement(board: Board, meeting: Meeting, worker: Worker) -> str | None:
     """What the members of a meeting disagree about, None if they do not."""
-    if not meeting.disagree:
-        return None
-    posts = list(meeting.posts.values())
+    if meeting.disagree:
+        what = " and the ".join(_differences([p.call.signature for p in meeting.posts.values()]))
+        head = f"collective #{meeting.number + 1} in {meeting.group}: members disagree on the "
+        return head + what + _account(board, meeting, worker)
+    if meeting.state is RUNNING and meeting.first.signature.op == "all_to_all":
+        misfit = _misfit(meeting)
+        if misfit:
+            return f"{meeting.title()}: {misfit}" + _account(board, meeting, worker)
+    return None
+
+
+def _differences(signatures: list[Signature]) -> list[str]:
+    """What is not the same in all of them, in words."""
+    names = {"op": "operation", "reduction": "reduction", "root": "root", "device": "device"}
     differ = [
-        "operation" if f.name == "op" else f.name
-        for f in fields(posts[0].signature)
-        if len({getattr(post.signature, f.name) for post in posts}) > 1
+        word for name, word in names.items() if len({getattr(s, name) for s in signatures}) > 1
     ]
     if "operation" in differ:
-        differ = ["operation"]
-    head = f"collective #{meeting.number + 1} in {meeting.group}: members disagree on the "
-    return head + " and the ".join(differ) + _account(board, meeting, worker)
+        return ["operation"]
+    if len({len(s.kinds) for s in signatures}) > 1:
+        return [*differ, "number of tensors"]
+    dtypes = {tuple(dtype for dtype, _ in s.kinds) for s in signatures}
+    shapes = {tuple(shape for _, shape in s.kinds) for s in signatures}
+    return [*differ, *["dtype"] * (len(dtypes) > 1), *["shape"] * (len(shapes) > 1)]
+
+
+def _misfit(meeting: Meeting) -> str:
+    """The first part of an all-to-all whose size is not what its receiver has room for."""
+    ranks = meeting.group.ranks
+    for i, sender in enumerate(ranks):
+        for j, receiver in enumerate(ranks):
+            src, out = meeting.posts[sender].srcs[j], meeting.posts[receiver].outs[i]
+            if src.shape != out.shape:
+                return (
+                    f"worker {sender} has {kind(src.dtype, src.shape)} for worker {receiver}, "
+                    f"which has room for {kind(out.dtype, out.shape)}"
+                )
+    return ""
 
 
 def gave_up(board: Board, wait: Wait, worker: Worker, timeout: float) -> str:
@@ -98,15 +129,18 @@ def gave_up(board: Board, wait: Wait, worker: Worker, timeout: float) -> str:
     if isinstance(wait, Meeting):
         return head + _account(board, wait, worker)
     assert isinstance(wait, Reception)
-    sender = wait.pair[0]
-    return f"{head}\n  worker {sender} {_state(board, wait, worker, sender)}{_dropped(board, wait)}"
+    told = _folded((rank, _state(board, wait, worker, rank)) for rank in wait.senders)
+    return f"{head}{told}{_dropped(board, wait)}"
 
 
 def call_site(worker: Worker) -> Site | None:
-    """Where the user's code is: the nearest frame outside of discolab, or the session's call."""
+    """Where the user's code is: the nearest frame outside of discolab and torch.
+
+    Without one, where the session's call was made.
+    """
     frame = sys._getframe(1)
     while frame is not None and frame.f_code is not _CALL_PACKED:
-        if not frame.f_globals.get("__name__", "").startswith(_OWN_MODULES):
+        if not frame.f_globals.get("__name__", "").startswith(_NOT_THE_USERS):
             return frame.f_code, frame.f_lineno
         frame = frame.f_back  # type: ignore[assignment]
     command = worker.current
@@ -128,7 +162,10 @@ def _needed(wait: Wait) -> Iterable[int]:
     """The workers that must not leave the command before the wait is over."""
     if not isinstance(wait, Meeting):
         return ()
-    return (wait.executor,) if wait.state is RUNNING else wait.group.ranks
+    if wait.state is RUNNING:
+        return (wait.executor,)
+    calls = {rank: wait.call_of(rank) for rank in wait.group.ranks}
+    return [rank for rank, call in calls.items() if call is None or not call.asynchronous]
 
 
 def _absent(board: Board, meeting: Meeting, worker: Worker, gone: list[int]) -> Verdict:
@@ -139,36 +176,41 @@ def _absent(board: Board, meeting: Meeting, worker: Worker, gone: list[int]) -> 
     return Verdict([meeting], error, text)
 
 
-def _deadlock(cycle: Mapping[int, Wait]) -> Verdict:
+def _deadlock(cycle: Mapping[int, Wait]) -> str:
     first = min(wait.ordinal for wait in cycle.values())
     lines = {}
     for wait in cycle.values():
         before = "" if wait.ordinal == first else "has left this call, and in a later one is "
         for rank in wait.members():
-            site = wait.site if isinstance(wait, Reception) else _post_site(wait, rank)
-            lines[rank] = f"{before}waiting in {wait}{where(site)}"
-    text = "deadlock: these workers wait for each other for ever" + _folded(sorted(lines.items()))
-    return Verdict(to_fail(cycle), CollectiveError, text)
+            lines[rank] = f"{before}waiting in {wait}{where(_site(wait, rank))}"
+    return "deadlock: these workers wait for each other for ever" + _folded(sorted(lines.items()))
 
 
 def _is_idle(wait: Reception, worker: Worker) -> bool:
-    """Whether the sender has done all its work without sending."""
-    peer = worker.peers[wait.pair[0]]
-    return peer.executed > wait.ordinal and peer.current is None and peer.channel.pending() == 0
+    """Whether the senders have done all their work without sending."""
+    peers = [worker.peers[rank] for rank in wait.senders]
+    return all(
+        peer.executed > wait.ordinal and peer.current is None and peer.channel.pending() == 0
+        for peer in peers
+    )
 
 
 def _no_sender(board: Board, wait: Reception, worker: Worker) -> Verdict:
-    sender = wait.pair[0]
-    failed = _failure(worker, worker.peers.get(sender)) is not None
+    failed = any(_failure(worker, worker.peers.get(rank)) is not None for rank in wait.senders)
+    error = CollectiveAborted if failed else CollectiveError
+    if len(wait.pairs) > 1:
+        told = _folded((rank, _state(board, wait, worker, rank)) for rank in wait.senders)
+        return Verdict([wait], error, f"{wait} can't complete{told}{_dropped(board, wait)}")
+    (sender,) = wait.senders
     told = _state(board, wait, worker, sender)
     extra = "" if failed else ", and has nothing left to do"
     text = f"{wait} can't complete: worker {sender} {told}{extra}{_dropped(board, wait)}"
-    return Verdict([wait], CollectiveAborted if failed else CollectiveError, text)
+    return Verdict([wait], error, text)
 
 
 def _dropped(board: Board, wait: Reception) -> str:
-    told = board.mailbox.dropped(wait.pair)
-    return f"\n  {told}" if told else ""
+    told = [text for pair in wait.pairs if (text := board.mailbox.dropped(pair))]
+    return "".join(f"\n  {text}" for text in told)
 
 
 # -- accounts --------------------------------------------------------------------------------
@@ -190,9 +232,9 @@ def _state(board: Board, wait: Wait, worker: Worker, rank: int) -> str:
     """What one worker did about a wait that `worker` takes part in."""
     peer = worker.peers.get(rank)
     if isinstance(wait, Meeting) and rank in wait.posts:
-        post = wait.posts[rank]
-        left = "" if not _left(peer, wait) else ", and has left it"
-        return f"called {post.signature}{where(post.site)}{left}"
+        call = wait.posts[rank].call
+        left = ", and has left it" if _left(peer, wait, rank) else ""
+        return f"called {call.signature}{where(call.site)}{left}"
     if peer is None:
         return "is not in this process"
     failure = _failure(worker, peer) if peer.executed > wait.ordinal else None
@@ -205,20 +247,21 @@ def _state(board: Board, wait: Wait, worker: Worker, rank: int) -> str:
         return missing if isinstance(wait, Meeting) else "finished the call without sending"
     other = board.waiting.get(rank)
     if other is not None and not other.settled():
-        site = other.site if isinstance(other, Reception) else _post_site(other, rank)
-        return f"waiting in {other}{where(site)}"
+        return f"waiting in {other}{where(_site(other, rank))}"
     if peer.current is None or peer.executed < wait.ordinal:
         return "has not come to this call yet"
     return f"has not come to it yet: {' '.join(filter(None, peer.doing()[:2]))}"
 
 
-def _left(peer: Worker | None, meeting: Meeting) -> bool:
-    return meeting.state is PENDING and is_gone(peer, meeting)
+def _left(peer: Worker | None, meeting: Meeting, rank: int) -> bool:
+    call = meeting.call_of(rank)
+    went_on = call is not None and call.asynchronous
+    return meeting.state is WAITING and not went_on and is_gone(peer, meeting)
 
 
-def _post_site(wait: Wait, rank: int) -> Site | None:
-    post: Post | None = wait.posts.get(rank) if isinstance(wait, Meeting) else None
-    return post.site if post is not None else None
+def _site(wait: Wait, rank: int) -> Site | None:
+    call = wait.call_of(rank)
+    return call.site if call is not None else None
 
 
 def _failure(worker: Worker, peer: Worker | None) -> Failure | None:

@@ -6,54 +6,35 @@ Plain entries without a lock: the `Board` that holds them guards them.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 
 from ..runtime.errors import CollectiveError
 from ..runtime.failures import name_ranks
-from .backend import Site
+from .call import DONE, FAILED, WAITING, Call
 from .groups import Group
 from .mailbox import Mailbox, Pair
+from .tickets import Tickets
 
-PENDING, RUNNING, DONE, FAILED = "pending", "running", "done", "failed"
-Key = tuple[tuple[int, ...], int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """What all members of one collective must agree on."""
-
-    op: str
-    reduction: str | None = None
-    root: int | None = None
-    dtype: torch.dtype | None = None
-    shape: tuple[int, ...] | None = None
-    device: str | None = None
-
-    def __str__(self) -> str:
-        reduction = f"({self.reduction})" if self.reduction else ""
-        root = f" with root worker {self.root}" if self.root is not None else ""
-        on = f" on {self.device}" if self.device not in (None, "cpu") else ""
-        return f"{self.op}{reduction}{self.of}{root}{on}"
-
-    @property
-    def of(self) -> str:
-        """`` of float32[4, 4]``, "" without a tensor."""
-        return "" if self.dtype is None else f" of {kind(self.dtype, self.shape)}"
+RUNNING = "running"
+Key = tuple[tuple[int, ...], str, int, int]
 
 
-@dataclass(slots=True)
 class Post:
-    """One worker's part in a meeting."""
+    """One worker's part in a meeting; without its tensors once that has failed."""
 
-    rank: int
-    signature: Signature
-    site: Site | None
-    src: torch.Tensor | None = None
-    out: torch.Tensor | None = None
-    events: list[torch.cuda.Event] = field(default_factory=list)
+    __slots__ = ("call", "events", "outs", "srcs")
+
+    def __init__(
+        self,
+        call: Call,
+        srcs: Sequence[torch.Tensor] = (),
+        outs: Sequence[torch.Tensor] = (),
+        events: Sequence[torch.cuda.Event] = (),
+    ) -> None:
+        self.call, self.srcs, self.outs, self.events = call, srcs, outs, events
 
 
 class Wait:
@@ -71,11 +52,15 @@ class Wait:
         return self.error is not None
 
     def missing(self) -> Collection[int]:
-        """The workers without which it can't be over."""
+        """The workers each of which must do something before it can be over."""
         raise NotImplementedError
 
     def members(self) -> Collection[int]:
         """The workers that wait."""
+        raise NotImplementedError
+
+    def call_of(self, rank: int) -> Call | None:
+        """The call with which a worker takes part; None if it does not."""
         raise NotImplementedError
 
     def stable(self, suspicious: bool, seconds: float) -> bool:
@@ -89,33 +74,49 @@ class Wait:
 
 
 class Meeting(Wait):
-    """One collective. ``str()`` reads ``all_reduce #1 of float32[4] in workers 0-3``."""
+    """One collective. ``str()`` reads ``all_reduce #1 of float32[4] in workers 0-3``.
 
-    __slots__ = ("disagree", "done", "executor", "group", "number", "posts", "state")
+    `tickets` are there while the members that wait may help; `started` is what the last one has
+    given to a library that goes on by itself, by rank.
+    """
+
+    __slots__ = (
+        "disagree", "done", "executor", "group", "number", "posts", "started", "state", "tickets",
+    )  # fmt: skip
 
     def __init__(self, group: Group, ordinal: int, number: int) -> None:
         super().__init__(ordinal)
         self.group = group
         self.number = number
         self.posts: dict[int, Post] = {}
-        self.state = PENDING
+        self.state = WAITING
         self.executor = -1
         self.disagree = False
-        self.done: list[torch.cuda.Event] = []
+        self.done: Sequence[torch.cuda.Event] = ()
+        self.tickets: Tickets | None = None
+        self.started: dict[int, Any] = {}
 
     @property
     def key(self) -> Key:
         """Under which the board holds it."""
-        return self.group.ranks, self.ordinal, self.number
+        return self.group.ranks, self.group.tag, self.ordinal, self.number
 
     @property
-    def first(self) -> Post:
-        """The post of whoever joined first."""
-        return next(iter(self.posts.values()))
+    def first(self) -> Call:
+        """The call of whoever joined first."""
+        return next(iter(self.posts.values())).call
 
     def settled(self) -> bool:
         """Whether it is done or has failed; needs no lock."""
         return self.state is DONE or self.state is FAILED
+
+    def roused(self) -> bool:
+        """Whether it is over or a member that waits can help; needs no lock."""
+        return (
+            self.state is DONE
+            or self.state is FAILED
+            or (self.tickets is not None and self.tickets.left())
+        )
 
     def missing(self) -> Collection[int]:
         """Members that have not joined."""
@@ -124,6 +125,11 @@ class Meeting(Wait):
     def members(self) -> Collection[int]:
         """Members that have joined."""
         return list(self.posts)
+
+    def call_of(self, rank: int) -> Call | None:
+        """The call with which a member has joined."""
+        post = self.posts.get(rank)
+        return post.call if post is not None else None
 
     def title(self) -> str:
         """Its name without who is missing."""
@@ -136,32 +142,37 @@ class Meeting(Wait):
 
 
 class Reception(Wait):
-    """One worker's wait for a message."""
+    """One worker's wait for a message from one of some senders."""
 
-    __slots__ = ("mailbox", "pair", "site", "what")
+    __slots__ = ("call", "mailbox", "pairs")
 
-    def __init__(
-        self, mailbox: Mailbox, pair: Pair, ordinal: int, what: str, site: Site | None
-    ) -> None:
-        super().__init__(ordinal)
-        self.mailbox, self.pair, self.what, self.site = mailbox, pair, what, site
+    def __init__(self, mailbox: Mailbox, pairs: Sequence[Pair], call: Call) -> None:
+        super().__init__(call.ordinal)
+        self.mailbox, self.pairs, self.call = mailbox, pairs, call
+
+    @property
+    def senders(self) -> list[int]:
+        """Of whom one must send."""
+        return [pair[0] for pair in self.pairs]
 
     def settled(self) -> bool:
         """Whether a message is there or none can come; needs no lock."""
-        return self.error is not None or self.pair in self.mailbox
+        return self.error is not None or any(pair in self.mailbox for pair in self.pairs)
 
     def missing(self) -> Collection[int]:
-        """The sender, while it has sent nothing."""
-        return () if self.pair in self.mailbox else (self.pair[0],)
+        """The sender, while it has sent nothing; of several senders none is needed."""
+        return () if len(self.pairs) > 1 or self.settled() else (self.pairs[0][0],)
 
     def members(self) -> Collection[int]:
         """The receiver."""
-        return (self.pair[1],)
+        return (self.call.rank,)
+
+    def call_of(self, rank: int) -> Call | None:
+        """The call of the receiver."""
+        return self.call if rank == self.call.rank else None
 
     def __str__(self) -> str:
-        return f"recv of {self.what} from worker {self.pair[0]}"
-
-
-def kind(dtype: torch.dtype, shape: Collection[int] | None) -> str:
-    """``float32[4, 4]``."""
-    return f"{str(dtype).removeprefix('torch.')}{list(shape or ())}"
+        what = self.call.signature.of.removeprefix(" of ")
+        whom = f"worker {self.senders[0]}" if len(self.pairs) == 1 else "any worker"
+        tag = self.pairs[0][2]
+        return f"recv of {what} from {whom}" + (f" with tag {tag}" if tag else "")

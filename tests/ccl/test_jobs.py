@@ -1,4 +1,4 @@
-"""Large reductions go block by block, with the same bits as in one piece."""
+"""Large operations go block by block, on several threads, with the same bits as in one piece."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from discolab import ccl
-from discolab.ccl import blocks
+from discolab.ccl import jobs
 from discolab.ccl.reductions import combine
 from discolab.runtime import current_worker
 
@@ -18,14 +18,15 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint6
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Blocks of 48 bytes; whether each reduction was done in blocks."""
     used: list[bool] = []
-    original = blocks.reduce_in_blocks
+    original = jobs.perform
 
-    def counted(*args: Any) -> bool:
-        used.append(original(*args))
-        return used[-1]
+    def counted(*args: Any) -> Any:
+        tickets = original(*args)
+        used.append(tickets is not None)
+        return tickets
 
-    monkeypatch.setattr(blocks, "BLOCK", 48)
-    monkeypatch.setattr("discolab.ccl.local.reduce_in_blocks", counted)
+    monkeypatch.setattr(jobs, "BLOCK", 48)
+    monkeypatch.setattr("discolab.ccl.local.perform", counted)
     return used
 
 

@@ -1,0 +1,139 @@
+"""One call of one collective by one worker: what it asks for, and how far it has come.
+
+A `Call` is made by the worker that calls. It is written by that worker and, once its collective
+is under way, by whoever executes it; each attribute has one writer at a time. Others may read
+it at any moment: it is the entry of the ledger.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from types import CodeType
+from typing import NamedTuple
+
+import torch
+
+from ..runtime.worker import Worker
+from .groups import Group
+
+Site = tuple[CodeType | str, int]  # code object or file name, and line
+Kind = tuple[torch.dtype, tuple[int, ...] | None]
+
+WAITING, DONE, FAILED = "waiting", "done", "failed"
+P2P = ("send", "recv")
+
+
+class Signature(NamedTuple):
+    """What all members of one collective must agree on; for send and recv: what goes where."""
+
+    op: str
+    reduction: str | None = None
+    root: int | None = None
+    kinds: tuple[Kind, ...] = ()
+    device: str | None = None
+
+    def __str__(self) -> str:
+        reduction = f"({self.reduction})" if self.reduction else ""
+        root = f" with root worker {self.root}" if self.root is not None else ""
+        on = f" on {self.device}" if self.device not in (None, "cpu") else ""
+        return f"{self.op}{reduction}{self.of}{root}{on}"
+
+    @property
+    def of(self) -> str:
+        """`` of float32[4, 4]``, "" without a tensor."""
+        if not self.kinds:
+            return ""
+        first = kind(*self.kinds[0])
+        if len(self.kinds) == 1:
+            return f" of {first}"
+        if len(self.kinds) <= 3 or len(set(self.kinds)) > 1:
+            names = [kind(*one) for one in self.kinds[:3]]
+            more = f" and {len(self.kinds) - 3} more" if len(self.kinds) > 3 else ""
+            return f" of {', '.join(names)}{more}"
+        return f" of {len(self.kinds)} x {first}"
+
+
+class Call:
+    """What every method of a backend gets.
+
+    Attributes
+    ----------
+    name
+        As the user wrote it: ``"all_reduce"``.
+    worker
+        Who calls.
+    group
+        The members; `worker` is one of them. For send and recv: all workers.
+    signature
+        What the members must agree on.
+    timeout
+        Seconds to wait for the others, None for no limit.
+    site
+        Where the user's code called.
+    asynchronous
+        Whether the worker may go on before it is over.
+    ordinal
+        Of the command in which it was made (`Worker.executed`).
+    number
+        Among the collectives of this group in this command, from 0; -1 until it has joined.
+    state
+        ``"waiting"``, ``"done"`` or ``"failed"``.
+    began, ended
+        Seconds on the monotonic clock; ended is 0.0 while it waits.
+    """
+
+    __slots__ = (
+        "asynchronous",
+        "began",
+        "ended",
+        "group",
+        "name",
+        "number",
+        "ordinal",
+        "signature",
+        "site",
+        "state",
+        "timeout",
+        "worker",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        worker: Worker,
+        group: Group,
+        signature: Signature,
+        site: Site | None,
+        timeout: float | None = None,
+        asynchronous: bool = False,
+    ) -> None:
+        self.name, self.worker, self.group, self.signature = name, worker, group, signature
+        self.site, self.timeout, self.asynchronous = site, timeout, asynchronous
+        self.ordinal, self.number = worker.executed, -1
+        self.state, self.began, self.ended = WAITING, time.monotonic(), 0.0
+
+    @property
+    def rank(self) -> int:
+        """Of the worker that calls."""
+        return self.worker.worker_id
+
+    def close(self, state: str) -> None:
+        """Say how it ended; the first word stays."""
+        if self.state is WAITING:
+            self.ended = time.monotonic()
+            self.state = state
+
+    def __str__(self) -> str:
+        return f"{self.signature} in {self.group}"
+
+
+def kind(dtype: torch.dtype, shape: Collection[int] | None) -> str:
+    """``float32[4, 4]``; without a shape ``float32``."""
+    name = str(dtype).removeprefix("torch.")
+    return name if shape is None else f"{name}{list(shape)}"
+
+
+def kinds_of(tensors: Collection[torch.Tensor]) -> tuple[Kind, ...]:
+    """Dtype and shape of each."""
+    return tuple([(tensor.dtype, tuple(tensor.shape)) for tensor in tensors])

@@ -1,0 +1,179 @@
+"""Sending and receiving through the board's mailbox.
+
+`Postman.pending` holds, for each pair and tag, the receptions that were started and not yet
+waited for, in order; each belongs to the receiver's thread alone, so it needs no lock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+
+from ..runtime.errors import CollectiveAborted, CollectiveError
+from ..runtime.worker import Worker
+from . import moves, verdicts
+from .call import DONE, FAILED, Call, kind
+from .mailbox import Message, Pair, failed_in
+from .meetings import Meetings, check_thread
+from .waits import Reception
+from .work import Work
+
+Route = tuple[int | None, int, str]  # sender (None: any), receiver, tag
+
+
+class Postman:
+    """Messages between the workers of one address space."""
+
+    def __init__(self, meetings: Meetings) -> None:
+        self._meetings = meetings
+        self._pending: dict[Route, deque[MessageWork]] = {}
+
+    def send(self, call: Call, src: torch.Tensor, peer: int, tag: str) -> None:
+        """Put a copy of `src` in the mailbox."""
+        worker, board = call.worker, self._meetings.board
+        copy = moves.copy_of(src)
+        direct = worker.current is not None and call.site is worker.current[-1]
+        message = Message(copy, call.ordinal, call.site, moves.posted([copy]), direct)
+        with board.lock:
+            board.refresh(worker)
+            board.mailbox.put((worker.worker_id, peer, tag), message, worker.peers)
+        worker.peers[peer].wake()
+        call.close(DONE)
+
+    def recv(self, call: Call, out: torch.Tensor, peer: int | None, tag: str) -> MessageWork:
+        """Line up for the next message of that route."""
+        route = (peer, call.rank, tag)
+        line = self._line(route, call.worker)
+        work = MessageWork(self, route, call, out)
+        line.append(work)
+        return work
+
+    def _line(self, route: Route, worker: Worker) -> deque[MessageWork]:
+        """Who is in line; without those whose call has failed, or was interrupted."""
+        line = self._pending.setdefault(route, deque())
+        while line and (
+            line[0].call.ordinal < worker.resumed_at or failed_in(worker, line[0].call.ordinal)
+        ):
+            line.popleft()
+        return line
+
+    def complete(self, work: MessageWork, timeout: float | None) -> None:
+        """Serve the line up to `work`."""
+        line = self._line(work.route, work.call.worker)
+        if work not in line:
+            raise CollectiveError(
+                f"{work.call.signature} was started in a call that has failed or was stopped; "
+                "nothing is received for it any more"
+            )
+        while not work.over:
+            first = line[0]
+            try:
+                first.fill(self._next_message(first, timeout))
+            except BaseException as exc:
+                left = CollectiveAborted(f"{first.call.signature} was left: {type(exc).__name__}")
+                first.end(exc if isinstance(exc, Exception) else left, FAILED)
+                raise
+            else:
+                first.end(None, DONE)
+            finally:
+                if line and line[0] is first:
+                    line.popleft()
+
+    def available(self, work: MessageWork) -> bool:
+        """Whether the line up to `work` can be served without waiting."""
+        line = self._line(work.route, work.call.worker)
+        if work not in line:
+            return True
+        ahead = list(line).index(work) + 1
+        board = self._meetings.board
+        with board.lock:
+            board.refresh(work.call.worker)
+            return sum(board.mailbox.count(pair) for pair in self._pairs(work)) >= ahead
+
+    def _next_message(self, work: MessageWork, timeout: float | None) -> tuple[int, Message]:
+        call, meetings = work.call, self._meetings
+        worker, board = call.worker, meetings.board
+        pairs = self._pairs(work)
+        while True:
+            with board.lock:
+                board.refresh(worker)
+                for pair in pairs:
+                    message = board.mailbox.take(pair, worker.executed, worker.peers)
+                    if message is not None:
+                        return pair[0], message
+                wait = Reception(board.mailbox, pairs, call)
+                verdict = verdicts.lost(board, wait, worker)
+                if verdict is not None:
+                    board.fail(wait, verdict.error, verdict.text)
+                else:
+                    board.waiting[worker.worker_id] = wait
+            try:
+                if wait.error is None:
+                    meetings.wait(wait, worker, timeout)
+            finally:
+                meetings.rest(wait, worker.worker_id)
+            if wait.error is not None:
+                raise wait.error[0](wait.error[1])
+
+    def _pairs(self, work: MessageWork) -> list[Pair]:
+        sender, receiver, tag = work.route
+        if sender is not None:
+            return [(sender, receiver, tag)]
+        return [(rank, receiver, tag) for rank in work.call.group.ranks if rank != receiver]
+
+
+class MessageWork(Work):
+    """One reception. Those of one route are served in the order in which they were started."""
+
+    def __init__(self, postman: Postman, route: Route, call: Call, out: torch.Tensor) -> None:
+        self._postman, self.route, self.call, self._out = postman, route, call, out
+        self._error: Exception | None = None
+        self.over = False
+        self.sender: int | None = None
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """See `Work`."""
+        if not self.over:
+            check_thread(self.call)
+            self._postman.complete(self, timeout if timeout is not None else self.call.timeout)
+        if self._error is not None:
+            raise self._error
+        return self.result
+
+    def done(self) -> bool:
+        """See `Work`; on the worker's own thread it receives what has come."""
+        if not self.over and self._postman.available(self):
+            try:
+                self.wait()
+            except CollectiveError:
+                pass  # `wait` tells it
+        return self.over
+
+    def fill(self, found: tuple[int, Message]) -> None:
+        """Copy a message to where it belongs.
+
+        Raises
+        ------
+        CollectiveError
+            If it has another shape or dtype.
+        """
+        self.sender, message = found
+        got, out = message.tensor, self._out
+        if got.shape != out.shape or got.dtype != out.dtype:
+            raise CollectiveError(
+                f"recv{self.call.signature.of} on worker {self.call.rank}"
+                f"{verdicts.where(self.call.site)}: worker {self.sender} sent "
+                f"{kind(got.dtype, got.shape)}{verdicts.where(message.site)}; shape and dtype "
+                "must be the same (the message is used up)"
+            )
+        moves.enter(message.events, (got, out))
+        with torch.inference_mode():
+            moves.as_bytes(out).copy_(moves.as_bytes(got))
+        moves.keep(got)
+
+    def end(self, error: Exception | None, state: str) -> None:
+        """It is over."""
+        self._error, self.over = error, True
+        self.call.close(state)
