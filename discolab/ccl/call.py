@@ -118,6 +118,11 @@ class Call:
         """Of the worker that calls."""
         return self.worker.worker_id
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether its tensors are on a GPU."""
+        return self.signature.device == "cuda"
+
     def close(self, state: str) -> None:
         """Say how it ended; the first word stays."""
         if self.state is WAITING:

@@ -41,7 +41,8 @@ class Meetings:
     def start(self, call: Call, srcs: Tensors, outs: Tensors, execute: Execute) -> MeetingWork:
         """Post; the last one executes for all: at once, or by returning tickets to share."""
         worker, board = call.worker, self.board
-        post = Post(call, srcs, outs, moves.posted(srcs, outs))
+        events = moves.posted(srcs, outs) if call.on_gpu else ()
+        post = Post(call, srcs, outs, events)
         with board.lock:
             meeting = board.join(post)
             mine = meeting.state is RUNNING
@@ -57,14 +58,17 @@ class Meetings:
 
     def _execute(self, meeting: Meeting, worker: Worker, execute: Execute) -> None:
         posts = [meeting.posts[rank] for rank in meeting.group.ranks]
-        tensors = [tensor for post in posts for tensor in (*post.srcs, *post.outs)]
+        on_gpu = meeting.first.on_gpu
+        tensors = [t for post in posts for t in (*post.srcs, *post.outs)] if on_gpu else []
         try:
-            moves.enter([event for post in posts for event in post.events], tensors)
+            if on_gpu:
+                moves.enter([event for post in posts for event in post.events], tensors)
             with torch.inference_mode():
                 tickets = execute(meeting, posts)
             if tickets is not None:
                 self._share(tickets, meeting, worker)
-            meeting.done = moves.posted(tensors)
+            if on_gpu:
+                meeting.done = moves.posted(tensors)
             with self.board.lock:
                 self.board.finish(meeting)
         except BaseException as exc:
@@ -226,7 +230,7 @@ class MeetingWork(Work):
 
     def _end(self, meeting: Meeting, worker: Worker) -> None:
         """The tensors are the worker's again."""
-        if meeting.state is DONE:
+        if meeting.state is DONE and meeting.done:
             moves.adopt(meeting.done, self._post.srcs, self._post.outs)
         self._over = True
         self._post = Post(self._post.call)
