@@ -13,6 +13,7 @@ from .backend import Backend, BackendStatistics
 from .call import Call
 from .choose import backend_name, statistics
 from .coalesced import all_gather_coalesced, all_reduce_coalesced, reduce_scatter_coalesced
+from .deadlines import set_timeout
 from .groups import Group, group, new_group, world
 from .ops import (
     all_gather,
@@ -72,6 +73,7 @@ __all__ = [
     "send",
     "send_to_next_group",
     "send_to_worker",
+    "set_timeout",
     "statistics",
     "world",
 ]

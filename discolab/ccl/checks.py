@@ -11,6 +11,7 @@ import torch
 from ..runtime.errors import ArgumentError, SessionError
 from ..runtime.worker import Worker, current_worker
 from .call import Call, Kind, Signature, kind, kinds_of
+from .deadlines import timeout_of
 from .groups import Group
 from .ledger import ledger_of
 from .reductions import MOVABLE
@@ -61,17 +62,12 @@ def make_call(
     ArgumentError
         If `timeout` is not None or a number above 0.
     """
-    if timeout is not None:
-        number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-        if not number or not timeout > 0:
-            raise ArgumentError(
-                f"{name}: timeout must be seconds above 0, or None; got {timeout!r}"
-            )
     if kinds is None:
         kinds = kinds_of(tensors)
     device = tensors[0].device.type if tensors else None
     signature = Signature(op or name, reduction, root, kinds, device)
-    call = Call(name, worker, group, signature, call_site(worker), timeout, bool(async_op))
+    seconds = timeout_of(name, worker, timeout)
+    call = Call(name, worker, group, signature, call_site(worker), seconds, bool(async_op))
     ledger_of(worker).enter(call)
     return call
 

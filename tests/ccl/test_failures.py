@@ -9,7 +9,13 @@ import torch
 
 from discolab import ccl
 from discolab.engines import ThreadedSession
-from discolab.runtime import CollectiveError, Failure, WorkerError, current_worker
+from discolab.runtime import (
+    CollectiveError,
+    Failure,
+    WaitTimeoutError,
+    WorkerError,
+    current_worker,
+)
 
 
 def rank() -> int:
@@ -277,3 +283,31 @@ def test_an_error_in_the_work_ends_it_on_all(start: Any, monkeypatch: pytest.Mon
     assert [f.type_name for f in causes] == ["MemoryError"]
     words = f"MemoryError on worker {causes[0].rank}, which did it for all: no room"
     assert all(words in f.message for f in failures.values() if f.victim)
+
+
+def waits_for_a_slow_one(seconds: float | None) -> str:
+    ccl.set_timeout(seconds)
+    worker = current_worker()
+    try:
+        if worker.rank == 1:
+            worker.wait_for(lambda: False, "nothing", 0.5)
+    except WaitTimeoutError:
+        pass
+    try:
+        ccl.barrier()
+    except (WaitTimeoutError, CollectiveError) as exc:
+        return f"{type(exc).__name__}: {exc}"
+    finally:
+        ccl.set_timeout(None)
+    return "met"
+
+
+def test_a_workers_own_deadline(start: Any) -> None:
+    with start(2) as sess:
+        assert sess.call_packed(waits_for_a_slow_one, 30).debug_get_from_all() == ["met"] * 2
+        first, second = sess.call_packed(waits_for_a_slow_one, 0.1).debug_get_from_all()
+        assert first.startswith("WaitTimeoutError: gave up after 0.1 s waiting for barrier #1")
+        assert second.startswith("CollectiveAborted: barrier #1")
+        with pytest.raises(WorkerError, match="timeout must be seconds above 0"):
+            sess.call_packed(ccl.set_timeout, -1).debug_get_from_all()
+        assert sess.call_packed(recovers).debug_get_from_all() == [2.0] * 2
