@@ -8,7 +8,9 @@ Importing this package registers Disco's ``runtime.disco.*`` collectives, which
 `Session.allreduce` and its like call by name.
 """
 
+from . import autograd
 from . import disco as _disco  # registers runtime.disco.*
+from . import mesh as _mesh  # gives a mesh its groups
 from .backend import Backend, BackendStatistics
 from .call import Call
 from .choose import backend_name, statistics
@@ -54,6 +56,7 @@ __all__ = [
     "all_reduce_",
     "all_reduce_coalesced",
     "all_to_all",
+    "autograd",
     "backend_name",
     "barrier",
     "broadcast",
@@ -78,4 +81,4 @@ __all__ = [
     "world",
 ]
 
-del _disco
+del _disco, _mesh

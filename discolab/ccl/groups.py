@@ -13,6 +13,7 @@ from typing import Any
 
 from ..runtime.errors import ArgumentError
 from ..runtime.failures import name_ranks
+from ..runtime.mesh import axis_group
 from ..runtime.worker import Worker, current_worker
 
 
@@ -101,7 +102,8 @@ def resolve(worker: Worker, value: Any, name: str) -> Group:
     Parameters
     ----------
     value
-        None: the worker's own group; ``"world"``: all workers; a `Group`; or ranks.
+        None: the worker's own group; ``"world"``: all workers; the name of an axis of the
+        session's mesh: the worker's line along it; a `Group`; or ranks.
 
     Raises
     ------
@@ -111,14 +113,12 @@ def resolve(worker: Worker, value: Any, name: str) -> Group:
     if value is None:
         return own_group(worker)
     if isinstance(value, str):
-        if value != "world":
-            raise ArgumentError(f'{name}: group={value!r}; the only group with a name is "world"')
-        return _span(0, worker.num_workers)
+        return _named(worker, value, name)
     if not isinstance(value, Group):
         if isinstance(value, int) or not isinstance(value, Iterable):
             raise ArgumentError(
-                f'{name}: group={value!r}; give None (my group), "world", a Group, or a list '
-                "of ranks such as group=[0, 1]"
+                f'{name}: group={value!r}; give None (my group), "world", the name of a mesh '
+                "axis, a Group, or a list of ranks such as group=[0, 1]"
             )
         value = Group(_as_ranks(value))
     members = _check_range(worker, value)
@@ -128,6 +128,18 @@ def resolve(worker: Worker, value: Any, name: str) -> Group:
             f"members call it: if rank in {list(members.ranks)}: …"
         )
     return members
+
+
+def _named(worker: Worker, value: str, name: str) -> Group:
+    if value == "world":
+        return _span(0, worker.num_workers)
+    found: Group | None = axis_group(worker, value)
+    if found is None:
+        raise ArgumentError(
+            f"{name}: group={value!r}; this session has no mesh (sess.mesh(dp=2, tp=2) makes one), "
+            'so that the only group with a name is "world"'
+        )
+    return found
 
 
 @lru_cache(maxsize=256)

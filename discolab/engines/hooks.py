@@ -6,11 +6,12 @@
 - `time.sleep`: in a worker it can be interrupted.
 - torch's random functions: a worker draws from a state of its own (randomness.py).
 - torch's number of threads for threads to come, which the workers' own setting changes.
+- What layers above have added with `extend`.
 - A keeper thread that sends the registers nobody holds any more when no command does.
 
 All of it lasts as long as one worker thread lives. `_lock` guards `_threads`, `_rest`,
-`_before` (what was there) and `_ours` (what we put there). Nothing here runs in a finalizer,
-so a dropped session is noticed by the keeper.
+`_before` (what was there), `_ours` (what we put there) and `_extensions`. Nothing here runs in a
+finalizer, so a dropped session is noticed by the keeper.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ..runtime.errors import WaitTimeoutError
 from ..runtime.session import Session
-from ..runtime.worker import bind_thread, current_worker_or_none
+from ..runtime.worker import Worker, bind_thread, current_worker_or_none
 from . import randomness
 
 SWITCH_INTERVAL = 0.0005  # seconds; 50 us was erratic, 5 ms (Python's own) slow
@@ -40,6 +41,39 @@ _threads: list[threading.Thread] = []
 _before: dict[str, Any] = {}
 _ours: dict[str, Any] = {}
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+class Extension(NamedTuple):
+    """What a layer above changes in the process while worker threads live.
+
+    Attributes
+    ----------
+    install, uninstall
+        Called before the first worker's first command, and after the last worker has ended.
+    leave
+        Called on each worker's own thread when it ends.
+    """
+
+    install: Callable[[], None]
+    uninstall: Callable[[], None]
+    leave: Callable[[Worker], None]
+
+
+_extensions: list[Extension] = []
+
+
+def extend(extension: Extension) -> None:
+    """Add an extension; for as long as the process lives."""
+    with _lock:
+        _extensions.append(extension)
+        if _threads:
+            extension.install()
+
+
+def leave(worker: Worker) -> None:
+    """On a worker's own thread: it ends."""
+    for extension in tuple(_extensions):
+        extension.leave(worker)
 
 
 def hold(session: Session, threads: Iterable[threading.Thread]) -> None:
@@ -64,6 +98,8 @@ def hold(session: Session, threads: Iterable[threading.Thread]) -> None:
             threading.Thread.start = _ours["start"]  # type: ignore[method-assign]
             time.sleep = _ours["sleep"]
             randomness.install()
+            for extension in _extensions:
+                extension.install()
 
 
 def settle() -> bool:
@@ -78,6 +114,8 @@ def settle() -> bool:
             threading.Thread.start = _before["start"]  # type: ignore[method-assign]
         if time.sleep is _ours.get("sleep"):
             time.sleep = _before["sleep"]
+        for extension in reversed(_extensions):
+            extension.uninstall()
         randomness.uninstall()
         _rest.set()
         return True

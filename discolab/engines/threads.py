@@ -242,11 +242,14 @@ def _check_device(name: Any) -> torch.device:
 def _run_worker(worker: Worker, num_threads: int) -> None:
     try:
         torch.set_num_threads(num_threads)
+        # backward stays on this thread, on GPUs too: its collectives belong to the worker
+        torch.autograd.set_multithreading_enabled(False)
         if worker.device.type == "cuda":
             torch.cuda.set_device(worker.device)
             torch.cuda.set_stream(torch.cuda.Stream(worker.device))
         worker.run()
     finally:
+        hooks.leave(worker)
         worker.leave()
 
 

@@ -55,6 +55,11 @@ def disco_pull(names: list[str], **options: Any) -> None:
     the_lab().disco_pull(names, **options)
 
 
+def disco_mesh(axes: str | None = None, **options: Any) -> Any:
+    """See `Lab.disco_mesh`."""
+    return the_lab().disco_mesh(axes, **options)
+
+
 def disco_status(name: str | None = None) -> str:
     """See `Lab.disco_status`."""
     return the_lab().disco_status(name)
@@ -75,6 +80,7 @@ __all__ = [
     "CellRun",
     "Lab",
     "disco",
+    "disco_mesh",
     "disco_pull",
     "disco_push",
     "disco_restart",

@@ -28,7 +28,7 @@ from ..runtime.session import Session
 from ..runtime.sources import place
 from ..runtime.worker import Worker, current_worker
 
-WORKER_NAMES = ("rank", "world_size", "device", "worker", "ccl", "torch")
+WORKER_NAMES = ("rank", "world_size", "device", "worker", "ccl", "torch", "dist")
 
 
 class CellInterrupted(KeyboardInterrupt):
@@ -124,7 +124,11 @@ def has_value(value: Any) -> bool:
 def _worker_names(worker: Worker) -> dict[str, Any]:
     rank, size = worker.worker_id, worker.num_workers
     values: dict[str, Any] = dict(
-        zip(WORKER_NAMES, (rank, size, worker.device, worker, ccl, torch), strict=True)
+        zip(
+            WORKER_NAMES,
+            (rank, size, worker.device, worker, ccl, torch, torch.distributed),
+            strict=True,
+        )
     )
     return {**values, "RANK": rank, "LOCAL_RANK": worker.local_worker_id, "WORLD_SIZE": size}
 
@@ -148,16 +152,22 @@ class CellRun:
     ``%%disco -a`` gives one; the names are those of ipyparallel's results.
     """
 
-    def __init__(self, session: Session, source: str, filename: str, targets: list[int]) -> None:
-        whole = len(targets) == session.num_workers
+    def __init__(
+        self, session: Session, targets: list[int], func: Any, *args: Any, what: str = "the cell"
+    ) -> None:
         self.session = session
         self.targets = targets
-        self.ref: DRef = session.call_packed(
-            run_cell, source, filename, None if whole else list(targets)
-        )
-        self.ref.name = last_name(source)
+        self.ref: DRef = session.call_packed(func, *args)
         self._shown = session.call_packed(has_value, self.ref)
-        self._ticket = session.request(self._shown, tell=True, what="the cell")
+        self._ticket = session.request(self._shown, tell=True, what=what)
+
+    @classmethod
+    def of_source(cls, session: Session, source: str, filename: str, targets: list[int]) -> CellRun:
+        """Send the source of a cell to the workers among `targets`."""
+        whole = len(targets) == session.num_workers
+        run = cls(session, targets, run_cell, source, filename, None if whole else list(targets))
+        run.ref.name = last_name(source)
+        return run
 
     def ready(self) -> bool:
         """Whether all workers have run it."""

@@ -1,13 +1,15 @@
 """Tab completion inside ``%%disco`` cells: the workers' variables and their attributes.
 
 Worker 0 is asked, so that this works on every engine; it is given a third of a second. While
-it is busy, the names that it had last time are offered. The options of the magics are, too.
+it is busy, the names that it had last time are offered. The options of the magics are, too,
+and after ``-t`` the axes of the session's mesh.
 """
 
 from __future__ import annotations
 
 import re
 import rlcompleter
+from itertools import pairwise
 from typing import Any
 
 from IPython.core.completer import (
@@ -75,6 +77,8 @@ class WorkerCompleter:
             return list(ENGINES), last
         if magic and before and before[-1] in ("-s", "--session"):
             return list(self._lab.sessions), last
+        if magic and before and before[-1] in ("-t", "--targets"):
+            return self._places(line, last)
         if line.startswith("%disco_push"):
             return [n for n in self._lab.shell.user_ns if not n.startswith("_")], last
         if line.startswith("%disco_pull"):
@@ -90,6 +94,22 @@ class WorkerCompleter:
         parser = getattr(magic, "parser", None)
         actions = parser._actions if parser is not None else []
         return sorted(o for action in actions for o in action.option_strings)
+
+    def _places(self, line: str, last: str) -> tuple[list[str], str]:
+        """Axes of the session's mesh, and the places along one that is named."""
+        words = line.split()
+        named = [word for flag, word in pairwise(words) if flag in ("-s", "--session")]
+        try:
+            mesh = self._lab.session(named[-1] if named else None).current_mesh
+        except DiscoError:
+            return [], last
+        fragment = last.rpartition(",")[2]
+        axis, equals, _ = fragment.partition("=")
+        if mesh is None or (equals and axis not in mesh.axes):
+            return [], fragment
+        if equals:
+            return [f"{axis}={place}" for place in range(mesh.size(axis))], fragment
+        return [f"{axis}=" for axis in mesh.axes], fragment
 
     def _ask(self, text: str) -> list[str]:
         try:

@@ -18,6 +18,7 @@ from ..runtime.controller import check_timeout
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError, SessionError, WorkerError
 from ..runtime.failures import Failure, name_ranks, summarize
+from ..runtime.mesh import Mesh, parse_axes
 from ..runtime.ranks import parse_ranks
 from ..runtime.session import Session
 from ..runtime.worker import current_worker
@@ -32,6 +33,7 @@ from .cell import (
 )
 from .live import PROGRESS_AFTER, LiveView
 from .output import OutputCapture
+from .script import read_script, run_script
 
 _CELL_FILE = re.compile(r"(Cell In\[\d+\])(\.\d+)?")
 
@@ -117,11 +119,13 @@ class Lab:
         devices: str | Sequence[str] | None = None,
         groups: int = 1,
         ccl: str = "auto",
+        mesh: str | None = None,
         name: str = "sess",
     ) -> Session:
         """Start a session and bind it to `name` in the notebook.
 
         A session of that name is shut down first. It becomes the one that ``%%disco`` uses.
+        With `mesh` (``dp=2,tp=2``) its workers are arranged as `disco_mesh` does it.
 
         Raises
         ------
@@ -130,10 +134,13 @@ class Lab:
         """
         if not name.isidentifier():
             raise ArgumentError(f"a session's name is a Python name, got {name!r}")
-        settings = {"engine": engine, "devices": devices, "groups": groups, "ccl": ccl}
+        settings: dict[str, Any] = {"engine": engine, "devices": devices, "groups": groups}
+        settings |= {"ccl": ccl, "mesh": mesh}
         session = make_session(num_workers, engine=engine, num_groups=groups, devices=devices)
         try:
             session.init_ccl(ccl)
+            if mesh:
+                session.mesh(**parse_axes(mesh))
         except BaseException:
             session.shutdown(cancel=True)
             raise
@@ -147,6 +154,17 @@ class Lab:
         self.current = name
         self.shell.user_ns[name] = session
         return session
+
+    def disco_mesh(self, axes: str | None = None, *, session: str | None = None) -> Mesh | None:
+        """Arrange a session's workers in a mesh, ``dp=2,tp=2``; without axes, the one there is.
+
+        Raises
+        ------
+        ArgumentError
+            If the axes can't be read, or do not fit the number of workers.
+        """
+        sess = self.session(session)
+        return sess.mesh(**parse_axes(axes)) if axes else sess.current_mesh
 
     def disco_shutdown(self, name: str | None = None) -> None:
         """Stop a session's workers now; what they run is interrupted."""
@@ -253,7 +271,7 @@ class Lab:
         """
         sess = self.session(session)
         check_timeout(timeout)
-        ranks = parse_ranks(targets, sess.num_workers)
+        ranks = parse_ranks(targets, sess.num_workers, sess.current_mesh)
         filename = self._next_file()
         # one line in front, so that line numbers are those of the cell with its magic
         source = "\n" + self.shell.transform_cell(cell)
@@ -261,14 +279,12 @@ class Lab:
         if push:
             self.disco_push(push, session=session)
         try:
-            run = CellRun(sess, source, filename, ranks)
+            run = CellRun.of_source(sess, source, filename, ranks)
             if not block:
                 self._background.append(run)
                 self.shell.user_ns.update({name: sess[name] for name in out})
                 return run
-            view = LiveView(self.shell, self.output, sess, stream, progress_after)
-            with self.output.during_cell(group_outputs), self._showing(sess, view):
-                result = run.get(timeout, interrupt)
+            result = self._wait(run, timeout, interrupt, stream, progress_after, group_outputs)
         except CellInterrupted:
             raise
         except KeyboardInterrupt:  # stop was pressed before or after the wait
@@ -277,6 +293,60 @@ class Lab:
             raise CellInterrupted([]) from None
         self.shell.user_ns.update(self._bound(sess, out))
         return result
+
+    def _wait(
+        self,
+        run: CellRun,
+        timeout: float | None = None,
+        interrupt: bool = True,
+        stream: bool | None = None,
+        progress_after: float = PROGRESS_AFTER,
+        group_outputs: str = "order",
+    ) -> DRef | None:
+        """Wait for a cell and show its output."""
+        view = LiveView(self.shell, self.output, run.session, stream, progress_after)
+        with self.output.during_cell(group_outputs), self._showing(run.session, view):
+            return run.get(timeout, interrupt)
+
+    def disco_run(
+        self,
+        path: str,
+        args: Sequence[str] = (),
+        *,
+        session: str | None = None,
+        timeout: float | None = None,
+        stream: bool | None = None,
+        group_outputs: str = "order",
+    ) -> None:
+        """Run a script for torchrun on all workers; its names are in the cells afterwards.
+
+        Parameters
+        ----------
+        path
+            The script.
+        args
+            Its command line.
+
+        Raises
+        ------
+        ArgumentError
+            If it can't be read or compiled.
+        WorkerError
+            If it failed, or exited with a status other than 0, on one or more workers.
+        """
+        sess = self.session(session)
+        check_timeout(timeout)
+        full, source = read_script(path)
+        check_syntax(source, full)
+        ranks = list(range(sess.num_workers))
+        try:
+            run = CellRun(sess, ranks, run_script, full, source, list(args), what="the script")
+            self._wait(run, timeout, stream=stream, group_outputs=group_outputs)
+        except CellInterrupted:
+            raise
+        except KeyboardInterrupt:
+            sess.interrupt()
+            raise CellInterrupted([]) from None
 
     def _bound(self, session: Session, names: Sequence[str]) -> dict[str, DRef]:
         """DRefs of worker variables, which must be there on one worker at least."""
@@ -319,7 +389,7 @@ class Lab:
             If there is no such variable, or it can't be sent.
         """
         sess = self.session(session)
-        ranks = parse_ranks(targets, sess.num_workers)
+        ranks = parse_ranks(targets, sess.num_workers, sess.current_mesh)
         missing = [name for name in names if name not in self.shell.user_ns]
         if missing:
             raise ArgumentError(f"the notebook has no variable named {', '.join(missing)}")
@@ -346,23 +416,26 @@ class Lab:
         With a single rank as `targets`, the value itself.
         """
         sess = self.session(session)
-        ranks = parse_ranks(targets, sess.num_workers)
+        ranks = parse_ranks(targets, sess.num_workers, sess.current_mesh)
         try:
             fetched = {name: sess.pull(name, ranks, timeout) for name in names}
         except WorkerError as exc:
             if isinstance(exc.__cause__, ArgumentError):  # no such variable
                 raise ArgumentError(f"{name_ranks(exc.ranks)}: {exc.__cause__}") from None
             raise
-        single = isinstance(targets, str) and len(ranks) == 1 and not set(":,") & set(targets)
+        single = isinstance(targets, str) and len(ranks) == 1 and not set(":,=") & set(targets)
         for name, values in fetched.items():
             self.shell.user_ns[name] = values[0] if single else values
 
     def describe(self, session: Session) -> str:
         """One line for a session that has just started."""
         kinds = ", ".join(sorted({str(device) for device in session.devices}))
+        mesh = session.current_mesh
+        names = [*WORKER_NAMES, *(["mesh"] if mesh else [])]
         return (
             f"{session.name}: {name_ranks(range(session.num_workers))} on {kinds} "
-            f"({session.engine}); names in %%disco: {', '.join(WORKER_NAMES)}"
+            f"({session.engine}{f', mesh {mesh}' if mesh else ''}); "
+            f"names in %%disco: {', '.join(names)}"
         )
 
 

@@ -6,6 +6,7 @@ without a stack, by IPython's `UsageError`.
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import functools
 import shlex
@@ -84,7 +85,10 @@ _session_option = argument(
     "-s", "--session", metavar="NAME", help="the session to use (default: the one used last)"
 )
 _targets_option = argument(
-    "-t", "--targets", metavar="RANKS", help="ranks: 0, 1,3 or 0:4:2 (default: all)"
+    "-t",
+    "--targets",
+    metavar="RANKS",
+    help="ranks: 0, 1,3 or 0:4:2, or of a mesh tp=0 or pp=1,tp=0:2 (default: all)",
 )
 
 
@@ -106,6 +110,7 @@ class DiscoMagics(Magics):
     @argument("-g", "--gpu-ids", metavar="IDS", help="GPUs by index: 0,1")
     @argument("--groups", type=int, default=1, help="cut the workers in this many groups")
     @argument("--ccl", default="auto", help="collective backend: auto, local")
+    @argument("--mesh", metavar="AXES", help="arrange the workers in a mesh: dp=2,tp=2")
     @argument("--name", default="sess", help="the variable that holds the session")
     @line_magic
     @one_line_errors
@@ -127,9 +132,23 @@ class DiscoMagics(Magics):
             devices=devices.split(",") if devices and "," in devices else devices,
             groups=args.groups,
             ccl=args.ccl,
+            mesh=args.mesh,
             name=args.name,
         )
         print(self.lab.describe(session))
+
+    @magic_arguments()
+    @argument("axes", nargs="*", help="such as dp=2,tp=2; one size may be -1")
+    @_session_option
+    @line_magic
+    @one_line_errors
+    def disco_mesh(self, line: str) -> Any:
+        """Arrange the workers in a mesh with named axes; without axes show the one that is."""
+        args = arguments_of(DiscoMagics.disco_mesh, line)
+        mesh = self.lab.disco_mesh("".join(args.axes), session=args.session)
+        if mesh is None:
+            print("no mesh yet: %disco_mesh dp=2,tp=2 makes one")
+        return mesh
 
     @magic_arguments()
     @argument("name", nargs="?", help="the session (default: the one used last)")
@@ -182,6 +201,29 @@ class DiscoMagics(Magics):
         """Send notebook variables to the workers, each its own copy."""
         args = arguments_of(DiscoMagics.disco_push, line)
         self.lab.disco_push(_names(args.names), session=args.session, targets=args.targets)
+
+    @magic_arguments()
+    @_session_option
+    @argument("--timeout", type=float, metavar="S", help="seconds to wait for the workers")
+    @argument("--stream", dest="stream", action="store_true", default=None, help="output at once")
+    @argument("--no-stream", dest="stream", action="store_false", help="output at the end")
+    @argument("--group-outputs", choices=GROUPINGS, default="order", help="order of the output")
+    @argument("script", help="a Python file")
+    @argument("args", nargs=argparse.REMAINDER, help="its command line")
+    @line_magic
+    @one_line_errors
+    def disco_run(self, line: str) -> None:
+        """Run a script written for torchrun on the workers: ``%disco_run train.py --steps 10``."""
+        args = arguments_of(DiscoMagics.disco_run, line)
+        path, *words = [_unquoted(word) for word in (args.script, *args.args)]
+        self.lab.disco_run(
+            path,
+            words,
+            session=args.session,
+            timeout=args.timeout,
+            stream=args.stream,
+            group_outputs=args.group_outputs,
+        )
 
     @magic_arguments()
     @_targets_option
@@ -250,6 +292,14 @@ class DiscoMagics(Magics):
             progress_after=args.progress_after,
             interrupt=args.signal_on_interrupt == "SIGINT",
         )
+
+
+def _unquoted(word: str) -> str:
+    """A word as a shell gives it to a program: IPython leaves the quotes on."""
+    try:
+        return "".join(shlex.split(word))
+    except ValueError:
+        return word
 
 
 def _names(texts: Sequence[str] | None) -> list[str]:

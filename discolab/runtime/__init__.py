@@ -9,6 +9,7 @@ DRef        the controller's handle on one register id, the same on all workers
 worker 0    shares the controller's process: host tensors go to and come from it
 channel     the controller's line to one worker: commands there, replies back
 group       workers cut in equal parts; collectives may stay within one
+mesh        the workers in a grid with named axes; each line along an axis is a group
 """
 
 from . import builtin as _builtin  # registers runtime.disco.*
@@ -30,6 +31,7 @@ from .errors import (
 )
 from .failures import Failure
 from .functions import list_funcs, register_func
+from .mesh import Mesh
 from .session import Session
 from .status import SessionStatistics, WorkerStatus
 from .worker import Worker, current_worker, current_worker_or_none
@@ -45,6 +47,7 @@ __all__ = [
     "DiscoError",
     "Failure",
     "ForeignDRefError",
+    "Mesh",
     "Pickled",
     "Session",
     "SessionClosedError",

@@ -1,8 +1,8 @@
 """What a command may carry, checked on the controller and bound on the worker.
 
 Values: None, bool, int, float, complex, str, bytes, slices, ranges, torch dtypes, devices,
-sizes, layouts and memory formats, tensors, numpy arrays and scalars, DRefs, functions and
-classes, and lists, tuples, sets and dicts of these. Anything else must be marked with
+sizes, layouts and memory formats, meshes, tensors, numpy arrays and scalars, DRefs, functions
+and classes, and lists, tuples, sets and dicts of these. Anything else must be marked with
 `Pickled`, so that a program says itself where it leaves the typed protocol.
 
 A tensor, an array, a module or a `Pickled` object is private to each worker: each gets its
@@ -14,37 +14,43 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from types import BuiltinFunctionType, EllipsisType, FunctionType, MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from .errors import ArgumentError
 
-_ATOMS: frozenset[type] = frozenset(
-    {
-        type(None),
-        bool,
-        int,
-        float,
-        complex,
-        str,
-        bytes,
-        range,
-        EllipsisType,
-        torch.dtype,
-        torch.device,
-        torch.Size,
-        torch.layout,
-        torch.memory_format,
-        FunctionType,
-        BuiltinFunctionType,
-        MethodType,
-        type,
-    }
-)
+C = TypeVar("C", bound=type)
+
+_ATOMS: set[type] = {
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    range,
+    EllipsisType,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    torch.layout,
+    torch.memory_format,
+    FunctionType,
+    BuiltinFunctionType,
+    MethodType,
+    type,
+}
 _PRIVATE = (torch.Tensor, torch.nn.Module, np.ndarray)
 _DEEPEST = 64
+
+
+def plain(cls: C) -> C:
+    """Declare a class of small values that never change: a command carries them as they are."""
+    _ATOMS.add(cls)
+    return cls
 
 
 class Register(int):

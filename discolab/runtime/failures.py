@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .sources import excerpt, is_cell, place
+from .sources import excerpt, is_cell, is_installed, place
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _MOST_GROUPS = 4  # tracebacks shown of one error
@@ -180,13 +180,19 @@ def fold_ranks(ranks: Iterable[int]) -> str:
 
 
 def user_frames(exc: BaseException) -> Frames:
-    """The frames of `exc`, discolab's own left out, endless recursion folded."""
+    """The frames of `exc`, discolab's own left out, endless recursion folded.
+
+    What lies between a user's line and an error of discolab, such as torch.distributed's
+    wrappers of a collective, is left out too.
+    """
     found: list[tuple[str, int, str]] = []
     times = 1
+    ours = False
     for frame, line in traceback.walk_tb(exc.__traceback__):
         code = frame.f_code
         here = (code.co_filename, line, code.co_name)
-        if is_own_file(code.co_filename):
+        ours = is_own_file(code.co_filename)
+        if ours:
             continue
         if found and found[-1] == here:
             times += 1
@@ -195,6 +201,9 @@ def user_frames(exc: BaseException) -> Frames:
         times = 1
         found.append(here)
     _note_times(found, times)
+    users = [number for number, frame in enumerate(found, 1) if not is_installed(frame[0])]
+    if ours and users:
+        del found[users[-1] :]
     return tuple(found)
 
 

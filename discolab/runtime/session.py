@@ -25,6 +25,7 @@ from .calls import Caller, told
 from .controller import call_site, check_timeout
 from .dref import DModule, DPackedFunc, DRef
 from .errors import ArgumentError, WorkerError
+from .mesh import Mesh, make_mesh, set_mesh
 
 R = TypeVar("R", bound=DRef)
 
@@ -38,6 +39,8 @@ class Session(Caller):
     Use it in ``with``: leaving the block waits for the work, raises what failed in it, and
     shuts the session down.
     """
+
+    _mesh: Mesh | None = None
 
     def __enter__(self) -> Self:
         self._check_open()
@@ -183,6 +186,38 @@ class Session(Caller):
             raise
         if device_ids:
             self._devices = tuple(torch.device("cuda", index) for index in device_ids)
+
+    def mesh(self, /, **axes: int) -> Mesh:
+        """Arrange the workers in a grid with named axes: ``sess.mesh(dp=2, tp=2)``.
+
+        Row by row: the last axis varies fastest. Waits until every worker has it; there it is
+        the name ``mesh`` of the cells, and its axes name groups: ``group="tp"``. It stays the
+        session's mesh (`current_mesh`) until another one is made.
+
+        Parameters
+        ----------
+        axes
+            The size of each axis; one of them may be -1, to be worked out.
+
+        Raises
+        ------
+        ArgumentError
+            If the sizes do not multiply to the number of workers.
+        """
+        before, made = self._mesh, make_mesh(axes, self.num_workers)
+        try:
+            self.call_packed(set_mesh, made).debug_get_from_all()
+            self._mesh = made
+        except BaseException:  # interrupted: no worker may keep it
+            if not self._closed:
+                self.call_without_result(set_mesh, before)
+            raise
+        return made
+
+    @property
+    def current_mesh(self) -> Mesh | None:
+        """What `mesh` made last, None before that."""
+        return self._mesh
 
     def broadcast(self, src: Any, dst: DRef | None = None, in_group: bool = True) -> DRef:
         """Send a host array to every worker.

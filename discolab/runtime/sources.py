@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 import linecache
+import re
 from collections.abc import Callable
+
+_INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
 
 namers: list[Callable[[str], str | None]] = []
 
@@ -25,11 +28,16 @@ def is_cell(filename: str) -> bool:
     return any(namer(filename) is not None for namer in namers)
 
 
+def is_installed(filename: str) -> bool:
+    """Whether a file belongs to an installed package, not to the user's program."""
+    return _INSTALLED.search(filename) is not None
+
+
 def place(filename: str, line: int | None) -> str:
-    """``Cell In[3], line 4`` or ``file.py:4``."""
+    """``Cell In[3], line 4`` or ``file.py:4``; of an installed package ``torch/file.py:4``."""
     if is_cell(filename):
         return f"{display_name(filename)}, line {line}"
-    return f"{filename}:{line}"
+    return f"{_INSTALLED.sub('', filename)}:{line}"
 
 
 def excerpt(filename: str, line: int, around: int) -> list[str]:

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections import deque
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -34,6 +34,9 @@ from .functions import find_func
 from .interruptible import Interruptible
 from .sources import is_cell, place
 from .untold import Untold
+
+if TYPE_CHECKING:
+    from .mesh import Mesh
 
 _MOST_FAILED_CALLS = 16
 
@@ -90,6 +93,8 @@ class Worker(Interruptible):
         Register id -> value; a `Failure` there is a poisoned register.
     namespace
         Global variables of the cells that this worker runs.
+    mesh
+        The session's current mesh, None before there is one.
     generator
         This worker's CPU random state; starts as torch's own does in a fresh process.
     peers
@@ -132,6 +137,7 @@ class Worker(Interruptible):
         self.peers: dict[int, Worker] = {}
         self.registers: dict[int, Any] = {}
         self.namespace: dict[str, Any] = {}
+        self.mesh: Mesh | None = None
         self.generator = torch.Generator()
         self.untold = Untold(worker_id)
         self.executed = 0

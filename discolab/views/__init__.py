@@ -9,6 +9,7 @@ from .describe import describe
 from .draw import draw_dref
 from .dref_view import dref_parts
 from .html import rank_colour, render_html
+from .mesh_view import mesh_parts
 from .parts import Column, Details, Grid, Line, Part, Row, Stack, Table, Text, Tile
 from .text import render_text
 
@@ -26,6 +27,7 @@ __all__ = [
     "describe",
     "draw_dref",
     "dref_parts",
+    "mesh_parts",
     "rank_colour",
     "render_html",
     "render_text",

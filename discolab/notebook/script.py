@@ -1,0 +1,106 @@
+"""Run a script on every worker, as torchrun would in processes: a worker function.
+
+The script runs as ``__main__`` with its own globals on each worker. ``sys.argv`` and the first
+entry of ``sys.path`` belong to the process: the first worker that begins sets them, the last one
+that ends puts back what was there. `_lock` guards `_running` and `_before`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..runtime.errors import ArgumentError, SessionError
+from ..runtime.worker import current_worker
+
+_lock = threading.Lock()
+_running: list[tuple[str, ...]] = []  # the command line of each worker that runs a script
+_before: dict[str, Any] = {}
+
+
+def read_script(path: str) -> tuple[str, str]:
+    """The whole path of a script and its text.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no such file, or it can't be read or compiled.
+    """
+    full = Path(path).expanduser()
+    try:
+        source = full.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as exc:
+        near = sorted(p.name for p in full.parent.glob("*.py"))[:8] if full.parent.is_dir() else []
+        hint = f"; Python files there: {', '.join(near)}" if near else ""
+        why = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8 text"
+        raise ArgumentError(f"can't read the script {str(full)!r}: {why}{hint}") from None
+    return str(full.resolve()), source
+
+
+def run_script(path: str, source: str, args: list[str]) -> None:
+    """Run a script on this worker; its public names are in the worker's cells afterwards.
+
+    Raises
+    ------
+    SystemExit
+        Never: an exit with a status other than 0 is a `RuntimeError`.
+    """
+    names: dict[str, Any] = {
+        "__name__": "__main__",
+        "__file__": path,
+        "__builtins__": builtins,
+        "__doc__": None,
+        "__package__": None,
+        "__spec__": None,
+    }
+    code = compile(source, path, "exec")
+    try:
+        with _command_line(path, args):
+            exec(code, names)
+    except SystemExit as exc:
+        if exc.code not in (None, 0):
+            raise RuntimeError(f"{Path(path).name} exited with status {exc.code}") from exc
+    finally:
+        public = {name: value for name, value in names.items() if not name.startswith("_")}
+        current_worker().namespace.update(public)
+
+
+run_script.disco_command = "the script"  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _command_line(path: str, args: Sequence[str]) -> Iterator[None]:
+    """``sys.argv`` and ``sys.path`` as the script expects them.
+
+    Raises
+    ------
+    SessionError
+        If a script with another command line runs in this process.
+    """
+    line = (path, *args)
+    with _lock:
+        if _running and _running[0] != line:
+            other = Path(_running[0][0]).name
+            raise SessionError(
+                f"{other} runs in this process with another command line, and sys.argv is one for "
+                "all; wait until it has ended"
+            )
+        if not _running:
+            _before.update(argv=sys.argv, folder=str(Path(path).parent))
+            sys.argv = list(line)
+            sys.path.insert(0, _before["folder"])
+        _running.append(line)
+    try:
+        yield
+    finally:
+        with _lock:
+            _running.pop()
+            if not _running:
+                sys.argv = _before["argv"]
+                if _before["folder"] in sys.path:
+                    sys.path.remove(_before["folder"])
