@@ -10,6 +10,7 @@ Importing this package registers Disco's ``runtime.disco.*`` collectives, which
 
 from . import autograd
 from . import disco as _disco  # registers runtime.disco.*
+from . import distributed as _distributed  # has torch.distributed work in worker threads
 from . import mesh as _mesh  # gives a mesh its groups
 from .backend import Backend, BackendStatistics
 from .call import Call
@@ -81,4 +82,4 @@ __all__ = [
     "world",
 ]
 
-del _disco, _mesh
+del _disco, _distributed, _mesh

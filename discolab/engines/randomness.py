@@ -18,10 +18,11 @@ modules stay the process's.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -145,19 +146,30 @@ def _swapped(original: Any) -> Callable[..., Any]:
 
 
 def _swap(worker: Worker, original: Any, args: Any, kwargs: Any) -> Any:
+    with drawing(worker.generator):
+        return original(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def drawing(generator: torch.Generator) -> Iterator[None]:
+    """Have what draws from the process's CPU state, on this thread, draw from `generator`.
+
+    Other workers that do the same wait meanwhile: nothing may wait for a worker in here.
+    """
     global _swapper
     if _swapper == threading.get_ident():  # code of a torch mode that draws inside of a draw
-        return original(*args, **kwargs)
+        yield
+        return
     default = torch.default_generator
     with _swap_lock:
         before = default.get_state()
-        default.set_state(worker.generator.get_state())
+        default.set_state(generator.get_state())
         _swapper = threading.get_ident()
         try:
-            return original(*args, **kwargs)
+            yield
         finally:
             _swapper = 0
-            worker.generator.set_state(default.get_state())
+            generator.set_state(default.get_state())
             default.set_state(before)
 
 

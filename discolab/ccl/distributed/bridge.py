@@ -1,0 +1,147 @@
+"""Putting torch.distributed under worker threads, and taking it away again.
+
+`install` and `uninstall` are called by `engines.hooks` under its lock: when the first worker
+thread of the process is made, and when the last has ended. `leave` runs on each worker's own
+thread at its end. All private names of torch that are relied on are in `_NEEDED`; without one of
+them nothing is changed, and every use on a worker says which.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import device_mesh
+
+from ...engines import hooks
+from ...runtime.errors import SessionError
+from ...runtime.worker import Worker, current_worker_or_none
+from . import calls, environ, guards, imports
+from .member import NAME
+from .patches import Patches
+from .world import WorldProxy, close_world, world_here
+
+# their private names have no types
+c10d: Any = torch.distributed.distributed_c10d
+_native: Any = torch._C._distributed_c10d
+
+_NEEDED: tuple[tuple[Any, str], ...] = (
+    (c10d, "_world"),
+    (c10d, "_World"),
+    (c10d, "_new_process_group_helper"),
+    (c10d, "_unregister_all_process_groups"),
+    (_native, "_set_thread_isolation_mode"),
+    (_native, "_register_process_group"),
+    (device_mesh, "DeviceMesh"),
+)
+_REGISTRIES = ("backend_capability", "backend_type_map", "default_device_backend_map")
+
+_patches = Patches()
+
+
+def install() -> None:
+    """Have torch.distributed look who calls."""
+    missing = missing_names()
+    if missing:
+        if hasattr(c10d, "_world"):
+            _patches.replace(c10d, "_world", lambda world: _Refusal(world, missing))
+        return
+    _register_backend()
+    _isolate_threads()
+    _patches.replace(c10d, "_world", WorldProxy)
+    _patches.replace(c10d, "_new_process_group_helper", calls.new_process_group_helper)
+    for ours in (calls.init_process_group, calls.monitored_barrier, calls.split_group):
+        for owner in (c10d, dist):
+            _patches.replace(owner, ours.__name__, ours)
+    _patches.add(device_mesh.DeviceMesh, "_thread_id", property(_mesh_number, _set_mesh_number))
+    environ.install()
+    _patches.at_undo(environ.uninstall)
+    imports.install(_patches)
+
+
+def uninstall() -> None:
+    """Put everything back."""
+    _patches.undo()
+
+
+def leave(worker: Worker) -> None:
+    """Forget the groups of the worker whose thread this is."""
+    close_world(worker)
+
+
+def missing_names() -> list[str]:
+    """The names of torch that are needed and not there."""
+    found = [f"{owner.__name__}.{name}" for owner, name in _NEEDED if not hasattr(owner, name)]
+    if "_thread_id" not in getattr(device_mesh.DeviceMesh, "__annotations__", {}):
+        found.append("torch.distributed.device_mesh.DeviceMesh._thread_id")
+    return found
+
+
+class _Refusal:
+    """Stands for torch's world where it can't be one for each worker."""
+
+    def __init__(self, world: Any, missing: list[str]) -> None:
+        object.__setattr__(self, "_torchs", world)
+        object.__setattr__(self, "_missing", missing)
+
+    def __getattr__(self, name: str) -> Any:
+        self._check()
+        return getattr(self._torchs, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._check()
+        setattr(self._torchs, name, value)
+
+    def _check(self) -> None:
+        if current_worker_or_none() is not None:
+            raise SessionError(
+                f"torch.distributed can't run in worker threads with torch {torch.__version__}: "
+                f"it has no {', '.join(self._missing)}. Use a torch that this discolab was made "
+                "for, or the collectives of discolab.ccl"
+            )
+
+
+def _register_backend() -> None:
+    dist.Backend.register_backend(NAME, calls.make_group, extended_api=True, devices=_DEVICES)
+
+    def forget() -> None:
+        for table in _REGISTRIES:
+            getattr(dist.Backend, table, {}).pop(NAME, None)
+        dist.Backend._plugins.pop(NAME.upper(), None)
+        if NAME in dist.Backend.backend_list:
+            dist.Backend.backend_list.remove(NAME)
+        if hasattr(dist.Backend, NAME.upper()):
+            delattr(dist.Backend, NAME.upper())
+
+    _patches.at_undo(forget)
+
+
+_DEVICES: Any = ["cpu", "cuda"]
+
+
+def _isolate_threads() -> None:
+    """Have torch's C++ side look groups up for each thread; keep those of this thread."""
+    _native._set_thread_isolation_mode(True)
+    for group, name in c10d._world.pg_names.items():
+        _native._register_process_group(name, group)
+    _patches.at_undo(lambda: _native._set_thread_isolation_mode(False))
+
+
+# A mesh of one worker must not be taken for the like mesh of another one: torch keeps what it
+# has worked out for a mesh, and that depends on the rank. It tells them apart by this number.
+
+
+def _mesh_number(mesh: Any) -> int | None:
+    found: int | None = vars(mesh).get("_thread_id")
+    return found
+
+
+def _set_mesh_number(mesh: Any, number: int | None) -> None:
+    world = world_here()
+    vars(mesh)["_thread_id"] = number if world is None else -world.number
+
+
+hooks.extend(hooks.Extension(install, uninstall, leave))
+
+del guards  # imported for what it adds to `imports.on_import`

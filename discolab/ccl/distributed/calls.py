@@ -1,0 +1,163 @@
+"""Functions of torch.distributed that do something else on a worker. No state.
+
+Each takes torch's own function and gives one that looks first who calls: elsewhere than on a
+worker it is torch's.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from ...runtime.errors import ArgumentError
+from .member import NAME
+from .process_group import WorkerGroup
+from .world import WorkerWorld, world_here
+
+Function = Callable[..., Any]
+
+
+def _over(ours: Callable[..., Any]) -> Callable[[Function], Function]:
+    """A replacement for a function of torch: ``ours(world, ...)`` on a worker."""
+
+    @functools.wraps(ours)
+    def make(torchs: Function) -> Function:
+        @functools.wraps(torchs)
+        def either(*args: Any, **kwargs: Any) -> Any:
+            world = world_here()
+            return torchs(*args, **kwargs) if world is None else ours(world, *args, **kwargs)
+
+        either.discolab_wraps = torchs  # type: ignore[attr-defined]
+        return either
+
+    return make
+
+
+@_over
+def init_process_group(
+    world: WorkerWorld,
+    backend: Any = None,
+    init_method: Any = None,
+    timeout: timedelta | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    *_args: Any,
+    **_kwargs: Any,
+) -> None:
+    """Nothing: it is done. Every backend is discolab's, whatever the name.
+
+    Raises
+    ------
+    ArgumentError
+        If `rank` or `world_size` is given and is not this worker's.
+    """
+    worker = world.worker
+    for what, got, mine in (
+        ("rank", rank, worker.worker_id),
+        ("world_size", world_size, worker.num_workers),
+    ):
+        if got is not None and got != -1 and got != mine:
+            raise ArgumentError(
+                f"init_process_group: {what}={got!r} on worker {worker.worker_id} of "
+                f"{worker.num_workers}, where {what} is {mine}; leave it out: workers of discolab "
+                "are connected already, and this call changes nothing"
+            )
+    group = world.default_group()
+    if timeout is not None and group is not None:
+        group.set_timeout(timeout)
+
+
+@_over
+def monitored_barrier(
+    world: WorkerWorld,
+    group: Any = None,
+    timeout: timedelta | None = None,
+    wait_all_ranks: bool = False,
+) -> None:
+    """A barrier; torch has this one for Gloo alone."""
+    member = world.default_group() if group is None else group
+    if isinstance(member, WorkerGroup):  # and not torch's mark for who is no member
+        member.monitored_barrier(timeout, wait_all_ranks)
+
+
+@_over
+def split_group(
+    world: WorkerWorld,
+    parent_pg: Any = None,
+    split_ranks: Sequence[Sequence[int]] | None = None,
+    timeout: timedelta | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+    *_args: Any,
+    **_kwargs: Any,
+) -> Any:
+    """Cut a group into several; torch has this one for NCCL alone.
+
+    Raises
+    ------
+    ArgumentError
+        If the ranks are no lists of different ranks of the parent.
+    """
+    parent = world.default_group() if parent_pg is None else parent_pg
+    if not split_ranks or not all(split_ranks):
+        raise ArgumentError(f"split_group: split_ranks must be lists of ranks, got {split_ranks!r}")
+    everybody = [rank for part in split_ranks for rank in part]
+    if len(set(everybody)) < len(everybody) or not set(everybody) <= set(range(parent.size())):
+        raise ArgumentError(
+            f"split_group: split_ranks {split_ranks!r} must name ranks of the parent, 0 to "
+            f"{parent.size() - 1}, each at most once"
+        )
+    for part in split_ranks:
+        if parent.rank() in part:
+            ranks = [dist.get_global_rank(parent, rank) for rank in part]
+            return dist.new_group(
+                ranks, timeout, use_local_synchronization=True, group_desc=group_desc
+            )
+    return None
+
+
+def new_process_group_helper(torchs: Function) -> Function:
+    """torch's maker of groups, with discolab's backend in place of any other.
+
+    A program asks for "nccl" or "gloo" as it would in processes; in threads it gets what the
+    session uses.
+    """
+    place = list(inspect.signature(torchs).parameters).index("backend")
+
+    @functools.wraps(torchs)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        if world_here() is None:
+            return torchs(*args, **kwargs)
+        if "backend" in kwargs:
+            kwargs["backend"] = NAME
+        else:
+            args = (*args[:place], NAME, *args[place + 1 :])
+        made = torchs(*args, **kwargs)
+        if isinstance(made[0], WorkerGroup):
+            made[0].registered = True
+        return made
+
+    return make
+
+
+def make_group(options: Any, _backend_options: Any = None) -> WorkerGroup:
+    """What torch calls for a group of backend "discolab".
+
+    Raises
+    ------
+    ArgumentError
+        Elsewhere than on a worker.
+    """
+    world = world_here()
+    if world is None:
+        raise ArgumentError(
+            f"the backend {NAME!r} of torch.distributed is for workers of a discolab session; "
+            "there, torch.distributed is initialized already"
+        )
+    ranks = options.global_ranks_in_group or range(world.worker.num_workers)
+    return world.make_group(tuple(ranks), options.timeout)

@@ -1,0 +1,48 @@
+"""Names of other modules that are replaced while worker threads live, and put back after.
+
+A `Patches` belongs to whoever made it and is used under that one's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class Patches:
+    """What was replaced, so that it can be put back."""
+
+    def __init__(self) -> None:
+        self._undo: list[tuple[Any, str, Any, Any, bool]] = []
+        self._last: list[Callable[[], None]] = []
+
+    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> Any:
+        """Put ``make(original)`` where the original was; gives the new one back."""
+        own = name in vars(owner)
+        original = getattr(owner, name)
+        new = make(original)
+        setattr(owner, name, new)
+        self._undo.append((owner, name, original, new, own))
+        return new
+
+    def add(self, owner: Any, name: str, value: Any) -> None:
+        """Give `owner` an attribute that it does not have."""
+        setattr(owner, name, value)
+        self._undo.append((owner, name, value, value, False))
+
+    def at_undo(self, function: Callable[[], None]) -> None:
+        """Call a function too when all is put back."""
+        self._last.append(function)
+
+    def undo(self) -> None:
+        """Put all back; what others replaced since is left alone."""
+        while self._last:
+            self._last.pop()()
+        while self._undo:
+            owner, name, original, new, own = self._undo.pop()
+            if vars(owner).get(name) is not new:
+                continue
+            if own:
+                setattr(owner, name, original)
+            else:
+                delattr(owner, name)

@@ -1,0 +1,111 @@
+"""A started operation as torch sees it: its `Work` around one of discolab's. No other state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...runtime.errors import DiscoError
+from ..work import Work
+
+
+class DistWork(dist.Work):
+    """What a collective of torch.distributed gives with ``async_op=True``.
+
+    Parameters
+    ----------
+    work
+        The operation.
+    tensors
+        What `result` and the future hold: the outputs.
+    finish
+        Called once after the wait, for what is left to do on this worker.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        tensors: Sequence[torch.Tensor],
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self._work, self._tensors, self._finish = work, list(tensors), finish
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until it is over; True, or raises what went wrong."""
+        self._work.wait(seconds(timeout))
+        if self._finish is not None:
+            finish, self._finish = self._finish, None
+            finish()
+        return True
+
+    def synchronize(self) -> None:
+        """As `wait`."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """As `wait`: operations here are ordered by the worker's stream."""
+        self.wait()
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """A future that holds the outputs.
+
+        It is complete: who waits for a future does so inside torch, where no interrupt comes
+        through, so the waiting is done here.
+        """
+        self.wait()
+        devices = [tensor.device for tensor in self._tensors if tensor.is_cuda]
+        future = torch.futures.Future[list[torch.Tensor]](devices=sorted(set(devices), key=str))
+        future.set_result(self._tensors)
+        return future
+
+    def is_completed(self) -> bool:
+        """Whether it is over; never waits."""
+        return self._work.done()
+
+    def is_success(self) -> bool:
+        """Whether it has ended well."""
+        return self._work.done() and self.exception() is None
+
+    def exception(self) -> Any:
+        """What went wrong, None if nothing has."""
+        if not self._work.done():
+            return None
+        try:
+            self.wait()
+        except DiscoError as exc:
+            return exc
+        return None
+
+    def result(self) -> list[torch.Tensor]:
+        """The outputs, after waiting."""
+        self.wait()
+        return self._tensors
+
+
+class ReceptionWork(DistWork):
+    """A receive: it also knows who has sent."""
+
+    def __init__(
+        self, work: Work, tensor: torch.Tensor, peer: int | None, ranks: Sequence[int]
+    ) -> None:
+        super().__init__(work, [tensor])
+        self._peer, self._ranks = peer, ranks
+
+    def source_rank(self) -> int:
+        """Whose tensor it was: the rank within the group."""
+        self.wait()
+        return self._ranks.index(getattr(self._work, "sender", self._peer))
+
+    _source_rank = source_rank
+
+
+def seconds(timeout: timedelta | None) -> float | None:
+    """A time limit as discolab has it; None for torch's "not set", which is 0 or below."""
+    if timeout is None or timeout <= timedelta(0):
+        return None
+    return timeout.total_seconds()
