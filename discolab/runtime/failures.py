@@ -135,18 +135,26 @@ def explain(failures: Sequence[Failure]) -> list[str]:
     """The stacks of a few failures, the likely cause first, equal ones folded."""
     groups = _groups(failures)
     lines: list[str] = []
-    for group in groups[:_MOST_GROUPS]:
+    shown = groups[:_MOST_GROUPS]
+    for group, after in zip(shown, [*shown[1:], None], strict=True):
         first = group[0]
         lines.append(f"{name_ranks(f.rank for f in group)} · {first.summary}")
         for frames, details, relation in first.earlier:
             lines += [*_stack(frames), *details, relation]
-        lines += [*_stack(first.frames), *(first.details or first.headline.splitlines()), ""]
+        lines += _stack(first.frames)
+        if after is None or _end_of(first) != _end_of(after[0]):  # or it is said once, below
+            lines += [*_end_of(first), ""]
     causes = {f.rank for group in groups for f in group}
     victims = [f for f in failures if f.rank not in causes]
     for group in fold(victims)[:_MOST_GROUPS]:
         whose = name_ranks(f.rank for f in group)
         lines += [f"{whose} ended because of it: {group[0].headline}", ""]
     return lines[:-1]
+
+
+def _end_of(failure: Failure) -> Sequence[str]:
+    """The last lines of its traceback."""
+    return failure.details or failure.headline.splitlines()
 
 
 def fold(failures: Iterable[Failure]) -> list[list[Failure]]:
