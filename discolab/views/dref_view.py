@@ -25,6 +25,7 @@ from .layout import (
     draw_plan,
     layout_caption,
     make_plan,
+    placements_of,
     read_placements,
 )
 from .notes import BAD, note_parts, problem_parts
@@ -124,9 +125,13 @@ def _survey(
     good = {rank: record for rank, record in full.items() if rank not in bad}
     plans: tuple[Plan, ...] = ()
     note = None
-    if placements is not None and good:
+    told = _told(good) if placements is None else None
+    if (placements is not None or told) and good:
         try:
-            plans = _plans(good, num_workers, placements, num_groups, mesh_shape)
+            if told:
+                plans = _own_plans(good, num_workers, told)
+            else:
+                plans = _plans(good, num_workers, placements, num_groups, mesh_shape)
         except Exception as error:
             note = Text(f"layout not drawn: {error}", "warning" if not bad else "muted")
     title = "DRef" if name is None else f"DRef {cut(name, _NAME_LIMIT)}"
@@ -134,13 +139,29 @@ def _survey(
     return _Survey(title, num_workers, num_groups, good, bad, classes, plans, note)
 
 
-def _plans(
+def _told(good: Mapping[int, Mapping[str, Any]]) -> dict[int, Mapping[str, Any]] | None:
+    """What DTensors say of themselves, if all values are DTensors laid out alike."""
+    told = {rank: record.get("sharding") for rank, record in good.items()}
+    known = {rank: sharding for rank, sharding in told.items() if isinstance(sharding, Mapping)}
+    alike = {str((sharding["placements"], sharding["mesh"])) for sharding in known.values()}
+    return known if len(known) == len(told) and len(alike) == 1 else None
+
+
+def _own_plans(
     good: Mapping[int, Mapping[str, Any]],
     num_workers: int,
-    placements: Any,
-    num_groups: int,
-    mesh_shape: Sequence[int] | None,
+    told: Mapping[int, Mapping[str, Any]],
 ) -> tuple[Plan, ...]:
+    """One plan for each mesh that the workers' DTensors are on."""
+    known = _shapes(good, num_workers)
+    meshes = dict.fromkeys(tuple(sharding["ranks"]) for sharding in told.values())
+    first = next(iter(told.values()))
+    read = placements_of(first["placements"], len(known[0]))
+    return tuple(make_plan(known, ranks, read, first["mesh"]) for ranks in meshes)
+
+
+def _shapes(good: Mapping[int, Mapping[str, Any]], num_workers: int) -> dict[int, tuple[int, ...]]:
+    """What each worker holds; a ValueError if one holds no tensor."""
     lacking = sorted(set(range(num_workers)) - set(good))
     if lacking:
         raise ValueError(
@@ -151,7 +172,17 @@ def _plans(
     for rank, shape in shapes.items():
         if not isinstance(shape, list) or not all(type(size) is int for size in shape):
             raise ValueError(f"worker {rank} holds {summarize(good[rank], 60)}")
-    known = {rank: tuple(shape) for rank, shape in shapes.items() if shape is not None}
+    return {rank: tuple(shape) for rank, shape in shapes.items() if shape is not None}
+
+
+def _plans(
+    good: Mapping[int, Mapping[str, Any]],
+    num_workers: int,
+    placements: Any,
+    num_groups: int,
+    mesh_shape: Sequence[int] | None,
+) -> tuple[Plan, ...]:
+    known = _shapes(good, num_workers)
     read = read_placements(placements, len(known[0]))
     if mesh_shape is None and len(read) == 1:
         groups = group_ranks(num_workers, num_groups)
@@ -179,7 +210,7 @@ def _draw(survey: _Survey) -> Part:
             _title(survey),
             *_drawings(survey),
             rank_table({**survey.good, **survey.bad}, _compared(survey), survey.plans),
-            *note_parts(survey.good),
+            *note_parts(survey.good, drawn=bool(survey.plans)),
             *problem_parts(survey.bad),
         ]
     )

@@ -73,18 +73,32 @@ def read_placements(placements: Any, ndim: int) -> tuple[Placement, ...]:
     """
     if not isinstance(placements, list | tuple):
         placements = (placements,)
+    words = [
+        (type(place).__name__, getattr(place, "dim", getattr(place, "reduce_op", "")))
+        for place in placements
+    ]
+    return placements_of(words, ndim)
+
+
+def placements_of(words: Sequence[Sequence[Any]], ndim: int) -> tuple[Placement, ...]:
+    """Placements from their names and details: ``["Shard", 0]``, ``["Partial", "sum"]``.
+
+    Raises
+    ------
+    ValueError
+        As `read_placements`.
+    """
     found = []
-    for place in placements:
-        kind = type(place).__name__
+    for kind, detail in words:
         if kind == "Shard":
-            dim = int(place.dim)
+            dim = int(detail)
             if not -ndim <= dim < ndim:
                 raise ValueError(f"Shard({dim}) of a tensor with {ndim} dims")
             found.append(Placement("shard", dim % ndim))
         elif kind == "Replicate":
             found.append(Placement("replicate"))
         elif kind == "Partial":
-            found.append(Placement("partial", op=str(place.reduce_op)))
+            found.append(Placement("partial", op=str(detail)))
         else:
             raise ValueError(f"no drawing for {kind}")
     return tuple(found)

@@ -21,8 +21,8 @@ _MESSAGE_LIMIT = 4000
 _MOST_NOTES = 12
 
 
-def note_parts(records: Mapping[int, Mapping[str, Any]]) -> list[Part]:
-    """Say what the records want noted about values that are there."""
+def note_parts(records: Mapping[int, Mapping[str, Any]], *, drawn: bool = False) -> list[Part]:
+    """Say what the records want noted about values that are there; `drawn`: their layout is."""
     parts: list[Part] = []
     roles: tuple[tuple[str, Role], ...] = (("note", "muted"), ("error", "warning"))
     for key, role in roles:
@@ -30,11 +30,11 @@ def note_parts(records: Mapping[int, Mapping[str, Any]]) -> list[Part]:
         for text, ranks in grouped(words):
             place = "" if len(words) == len(records) and "," not in ranks else f"[{ranks}] "
             parts.append(Text(f"{place}{cut(text, _LINE_LIMIT)}", role))
-    parts += [Text(text, "muted") for text in _about_values(records)]
+    parts += [Text(text, "muted") for text in _about_values(records, drawn)]
     return _limited(parts)
 
 
-def _about_values(records: Mapping[int, Mapping[str, Any]]) -> list[str]:
+def _about_values(records: Mapping[int, Mapping[str, Any]], drawn: bool) -> list[str]:
     found = []
     tensors = [record for record in records.values() if record.get("kind") == "tensor"]
     stats = [record["stats"] for record in tensors if isinstance(record.get("stats"), Mapping)]
@@ -45,7 +45,7 @@ def _about_values(records: Mapping[int, Mapping[str, Any]]) -> list[str]:
     if any("head" in record and "digest" not in record for record in tensors):
         found.append("large: no statistics or comparison unless asked for (stats=True)")
     for record in tensors:
-        if "placements" in record:
+        if "placements" in record and not drawn:
             found.append(f"{record['type']} {record['placements']} of {record['logical_shape']}")
     return list(dict.fromkeys(found))
 

@@ -128,7 +128,22 @@ def _describe_dtensor(tensor: Any, stats: Stats) -> Record:
     attempt(record, "requires_grad", lambda: _requires_grad(tensor))
     attempt(record, "placements", lambda: {"placements": _placements(tensor.placements)})
     attempt(record, "logical shape", lambda: {"logical_shape": shape_of(tensor)})
+    attempt(record, "mesh", lambda: {"sharding": _sharding(tensor)})
     return record
+
+
+def _sharding(tensor: Any) -> Record:
+    """What a drawing needs of a DTensor: its placements, and its mesh's sizes and ranks."""
+    mesh = tensor.device_mesh.mesh
+    placements = [
+        [type(place).__name__, getattr(place, "dim", getattr(place, "reduce_op", ""))]
+        for place in tensor.placements
+    ]
+    return {
+        "placements": placements,
+        "mesh": list(mesh.shape),
+        "ranks": mesh.flatten().tolist(),
+    }
 
 
 def _placements(placements: Any) -> str:

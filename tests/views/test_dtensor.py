@@ -1,0 +1,58 @@
+"""A DRef to DTensors is drawn as the logical tensor that they say they make up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from discolab.engines import ThreadedSession
+
+
+@pytest.fixture(scope="module")
+def sess() -> Iterator[ThreadedSession]:
+    with ThreadedSession(4) as session:
+        yield session
+
+
+def distributed(kinds: str) -> Any:
+    from torch.distributed.tensor import (
+        Replicate,
+        Shard,
+        distribute_tensor,
+        init_device_mesh,
+    )
+
+    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    tensor = torch.arange(40.0).view(10, 4)
+    if kinds == "grid":
+        return distribute_tensor(tensor, grid, [Shard(0), Shard(1)])
+    if kinds == "axis":
+        return distribute_tensor(tensor, grid["tp"], [Shard(1)])
+    if kinds == "partial":
+        whole = distribute_tensor(tensor, init_device_mesh("cpu", (4,)), [Shard(0)])
+        return whole.T @ whole
+    return distribute_tensor(tensor, init_device_mesh("cpu", (4,)), [Replicate()])
+
+
+@pytest.mark.parametrize(
+    ("kinds", "words"),
+    [
+        ("grid", ["DTensor float32[10, 4] Shard(0), Shard(1) on 4", "[5:10, 2:4]  worker 3"]),
+        (
+            "axis",
+            ["float32[10, 4] Shard(1) on 4 workers, in each of 2 groups", "[:, 2:4]  worker 3"],
+        ),
+        ("partial", ["float32[4, 4] Partial(sum)", "the value is their sum: workers 0-3"]),
+        ("replicated", ["float32[10, 4] Replicate()", "equal on all workers"]),
+    ],
+)
+def test_drawn_as_the_logical_tensor(sess: ThreadedSession, kinds: str, words: list[str]) -> None:
+    ref = sess.call_packed(distributed, kinds)
+    sess.sync_all()
+    text = ref._repr_mimebundle_()["text/plain"]
+    for word in words:
+        assert word in text, text
+    assert "could not be drawn" not in text
