@@ -204,7 +204,7 @@ def check_writable(name: str, out: torch.Tensor) -> None:
     ArgumentError
         If several elements of `out` share memory.
     """
-    if any(s == 0 and n > 1 for n, s in zip(out.shape, out.stride(), strict=True)):
+    if out.numel() and any(s == 0 and n > 1 for n, s in zip(out.shape, out.stride(), strict=True)):
         raise ArgumentError(
             f"{name}: out is an expanded tensor, its elements share memory; use out.clone()"
         )

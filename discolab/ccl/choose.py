@@ -1,23 +1,27 @@
 """Which backend a worker uses.
 
 `Worker.shared["discolab.ccl"]` maps ranks to backends; each worker writes its own entry.
-`Worker.shared["discolab.ccl.local"]` is the one `LocalBackend` of the session.
+`Worker.shared["discolab.ccl.<name>"]` is the session's one backend object of that name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 
 from ..runtime.errors import ArgumentError
 from ..runtime.worker import Worker, current_worker
+from . import checks, gloo, mpi, nccl
 from .backend import Backend, BackendStatistics
+from .call import Call, Signature
+from .groups import resolve
 from .local import LocalBackend
 from .meetings import Meetings
+from .verdicts import call_site
 
-BACKENDS = ("local",)
-_NOT_YET = ("nccl", "gloo", "mpi")
+BACKENDS = ("local", "gloo", "nccl", "mpi")
 _CHOSEN = "discolab.ccl"
 
 
@@ -25,7 +29,9 @@ def backend_of(worker: Worker) -> Backend:
     """The backend of a worker; the first collective chooses "auto" if nobody has."""
     chosen = worker.shared.get(_CHOSEN)
     backend = None if chosen is None else chosen.get(worker.worker_id)
-    return cast(Backend, backend) if backend is not None else _choose(worker)
+    if backend is not None:
+        return cast(Backend, backend)
+    return _choose(worker, _automatic(worker))
 
 
 def backend_name() -> str:
@@ -38,35 +44,108 @@ def statistics() -> BackendStatistics:
     return backend_of(current_worker()).statistics()
 
 
-def init(name: Any, device_ids: tuple[Any, ...]) -> None:
+def init(name: Any, device_ids: tuple[Any, ...]) -> str:
     """Choose the backend of the calling worker and, with `device_ids`, its GPU.
+
+    A collective of all workers: none changes its backend unless all are asked for the same.
+
+    Returns
+    -------
+    str
+        What was chosen, and why: ``"local: 4 workers in one process on cpu"``.
 
     Raises
     ------
     ArgumentError
-        If there is no backend of that name or no such GPU.
+        If there is no backend of that name or no such GPU, or the workers can't use it.
+    CollectiveError
+        If the workers are asked for different ones.
     """
-    worker = current_worker()
-    if name in _NOT_YET:
-        raise ArgumentError(
-            f"init_ccl: {name!r} is not in this version; use 'auto' or {_backends()}"
-        )
+    worker = checks.calling_worker("init_ccl")
     if name != "auto" and name not in BACKENDS:
+        names = ", ".join(map(repr, BACKENDS))
         raise ArgumentError(
-            f"init_ccl: there is no backend {name!r}; there is {_backends()}, and 'auto' chooses"
+            f"init_ccl: there is no backend {name!r}; there are {names}, and 'auto' chooses"
         )
     if device_ids:
         _use_gpu(worker, device_ids)
-    _choose(worker)
+    _agree(worker, name)
+    if name == "auto":
+        name = _automatic(worker)
+    else:
+        why_not = _obstacle(name, worker)
+        if why_not:
+            raise ArgumentError(f"init_ccl: {why_not}")
+    return f"{_choose(worker, name).name}: {_situation(worker, name)}"
 
 
-def _choose(worker: Worker) -> Backend:
-    local = worker.shared.get("discolab.ccl.local")
-    if local is None:
-        new = LocalBackend(Meetings(worker.peers))
-        local = worker.shared.setdefault("discolab.ccl.local", new)
-    worker.shared.setdefault(_CHOSEN, {})[worker.worker_id] = local
-    return cast(Backend, local)
+def _agree(worker: Worker, name: str) -> None:
+    """Meet the other workers of this process, who must ask for the same."""
+    members = resolve(worker, "world", "init_ccl")
+    if len(worker.peers) == len(members) > 1:
+        asked = Signature(f"init_ccl({name!r})")
+        call = Call("init_ccl", worker, members, asked, call_site(worker))
+        _local(worker).barrier(call).wait()
+
+
+def _automatic(worker: Worker) -> str:
+    """The name of the best backend; the same on all workers, for all see the same."""
+    if len(worker.peers) < worker.num_workers:
+        return "mpi"
+    several = worker.num_workers > 1
+    return "nccl" if several and not nccl.obstacle(_workers(worker)) else "local"
+
+
+def _obstacle(name: str, worker: Worker) -> str:
+    """Why the workers can't use a backend, "" if they can."""
+    if name == "mpi":
+        return mpi.obstacle(worker)
+    if len(worker.peers) < worker.num_workers:
+        return f"{name!r} needs all workers in one process; for one process each there is 'mpi'"
+    if name == "nccl":
+        return nccl.obstacle(_workers(worker))
+    return gloo.obstacle() if name == "gloo" else ""
+
+
+def _situation(worker: Worker, name: str) -> str:
+    count = worker.num_workers
+    workers = f"{count} workers" if count > 1 else "1 worker"
+    if name == "mpi":
+        return f"{workers}, one a process"
+    devices = ", ".join(sorted({str(peer.device) for peer in worker.peers.values()}))
+    return f"{workers} in one process on {devices}"
+
+
+def _choose(worker: Worker, name: str) -> Backend:
+    if name == "local":
+        backend: Backend = _local(worker)
+    else:
+        backend = _shared(worker, name, lambda: _LIBRARIES[name](worker))
+    worker.shared.setdefault(_CHOSEN, {})[worker.worker_id] = backend
+    return backend
+
+
+def _local(worker: Worker) -> LocalBackend:
+    made = _shared(worker, "local", lambda: LocalBackend(Meetings(worker.peers)))
+    return cast(LocalBackend, made)
+
+
+_LIBRARIES: dict[str, Callable[[Worker], Backend]] = {
+    "gloo": lambda worker: gloo.GlooBackend(_local(worker)),
+    "nccl": lambda worker: nccl.NcclBackend(_local(worker)),
+    "mpi": mpi.backend,
+}
+
+
+def _shared(worker: Worker, name: str, make: Callable[[], Backend]) -> Backend:
+    """The session's one backend of that name."""
+    key = f"{_CHOSEN}.{name}"
+    found = worker.shared.get(key)
+    return cast(Backend, found if found is not None else worker.shared.setdefault(key, make()))
+
+
+def _workers(worker: Worker) -> Sequence[Worker]:
+    return [worker.peers[rank] for rank in sorted(worker.peers)]
 
 
 def _use_gpu(worker: Worker, device_ids: tuple[Any, ...]) -> None:
@@ -86,7 +165,3 @@ def _use_gpu(worker: Worker, device_ids: tuple[Any, ...]) -> None:
         torch.cuda.set_device(device)
         torch.cuda.set_stream(torch.cuda.Stream(device))
         worker.device = device
-
-
-def _backends() -> str:
-    return " or ".join(repr(name) for name in BACKENDS)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from ..runtime.worker import Worker
 from .call import WAITING
 from .mailbox import failed_in
-from .waits import Meeting, Reception, Wait
+from .waits import RUNNING, Meeting, Reception, Wait
 
 
 def cycle_of(
@@ -30,15 +30,15 @@ def cycle_of(
     return {other: waits[other] for other in sorted(mine) if rank in _reach(other, waits)}
 
 
-def stuck(rank: int, waiting: Mapping[int, Wait]) -> dict[int, Wait]:
+def stuck(rank: int, waiting: Mapping[int, Wait], peers: Mapping[int, Worker]) -> dict[int, Wait]:
     """For a recv from any worker: whom it waits for, with their waits, if none can ever go on.
 
     The largest set of workers each of which waits for one that is in it too; of a recv from
-    any worker all senders must be.
+    any worker all senders must be, but for those that will not send anyway.
     """
     held = {other: wait for other, wait in waiting.items() if not wait.settled()}
     while True:
-        free = [other for other, wait in held.items() if not _held_by(wait, held)]
+        free = [other for other, wait in held.items() if not _held_by(wait, held, peers)]
         if not free:
             break
         for other in free:
@@ -46,9 +46,14 @@ def stuck(rank: int, waiting: Mapping[int, Wait]) -> dict[int, Wait]:
     return held if rank in held else {}
 
 
-def _held_by(wait: Wait, held: Mapping[int, Wait]) -> bool:
+def _held_by(wait: Wait, held: Mapping[int, Wait], peers: Mapping[int, Worker]) -> bool:
     if isinstance(wait, Reception):
-        return all(sender in held for sender in wait.senders)
+        return all(
+            sender in held
+            or sender_lost(wait, peers.get(sender))
+            or (not wait.patient and is_idle(peers[sender], wait))
+            for sender in wait.senders
+        )
     return any(member in held for member in wait.missing())
 
 
@@ -71,9 +76,24 @@ def to_fail(cycle: Mapping[int, Wait]) -> list[Wait]:
 def hopeless(wait: Wait, peers: Mapping[int, Worker]) -> bool:
     """Whether this wait will fail whatever the others do."""
     if isinstance(wait, Meeting):
-        return wait.disagree or any(is_gone(peers.get(r), wait) for r in wait.group.ranks)
+        return wait.disagree or any(is_gone(peers.get(rank), wait) for rank in needed(wait))
     assert isinstance(wait, Reception)
     return all(sender_lost(wait, peers.get(rank)) for rank in wait.senders)
+
+
+def needed(wait: Wait) -> Collection[int]:
+    """The workers that must not leave the command before the wait is over."""
+    if not isinstance(wait, Meeting):
+        return ()
+    if wait.state is RUNNING:
+        return () if wait.abroad else (wait.executor,)
+    calls = {rank: wait.call_of(rank) for rank in wait.group.ranks}
+    return [rank for rank, call in calls.items() if call is None or not call.asynchronous]
+
+
+def is_idle(peer: Worker, wait: Wait) -> bool:
+    """Whether a worker has done all its work, and was in the call of the wait."""
+    return peer.executed > wait.ordinal and peer.current is None and peer.channel.pending() == 0
 
 
 def is_gone(peer: Worker | None, wait: Wait) -> bool:

@@ -22,9 +22,9 @@ Tensor = torch.Tensor
 
 
 @register_func("runtime.disco.init_ccl")
-def init_ccl(name: str = "auto", *device_ids: int) -> None:
-    """Choose the backend (``"auto"``, ``"local"``) and each worker's GPU."""
-    choose.init(name, device_ids)
+def init_ccl(name: str = "auto", *device_ids: int) -> str:
+    """Choose the backend and each worker's GPU; what was chosen. A collective of all workers."""
+    return choose.init(name, device_ids)
 
 
 @register_func("runtime.disco.sync_worker")

@@ -100,6 +100,12 @@ def _first_holds_sum(job: Job, reduction: str) -> bool:
     )
 
 
+def _plain(tensor: torch.Tensor) -> bool:
+    """Whether it is memory on the CPU as it stands: contiguous, no lazy conjugate or negative."""
+    lazy = tensor.is_conj() or tensor.is_neg()
+    return tensor.is_contiguous() and not tensor.is_cuda and not lazy
+
+
 def _in_blocks(jobs: Sequence[Job]) -> bool:
     """Whether the jobs are large and no block of one can disturb another.
 
@@ -107,7 +113,7 @@ def _in_blocks(jobs: Sequence[Job]) -> bool:
     """
     tensors = [tensor for job in jobs for tensor in (*job.outs, *job.sources)]
     large = sum(job.sources[0].nbytes for job in jobs if job.outs) > BLOCK
-    if not large or any(t.is_cuda or not t.is_contiguous() or t.is_conj() for t in tensors):
+    if not large or not all(map(_plain, tensors)):
         return False
     spans = [
         (moves.span(tensor), number) for number, job in enumerate(jobs) for tensor in job.sources

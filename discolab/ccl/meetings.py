@@ -39,12 +39,17 @@ class Meetings:
         self.peers = peers
 
     def start(self, call: Call, srcs: Tensors, outs: Tensors, execute: Execute) -> MeetingWork:
-        """Post; the last one executes for all: at once, or by returning tickets to share."""
+        """Post; the last one executes for all: at once, or by returning tickets to share.
+
+        If it sets ``meeting.abroad``, somebody calls `finish` or `fail` later.
+        """
         worker, board = call.worker, self.board
         events = moves.posted(srcs, outs) if call.on_gpu else ()
         post = Post(call, srcs, outs, events)
         with board.lock:
             meeting = board.join(post)
+            if call.number == 0 and len(board.open) > 1:
+                verdicts.abandon(board, worker)
             mine = meeting.state is RUNNING
             if mine:
                 text = verdicts.disagreement(board, meeting, worker)
@@ -65,6 +70,8 @@ class Meetings:
                 moves.enter([event for post in posts for event in post.events], tensors)
             with torch.inference_mode():
                 tickets = execute(meeting, posts)
+            if meeting.abroad:
+                return
             if tickets is not None:
                 self._share(tickets, meeting, worker)
             if on_gpu:
@@ -117,15 +124,16 @@ class Meetings:
     ) -> None:
         """Wait until it is settled, or `ready()`; to leave earlier fails it for all."""
 
-        def check() -> None:
+        def check() -> float | None:
             with self.board.lock:
-                verdict = verdicts.judge(self.board, wait, worker, patient=timeout is not None)
+                verdict = verdicts.judge(self.board, wait, worker)
                 if verdict is None:
-                    return
+                    return verdicts.SECOND_LOOK if wait.suspected is not None else None
                 for one in verdict.waits:
                     self.board.fail(one, verdict.error, verdict.text)
             for one in verdict.waits:
                 self.wake(one, worker)
+            return None
 
         try:
             worker.wait_for(ready or wait.settled, wait, timeout, check)
@@ -136,6 +144,22 @@ class Meetings:
             text = f"{wait} was left by worker {worker.worker_id}: {type(exc).__name__}"
             self._fail(wait, worker, text)
             raise
+
+    def finish(self, meeting: Meeting) -> None:
+        """Say that a library has done what it was given; from any thread."""
+        with self.board.lock:
+            self.board.finish(meeting)
+        self._wake_all(meeting)
+
+    def fail(self, meeting: Meeting, error: type[CollectiveError], text: str) -> None:
+        """Say that a library can't do what it was given; from any thread."""
+        with self.board.lock:
+            self.board.fail(meeting, error, text)
+        self._wake_all(meeting)
+
+    def _wake_all(self, meeting: Meeting) -> None:
+        for rank in meeting.group.ranks:
+            self.peers[rank].wake()
 
     def enter(self, wait: Wait, rank: int) -> None:
         """Say that a worker waits, before it calls `wait`."""
@@ -151,6 +175,9 @@ class Meetings:
         """What is on the board."""
         board = self.board
         with board.lock:
+            worker = next(iter(self.peers.values()))
+            board.refresh(worker)
+            verdicts.abandon(board, worker)
             board.sweep(self.peers)
             held = [str(meeting) for meeting in board.open.values()]
             held += [f"{m.title()} (failed)" for m in board.failed.values()]
@@ -160,7 +187,7 @@ class Meetings:
             )
 
     def _give_up(
-        self, wait: Wait, worker: Worker, timeout: float, check: Callable[[], None]
+        self, wait: Wait, worker: Worker, timeout: float, check: Callable[[], float | None]
     ) -> None:
         """Raise for a timeout, unless the last member has come just now."""
         with self.board.lock:

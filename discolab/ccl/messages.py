@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..runtime.errors import CollectiveAborted, CollectiveError
+from ..runtime.errors import CollectiveAborted, CollectiveError, WaitTimeoutError
 from ..runtime.worker import Worker
 from . import moves, verdicts
 from .call import DONE, FAILED, Call, kind
@@ -51,12 +51,12 @@ class Postman:
         return work
 
     def _line(self, route: Route, worker: Worker) -> deque[MessageWork]:
-        """Who is in line; without those whose call has failed, or was interrupted."""
+        """Who is in line; without those whose call has failed, may have, or was interrupted."""
         line = self._pending.setdefault(route, deque())
-        while line and (
-            line[0].call.ordinal < worker.resumed_at or failed_in(worker, line[0].call.ordinal)
-        ):
-            line.popleft()
+        for work in line.copy():
+            ordinal = work.call.ordinal
+            if ordinal < worker.resumed_at or failed_in(worker, ordinal) is not False:
+                line.remove(work)
         return line
 
     def complete(self, work: MessageWork, timeout: float | None) -> None:
@@ -71,6 +71,10 @@ class Postman:
             first = line[0]
             try:
                 first.fill(self._next_message(first, timeout))
+            except WaitTimeoutError as exc:
+                first = work  # who gave up leaves the line, those before it stay there
+                work.end(exc, FAILED)
+                raise
             except BaseException as exc:
                 left = CollectiveAborted(f"{first.call.signature} was left: {type(exc).__name__}")
                 first.end(exc if isinstance(exc, Exception) else left, FAILED)
@@ -78,8 +82,8 @@ class Postman:
             else:
                 first.end(None, DONE)
             finally:
-                if line and line[0] is first:
-                    line.popleft()
+                if first in line:
+                    line.remove(first)
 
     def available(self, work: MessageWork) -> bool:
         """Whether the line up to `work` can be served without waiting."""
@@ -90,6 +94,7 @@ class Postman:
         board = self._meetings.board
         with board.lock:
             board.refresh(work.call.worker)
+            board.mailbox.purge(work.call.worker.peers)
             return sum(board.mailbox.count(pair) for pair in self._pairs(work)) >= ahead
 
     def _next_message(self, work: MessageWork, timeout: float | None) -> tuple[int, Message]:
@@ -103,7 +108,7 @@ class Postman:
                     message = board.mailbox.take(pair, worker.executed, worker.peers)
                     if message is not None:
                         return pair[0], message
-                wait = Reception(board.mailbox, pairs, call)
+                wait = Reception(board.mailbox, pairs, call, patient=timeout is not None)
                 verdict = verdicts.lost(board, wait, worker)
                 if verdict is not None:
                     board.fail(wait, verdict.error, verdict.text)

@@ -136,7 +136,7 @@ def _fold(
     """Merge from the left; the inputs stay as they are."""
     total = convert(inputs[0])
     if len(inputs) == 1:
-        return total.clone() if total is inputs[0] else total
+        return total.clone() if total.data_ptr() == inputs[0].data_ptr() else total
     device = inputs[0].device
     total = merge(total, convert(inputs[1].to(device)))
     for other in inputs[2:]:

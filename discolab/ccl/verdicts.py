@@ -13,13 +13,13 @@ from typing import NamedTuple
 from ..runtime.actions import site_text
 from ..runtime.errors import CollectiveAborted, CollectiveError
 from ..runtime.failures import Failure, name_ranks
-from ..runtime.interruptible import TICK
 from ..runtime.worker import Worker
 from .board import Board
 from .call import WAITING, Signature, Site, kind
-from .cycles import cycle_of, is_gone, sender_lost, stuck, to_fail
+from .cycles import cycle_of, is_gone, is_idle, needed, sender_lost, stuck, to_fail
 from .waits import RUNNING, Meeting, Reception, Wait
 
+SECOND_LOOK = 0.025  # seconds after which a suspicion must still hold
 _NOT_THE_USERS = (__name__.partition(".")[0] + ".", "torch.")
 _CALL_PACKED = Worker._call_packed.__code__
 
@@ -32,13 +32,8 @@ class Verdict(NamedTuple):
     text: str
 
 
-def judge(board: Board, wait: Wait, worker: Worker, *, patient: bool) -> Verdict | None:
+def judge(board: Board, wait: Wait, worker: Worker) -> Verdict | None:
     """Whether the wait of `worker` can never end; None while it may.
-
-    Parameters
-    ----------
-    patient
-        The user gave a timeout: a sender that is idle may be sent to work later.
 
     Returns
     -------
@@ -51,25 +46,37 @@ def judge(board: Board, wait: Wait, worker: Worker, *, patient: bool) -> Verdict
         text = disagreement(board, wait, worker)
         if text is not None:
             return Verdict([wait], CollectiveError, text)
-        gone = [m for m in _needed(wait) if is_gone(worker.peers.get(m), wait)]
-        if gone:
-            return _absent(board, wait, worker, gone)
+        verdict = absent(board, wait, worker)
     else:
         verdict = lost(board, wait, worker)
-        if verdict is not None:
-            return verdict
+    if verdict is not None:
+        return verdict
     cycle = cycle_of(worker.worker_id, board.waiting, worker.peers)
     from_any = isinstance(wait, Reception) and len(wait.pairs) > 1
-    held = stuck(worker.worker_id, board.waiting) if from_any else {}
-    idle = isinstance(wait, Reception) and not patient and _is_idle(wait, worker)
-    if not wait.stable(bool(cycle or held) or idle, TICK / 2):
+    held = stuck(worker.worker_id, board.waiting, worker.peers) if from_any else {}
+    idle = isinstance(wait, Reception) and not wait.patient and _is_idle(wait, worker)
+    if not wait.stable(bool(cycle or held) or idle, SECOND_LOOK * 0.9):
         return None
     if cycle:
-        return Verdict(to_fail(cycle), CollectiveError, _deadlock(cycle))
-    if held:
-        return Verdict([wait], CollectiveError, _deadlock(held))
+        return Verdict(to_fail(cycle), CollectiveError, _deadlock(cycle, board))
     assert isinstance(wait, Reception)
+    if held and all(sender in held for sender in wait.senders):
+        return Verdict([wait], CollectiveError, _deadlock(held, board))
     return _no_sender(board, wait, worker)
+
+
+def absent(board: Board, meeting: Meeting, worker: Worker) -> Verdict | None:
+    """On a collective that a member has left, or to which one can't come any more."""
+    gone = [rank for rank in needed(meeting) if is_gone(worker.peers.get(rank), meeting)]
+    return _absent(board, meeting, worker, gone) if gone else None
+
+
+def abandon(board: Board, worker: Worker) -> None:
+    """Fail what can't complete, be it that nobody waits: started, and left alone by a member."""
+    for meeting in list(board.open.values()):
+        verdict = absent(board, meeting, worker)
+        if verdict is not None:
+            board.fail(meeting, verdict.error, verdict.text)
 
 
 def lost(board: Board, wait: Wait, worker: Worker) -> Verdict | None:
@@ -158,45 +165,34 @@ def where(site: Site | None) -> str:
 # -- reasons ---------------------------------------------------------------------------------
 
 
-def _needed(wait: Wait) -> Iterable[int]:
-    """The workers that must not leave the command before the wait is over."""
-    if not isinstance(wait, Meeting):
-        return ()
-    if wait.state is RUNNING:
-        return (wait.executor,)
-    calls = {rank: wait.call_of(rank) for rank in wait.group.ranks}
-    return [rank for rank, call in calls.items() if call is None or not call.asynchronous]
-
-
 def _absent(board: Board, meeting: Meeting, worker: Worker, gone: list[int]) -> Verdict:
     """A member has ended the command (or for ever) without the others."""
-    failed = any(_failure(worker, worker.peers.get(rank)) is not None for rank in gone)
+    failed = any(_failure(meeting, worker, worker.peers.get(rank)) is not None for rank in gone)
     error = CollectiveAborted if failed else CollectiveError
     text = f"{meeting.title()} can't complete" + _account(board, meeting, worker)
     return Verdict([meeting], error, text)
 
 
-def _deadlock(cycle: Mapping[int, Wait]) -> str:
+def _deadlock(cycle: Mapping[int, Wait], board: Board) -> str:
     first = min(wait.ordinal for wait in cycle.values())
     lines = {}
     for wait in cycle.values():
         before = "" if wait.ordinal == first else "has left this call, and in a later one is "
-        for rank in wait.members():
+        waiting = [rank for rank in wait.members() if board.waiting.get(rank) is wait]
+        for rank in waiting:  # who has started it and gone on may wait for something else
             lines[rank] = f"{before}waiting in {wait}{where(_site(wait, rank))}"
     return "deadlock: these workers wait for each other for ever" + _folded(sorted(lines.items()))
 
 
 def _is_idle(wait: Reception, worker: Worker) -> bool:
     """Whether the senders have done all their work without sending."""
-    peers = [worker.peers[rank] for rank in wait.senders]
-    return all(
-        peer.executed > wait.ordinal and peer.current is None and peer.channel.pending() == 0
-        for peer in peers
-    )
+    return all(is_idle(worker.peers[rank], wait) for rank in wait.senders)
 
 
 def _no_sender(board: Board, wait: Reception, worker: Worker) -> Verdict:
-    failed = any(_failure(worker, worker.peers.get(rank)) is not None for rank in wait.senders)
+    failed = any(
+        _failure(wait, worker, worker.peers.get(rank)) is not None for rank in wait.senders
+    )
     error = CollectiveAborted if failed else CollectiveError
     if len(wait.pairs) > 1:
         told = _folded((rank, _state(board, wait, worker, rank)) for rank in wait.senders)
@@ -237,7 +233,7 @@ def _state(board: Board, wait: Wait, worker: Worker, rank: int) -> str:
         return f"called {call.signature}{where(call.site)}{left}"
     if peer is None:
         return "is not in this process"
-    failure = _failure(worker, peer) if peer.executed > wait.ordinal else None
+    failure = _failure(wait, worker, peer) if peer.executed > wait.ordinal else None
     if failure is not None:
         return f"failed: {failure.headline.splitlines()[0]}"
     if peer.ended:
@@ -264,13 +260,15 @@ def _site(wait: Wait, rank: int) -> Site | None:
     return call.site if call is not None else None
 
 
-def _failure(worker: Worker, peer: Worker | None) -> Failure | None:
-    """What went wrong on `peer` in the call that `worker` runs, be it in binding an argument."""
-    command = worker.current
-    if command is None or peer is None or peer is worker:
+def _failure(wait: Wait, worker: Worker, peer: Worker | None) -> Failure | None:
+    """What went wrong on `peer` in the call of a wait, be it in binding an argument."""
+    if peer is None:
         return None
     for ordinal, failure in reversed(peer.failed_calls.copy()):
-        if ordinal == worker.executed:
+        if ordinal == wait.ordinal:
             return failure
+    command = worker.current
+    if command is None or worker.executed != wait.ordinal:
+        return None
     found = peer.registers.get(command[1]) if command[1] else None
     return found if isinstance(found, Failure) else None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import torch
 
@@ -76,12 +75,12 @@ class Wait:
 class Meeting(Wait):
     """One collective. ``str()`` reads ``all_reduce #1 of float32[4] in workers 0-3``.
 
-    `tickets` are there while the members that wait may help; `started` is what the last one has
-    given to a library that goes on by itself, by rank.
+    `tickets` are there while the members that wait may help; `abroad` is set once the last one has
+    given it to a library, which then goes on by itself.
     """
 
     __slots__ = (
-        "disagree", "done", "executor", "group", "number", "posts", "started", "state", "tickets",
+        "abroad", "disagree", "done", "executor", "group", "number", "posts", "state", "tickets",
     )  # fmt: skip
 
     def __init__(self, group: Group, ordinal: int, number: int) -> None:
@@ -94,7 +93,7 @@ class Meeting(Wait):
         self.disagree = False
         self.done: Sequence[torch.cuda.Event] = ()
         self.tickets: Tickets | None = None
-        self.started: dict[int, Any] = {}
+        self.abroad = False
 
     @property
     def key(self) -> Key:
@@ -142,13 +141,18 @@ class Meeting(Wait):
 
 
 class Reception(Wait):
-    """One worker's wait for a message from one of some senders."""
+    """One worker's wait for a message from one of some senders.
 
-    __slots__ = ("call", "mailbox", "pairs")
+    `patient`: the user gave a timeout, so a sender that is idle may be sent to work later.
+    """
 
-    def __init__(self, mailbox: Mailbox, pairs: Sequence[Pair], call: Call) -> None:
+    __slots__ = ("call", "mailbox", "pairs", "patient")
+
+    def __init__(
+        self, mailbox: Mailbox, pairs: Sequence[Pair], call: Call, patient: bool = False
+    ) -> None:
         super().__init__(call.ordinal)
-        self.mailbox, self.pairs, self.call = mailbox, pairs, call
+        self.mailbox, self.pairs, self.call, self.patient = mailbox, pairs, call, patient
 
     @property
     def senders(self) -> list[int]:

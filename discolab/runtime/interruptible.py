@@ -18,6 +18,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from .errors import WaitTimeoutError, WorkerInterrupted
@@ -70,6 +71,14 @@ class Interruptible:
                     _raise_in_thread(self.thread_id, WorkerInterrupted)
         self.wake()
 
+    def sheltered(self) -> AbstractContextManager[Any]:
+        """Within it no interrupt sends its exception; for starting a thread from this one.
+
+        A thread that has just been made still bears the identifier of its maker: the exception
+        would go to it instead.
+        """
+        return self._guard
+
     def _absorb(self) -> None:
         """Wait for an exception that is on its way, so that it can't hit what comes next."""
         while True:
@@ -91,7 +100,7 @@ class Interruptible:
         ready: Callable[[], bool],
         what: Any,
         timeout: float | None = None,
-        check: Callable[[], None] | None = None,
+        check: Callable[[], float | None] | None = None,
     ) -> None:
         """Wait on this worker's thread until `ready()`; can be interrupted, never for ever.
 
@@ -104,8 +113,8 @@ class Interruptible:
         timeout
             Seconds, None for no deadline.
         check
-            Called each tick (50 ms), however often the worker is woken; may raise to end the
-            wait.
+            Called each tick (50 ms), however often the worker is woken, or after as many seconds
+            as it has returned; may raise to end the wait.
 
         Raises
         ------
@@ -129,12 +138,11 @@ class Interruptible:
                     pause = min(TICK, deadline - time.monotonic())
                     if pause <= 0:
                         raise WaitTimeoutError(f"gave up after {timeout:g} s waiting for {what}")
-                woken = self._wakeup.acquire(timeout=pause)
-                if check is None or (woken and time.monotonic() < next_check):
-                    continue
-                if not ready():
-                    check()
-                    next_check = time.monotonic() + TICK
+                if check is not None:
+                    pause = min(pause, max(0.0, next_check - time.monotonic()))
+                self._wakeup.acquire(timeout=pause)
+                if check is not None and time.monotonic() >= next_check and not ready():
+                    next_check = time.monotonic() + (check() or TICK)
         finally:
             self.waiting_for = None
 

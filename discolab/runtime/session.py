@@ -41,6 +41,8 @@ class Session(Caller):
     """
 
     _mesh: Mesh | None = None
+    collectives = ""
+    """What `init_ccl` has chosen, in a sentence that begins with the backend's name."""
 
     def __enter__(self) -> Self:
         self._check_open()
@@ -163,15 +165,20 @@ class Session(Caller):
 
     # -- collectives -----------------------------------------------------------------------------
 
-    def init_ccl(self, ccl: str = "auto", *device_ids: int) -> None:
+    def init_ccl(self, ccl: str = "auto", *device_ids: int) -> str:
         """Choose the collective backend and wait until every worker has it.
 
         Parameters
         ----------
         ccl
-            ``"auto"`` or ``"local"``.
+            ``"auto"``, ``"local"``, ``"gloo"``, ``"nccl"`` or ``"mpi"``.
         device_ids
             One GPU index for each worker, or none to keep the devices that they have.
+
+        Returns
+        -------
+        str
+            What was chosen: ``"local: 4 workers in one process on cpu"``.
         """
         if device_ids and len(device_ids) != self.num_workers:
             raise ArgumentError(
@@ -179,13 +186,15 @@ class Session(Caller):
                 "give one for each, or none"
             )
         try:
-            self._call("runtime.disco.init_ccl", ccl, *device_ids).debug_get_from_all()
+            chosen = self._call("runtime.disco.init_ccl", ccl, *device_ids).debug_get_from_all()
         except WorkerError as exc:
             if isinstance(exc.__cause__, ArgumentError):  # all workers say the same
                 raise ArgumentError(str(exc.__cause__)) from None
             raise
         if device_ids:
             self._devices = tuple(torch.device("cuda", index) for index in device_ids)
+        self.collectives = str(chosen[0])
+        return self.collectives
 
     def mesh(self, /, **axes: int) -> Mesh:
         """Arrange the workers in a grid with named axes: ``sess.mesh(dp=2, tp=2)``.

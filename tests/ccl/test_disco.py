@@ -162,9 +162,9 @@ def test_init_ccl(start: Any) -> None:
         sess.init_ccl("local")
         assert values(sess.call_packed(ccl.backend_name)) == ["local", "local"]
         for name, words in (
-            ("nccl", "not in this version"),
-            ("gloo", "not in this version"),
-            ("mine", "there is 'local'"),
+            ("nccl", "use 'local'"),
+            ("mpi", "use 'local'"),
+            ("mine", "there are 'local', 'gloo'"),
         ):
             with pytest.raises(ArgumentError, match=words):
                 sess.init_ccl(name)

@@ -1,0 +1,352 @@
+"""Backends over torch's process group objects, for workers of one address space: Gloo and NCCL.
+
+Members meet on the session's board as for `local` (meetings.py), so what they disagree about,
+or that one never comes, is found before the library hears of it. The last to arrive starts a
+conductor: a thread that makes the members' process groups if they are new, packs their tensors,
+starts every member's part of each step, waits, writes the results, and ends the meeting. So a
+worker never waits inside of the library: its wait is the board's, which an interrupt ends.
+
+The library works on packed copies. What it still does after an interrupt disturbs nobody; its
+process groups are not used again.
+
+There is one backend object a session; `_lock` guards its process groups, and is held while they
+are made and while the members' parts of one step are started, so that these come in the same
+order on all of them. Only conductors take it. Messages and barriers need no library where all
+share one address space; they are those of `local`, and so are collectives of tensors on devices
+that the library can't reach.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import os
+import queue
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import torch
+
+# torch does not export the option classes from torch.distributed
+from torch._C import _distributed_c10d as c10d
+
+from ..runtime.errors import CollectiveAborted, CollectiveError
+from ..runtime.interruptible import TICK
+from ..runtime.worker import Worker, bind_thread
+from . import moves, steps
+from .backend import BackendStatistics, Tensor, Tensors
+from .call import Call
+from .groups import Group
+from .library import LibraryBackend
+from .local import LocalBackend
+from .waits import Meeting, Post
+from .work import Work
+
+R = TypeVar("R")
+ProcessGroup = Any  # of this library, one member's
+
+_NOTHING = threading.Event()  # to wait for
+_NOTHING.set()
+_running: set[int] = set()  # threads of ours, by their own identifiers
+_ended = False
+
+CONNECT_SECONDS = 30
+END_SECONDS = 5.0
+STEP_SECONDS = 120  # without any progress; all members are there, so none should pass
+
+_REDUCE_OPS: dict[str, Any] = {
+    "sum": c10d.ReduceOp.SUM,
+    "prod": c10d.ReduceOp.PRODUCT,
+    "min": c10d.ReduceOp.MIN,
+    "max": c10d.ReduceOp.MAX,
+    "band": c10d.ReduceOp.BAND,
+    "bor": c10d.ReduceOp.BOR,
+    "bxor": c10d.ReduceOp.BXOR,
+}
+
+
+class _Left(Exception):
+    """Nobody waits for the result any more."""
+
+
+class ProcessGroupBackend(LibraryBackend):
+    """Collectives by a library of torch's, with one process group a worker and group."""
+
+    ops: frozenset[str]
+    """The reductions that the library has."""
+
+    def __init__(self, local: LocalBackend) -> None:
+        self._local = local
+        self._meetings = local.meetings
+        self._lock = threading.Lock()
+        self._made: dict[Group, list[ProcessGroup]] = {}
+        self._turns: dict[Group, tuple[int, threading.Event]] = {}
+        self._cut = 0
+
+    # -- what a library adds -------------------------------------------------------------------
+
+    @abstractmethod
+    def _reaches(self, call: Call) -> bool:
+        """Whether the library can have the tensors of a call; if not, `local` moves them."""
+
+    @abstractmethod
+    def _make(self, store: c10d.Store, place: int, worker: Worker, group: Group) -> ProcessGroup:
+        """One member's process group; runs for all members at once, each on its own thread."""
+
+    @abstractmethod
+    def _perform(self, meeting: Meeting, posts: Sequence[Post], todo: list[steps.Step]) -> None:
+        """Do one step of all members, whose parts are in `todo`."""
+
+    def _drop(self, groups: list[ProcessGroup]) -> None:
+        """Let go of process groups that may be in the middle of something."""
+
+    def _place(self, posts: Sequence[Post]) -> AbstractContextManager[Any]:
+        """Where the conductor works; made on the thread of the last member."""
+        return nullcontext()
+
+    # -- the backend -----------------------------------------------------------------------------
+
+    def barrier(self, call: Call) -> Work:
+        """See `Backend`. The meeting is the barrier."""
+        return self._local.barrier(call)
+
+    def send(self, call: Call, src: Tensor, peer: int, tag: str) -> Work:
+        """See `Backend`. Copies at once and never waits."""
+        return self._local.send(call, src, peer, tag)
+
+    def recv(self, call: Call, out: Tensor, peer: int | None, tag: str) -> Work:
+        """See `Backend`."""
+        return self._local.recv(call, out, peer, tag)
+
+    def statistics(self) -> BackendStatistics:
+        """See `Backend`."""
+        return self._meetings.statistics(self.name)
+
+    def _start(
+        self,
+        method: str,
+        program: steps.Program,
+        call: Call,
+        srcs: Tensors,
+        outs: Tensors,
+        *more: Any,
+    ) -> Work:
+        if not self._reaches(call):
+            work: Work = getattr(self._local, method)(call, srcs, outs, *more)
+            return work
+
+        def execute(meeting: Meeting, posts: Sequence[Post]) -> None:
+            place, (before, mine) = self._place(posts), self._turn(meeting.group, call.worker)
+            meeting.abroad = True
+            try:
+                with call.worker.sheltered():
+                    self._begin(self._conduct, meeting, posts, program, place, before, mine)
+            except BaseException:
+                mine.set()  # or the next one waits for it: no thread could be had
+                raise
+
+        return self._meetings.start(call, srcs, outs, execute)
+
+    # -- conductors ------------------------------------------------------------------------------
+
+    def _conduct(
+        self,
+        meeting: Meeting,
+        posts: Sequence[Post],
+        program: steps.Program,
+        place: AbstractContextManager[Any],
+        before: threading.Event,
+        mine: threading.Event,
+    ) -> None:
+        meetings = self._meetings
+        before.wait()
+        try:
+            with place, torch.no_grad():
+                finishes = self._drive(meeting, posts, program)
+                if _is_void(meeting, posts):
+                    raise _Left
+                with torch.inference_mode():  # or a result could be no inference tensor
+                    for finish in finishes:
+                        finish()
+                if meeting.first.on_gpu:
+                    meeting.done = moves.posted(*((*p.srcs, *p.outs) for p in posts))
+            meetings.finish(meeting)
+        except BaseException as exc:
+            with self._lock:
+                self._drop(self._made.pop(meeting.group, []))
+            if isinstance(exc, _Left):
+                meetings.fail(meeting, CollectiveAborted, f"{meeting.title()} was interrupted")
+            else:
+                text = f"{meeting.title()} failed in {self.name}: {type(exc).__name__}: {exc}"
+                meetings.fail(meeting, CollectiveError, text)
+        finally:
+            mine.set()
+
+    def _turn(self, group: Group, worker: Worker) -> tuple[threading.Event, threading.Event]:
+        """What to wait for first, and what to set at the end: a group's are done in order.
+
+        Only the last member of a group's meeting is here, so one at a time. What an interrupt has
+        cut off is not waited for.
+        """
+        cut, before = self._turns.get(group, (-1, _NOTHING))
+        mine = threading.Event()
+        self._turns[group] = (worker.resumed_at, mine)
+        return before if cut == worker.resumed_at else _NOTHING, mine
+
+    def _drive(
+        self, meeting: Meeting, posts: Sequence[Post], program: steps.Program
+    ) -> list[steps.Finish]:
+        """Run the members' programs side by side; what writes their results."""
+        members = [
+            program(steps.Place(i, len(posts), self.ops), post.srcs, post.outs)
+            for i, post in enumerate(posts)
+        ]
+        while True:
+            todo: list[steps.Step] = []
+            finishes: list[steps.Finish] = []
+            for member in members:
+                try:
+                    todo.append(next(member))
+                except StopIteration as end:
+                    finishes.append(end.value)
+            if finishes:
+                assert not todo
+                return finishes
+            if any(len(step.data) for step in todo):
+                self._perform(meeting, posts, todo)
+
+    def _connected(self, meeting: Meeting, posts: Sequence[Post]) -> list[ProcessGroup]:
+        """The members' process groups; under the lock. New ones after an interrupt."""
+        workers = [post.call.worker for post in posts]
+        cut = max(worker.resumed_at for worker in workers)
+        if cut > self._cut:
+            self._cut = cut
+            for old in self._made.values():
+                self._drop(old)
+            self._made.clear()
+        group = meeting.group
+        made = self._made.get(group)
+        if made is None:
+            store = c10d.HashStore()
+            store.set_timeout(timedelta(seconds=CONNECT_SECONDS))
+            made = self._each(meeting, lambda i: self._make(store, i, workers[i], group))
+            self._made[group] = made
+        return made
+
+    def _each(self, meeting: Meeting, do: Callable[[int], R]) -> list[R]:
+        """``do(i)`` for every member at once, each on a thread of its own; their results.
+
+        Raises
+        ------
+        BaseException
+            The first that one of them raises; or that the meeting has failed meanwhile.
+        """
+        count = len(meeting.group)
+        ended: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
+
+        def one(i: int) -> None:
+            try:
+                ended.put((i, do(i), None))
+            except BaseException as exc:
+                ended.put((i, None, exc))
+
+        for i in range(count):
+            self._begin(one, i)
+        results: dict[int, R] = {}
+        while len(results) < count:
+            try:
+                i, result, error = ended.get(timeout=TICK)
+            except queue.Empty:
+                if meeting.settled():
+                    raise _Left from None
+                continue
+            if error is not None:
+                raise error
+            results[i] = result
+        return [results[i] for i in range(count)]
+
+    def _begin(self, target: Callable[..., None], *arguments: Any) -> None:
+        """Run it on a thread of its own, which belongs to no worker, whoever starts it."""
+        # unlike `Thread.start` this has or has not happened, wherever an interrupt lands
+        begun = threading.Lock()
+        begun.acquire()
+        _thread.start_new_thread(_run, (begun, target, arguments))
+        begun.acquire()
+
+
+def _run(begun: threading.Lock, target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """Body of our threads."""
+    begun.release()
+    bind_thread(None)
+    me = threading.get_ident()
+    _running.add(me)
+    try:
+        if not _ended:
+            target(*arguments)
+    finally:
+        del target, arguments
+        _running.discard(me)
+
+
+def _is_void(meeting: Meeting, posts: Sequence[Post]) -> bool:
+    """Whether an interrupt has ended it for somebody: then nothing may be written any more."""
+    return meeting.settled() or any(
+        post.call.worker.interrupts or post.call.worker.resumed_at > meeting.ordinal
+        for post in posts
+    )
+
+
+def start(group: ProcessGroup, step: steps.Step) -> Any:
+    """Start one member's part of a step with its process group; torch's own work object."""
+    match step:
+        case steps.AllReduce(data, op):
+            reducing = c10d.AllreduceOptions()
+            reducing.reduceOp = _REDUCE_OPS[op]
+            return group.allreduce([data], reducing)
+        case steps.Reduce(data, op, root):
+            to_one = c10d.ReduceOptions()
+            to_one.reduceOp, to_one.rootRank = _REDUCE_OPS[op], root
+            return group.reduce([data], to_one)
+        case steps.ReduceScatter(data, out, op):
+            scattering = c10d.ReduceScatterOptions()
+            scattering.reduceOp = _REDUCE_OPS[op]
+            return _method(group, "_reduce_scatter_base", "reduce_scatter_single")(
+                out, data, scattering
+            )
+        case steps.AllGather(data, out):
+            gathering = c10d.AllgatherOptions()
+            return _method(group, "_allgather_base", "all_gather_single")(out, data, gathering)
+        case steps.Broadcast(data, root):
+            from_one = c10d.BroadcastOptions()
+            from_one.rootRank = root
+            return group.broadcast([data], from_one)
+        case steps.Exchange(data, out, gives, takes):
+            exchanging = c10d.AllToAllOptions()
+            return _method(group, "alltoall_base", "all_to_all_single")(
+                out, data, takes, gives, exchanging
+            )
+
+
+def _method(group: ProcessGroup, *names: str) -> Callable[..., Any]:
+    """The first that there is: torch gives some of them new names, from 2.13 on."""
+    found = [getattr(group, name) for name in names if hasattr(group, name)]
+    return cast(Callable[..., Any], found[0])
+
+
+if hasattr(os, "register_at_fork"):  # a child process has none of them
+    os.register_at_fork(after_in_child=_running.clear)
+
+
+@atexit.register
+def _end_all() -> None:
+    """Let our threads end: one that frees tensors while the interpreter goes aborts the process."""
+    global _ended
+    _ended = True
+    deadline = time.monotonic() + END_SECONDS
+    while _running and time.monotonic() < deadline:
+        time.sleep(0.01)

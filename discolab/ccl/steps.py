@@ -1,0 +1,257 @@
+"""What one member does in a collective that a library carries out, step by step. No state.
+
+A program is a generator: it packs what the member gives, yields each `Step` that the library
+must do, and is resumed when that is done. It returns a function that writes the results, so that
+whoever drives it may look first whether anybody still wants them. All members of a collective
+yield the same kinds of steps in the same order.
+
+So one set of programs serves libraries that do all members' steps in this process (Gloo, NCCL)
+and those that do one member's alone (MPI). Roots are indices in the group here, not ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from . import wire
+from .reductions import combine
+
+Tensor = torch.Tensor
+Tensors = Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """Reduce everybody's `data` in place."""
+
+    data: Tensor
+    op: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """As `AllReduce`, for `root` alone; the others' `data` may be anything afterwards."""
+
+    data: Tensor
+    op: str
+    root: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceScatter:
+    """Reduce everybody's `data`, and put the i-th of n equal parts in the i-th `out`."""
+
+    data: Tensor
+    out: Tensor
+    op: str
+
+
+@dataclass(frozen=True, slots=True)
+class AllGather:
+    """Put everybody's `data` one after the other in everybody's `out`."""
+
+    data: Tensor
+    out: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Copy the `data` of `root` to everybody's."""
+
+    data: Tensor
+    root: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Send ``gives[j]`` bytes of `data` to the j-th member, and get ``takes[j]`` from it."""
+
+    data: Tensor
+    out: Tensor
+    gives: list[int]
+    takes: list[int]
+
+
+Step = AllReduce | Reduce | ReduceScatter | AllGather | Broadcast | Exchange
+Finish = Callable[[], None]
+Steps = Generator[Step, None, Finish]
+
+
+class Place(NamedTuple):
+    """Who the member is: its index, the number of members, and the library's reductions."""
+
+    me: int
+    members: int
+    ops: frozenset[str]
+
+
+Program = Callable[[Place, Tensors, Tensors], Steps]
+
+
+class _Batch(NamedTuple):
+    """Tensors of one call that go together: by their places in its list."""
+
+    places: list[int]
+    code: wire.Code | None
+    packed: Tensor
+
+
+def reduction(name: str, root: int | None = None) -> Program:
+    """all_reduce; with `root` reduce."""
+
+    def program(place: Place, srcs: Tensors, outs: Tensors) -> Steps:
+        done = []
+        for batch in _batches(place, srcs, name, lambda k: [srcs[k]]):
+            result = batch.packed
+            if batch.code is None:
+                result = result.new_empty(place.members * len(result))
+                yield AllGather(batch.packed, result)
+            elif root is None:
+                yield AllReduce(result, batch.code.op)
+            else:
+                yield Reduce(result, batch.code.op, root)
+            done.append((batch, result))
+        return _results(done, outs, name, place.members)
+
+    return program
+
+
+def reduce_scatter(name: str) -> Program:
+    """k * n sources, n in a row for each of k outputs."""
+
+    def program(place: Place, srcs: Tensors, outs: Tensors) -> Steps:
+        n = place.members
+        done = []
+        for batch in _batches(place, outs, name, lambda k: srcs[k * n : (k + 1) * n]):
+            size = len(batch.packed) // n
+            if batch.code is None:
+                result = torch.empty_like(batch.packed)
+                yield Exchange(batch.packed, result, [size] * n, [size] * n)
+            else:
+                result = batch.packed.new_empty(size)
+                yield ReduceScatter(batch.packed, result, batch.code.op)
+            done.append((batch, result))
+        return _results(done, outs, name, n)
+
+    return program
+
+
+def all_gather(place: Place, srcs: Tensors, outs: Tensors) -> Steps:
+    """k sources; k * n outputs, n in a row for each source."""
+    n = place.members
+    packed = wire.pack_bytes(srcs, srcs[0].device)
+    whole = packed.new_empty(n * len(packed))
+    yield AllGather(packed, whole)
+
+    def finish() -> None:
+        wire.unpack_bytes(whole, [outs[k * n + i] for i in range(n) for k in range(len(srcs))])
+
+    return finish
+
+
+def broadcast(root: int) -> Program:
+    """The sources of `root` into everybody's outputs."""
+
+    def program(place: Place, srcs: Tensors, outs: Tensors) -> Steps:
+        if place.me == root:
+            packed = wire.pack_bytes(srcs, outs[0].device)
+        else:
+            size = sum(out.nbytes for out in outs)
+            packed = torch.empty(size, dtype=torch.uint8, device=outs[0].device)
+        yield Broadcast(packed, root)
+        return lambda: wire.unpack_bytes(packed, outs)
+
+    return program
+
+
+def scatter(root: int) -> Program:
+    """The i-th source of `root` to the i-th member."""
+
+    def program(place: Place, srcs: Tensors, outs: Tensors) -> Steps:
+        takes = [outs[0].nbytes if i == root else 0 for i in range(place.members)]
+        return (yield from _exchange(place, srcs, outs, [s.nbytes for s in srcs], takes))
+
+    return program
+
+
+def gather(root: int) -> Program:
+    """Everybody's source to `root`."""
+
+    def program(place: Place, srcs: Tensors, outs: Tensors) -> Steps:
+        gives = [srcs[0].nbytes if i == root else 0 for i in range(place.members)]
+        return (yield from _exchange(place, srcs, outs, gives, [o.nbytes for o in outs]))
+
+    return program
+
+
+def all_to_all(place: Place, srcs: Tensors, outs: Tensors) -> Steps:
+    """The j-th source of the i-th member to the i-th output of the j-th."""
+    gives, takes = [s.nbytes for s in srcs], [o.nbytes for o in outs]
+    return (yield from _exchange(place, srcs, outs, gives, takes))
+
+
+def _exchange(
+    place: Place, srcs: Tensors, outs: Tensors, gives: list[int], takes: list[int]
+) -> Steps:
+    none = [0] * place.members
+    device = (*srcs, *outs)[0].device
+    packed = wire.pack_bytes(srcs, device)
+    whole = packed.new_empty(sum(takes))
+    yield Exchange(packed, whole, gives or none, takes or none)
+    return lambda: wire.unpack_bytes(whole, outs)
+
+
+def _batches(
+    place: Place, likes: Tensors, name: str, sources: Callable[[int], Tensors]
+) -> list[_Batch]:
+    """What to reduce, packed by how it goes on its way; members' parts one after the other.
+
+    `likes` give the dtypes; ``sources(k)`` are the tensors to reduce for the k-th of them: one,
+    or one for each member.
+    """
+    kinds: dict[tuple[wire.Code | None, torch.dtype | None], list[int]] = {}
+    for k, like in enumerate(likes):
+        code = wire.code_of(like.dtype, name)
+        if code is not None and code.op not in place.ops:
+            code = None
+        kinds.setdefault((code, like.dtype if code is None else None), []).append(k)
+    batches = []
+    for (code, _), places in kinds.items():
+        rows = zip(*(sources(k) for k in places), strict=True)  # of one member each
+        tensors = [tensor for row in rows for tensor in row]
+        if code is None:
+            packed = wire.pack_bytes(tensors, tensors[0].device)
+        else:
+            packed = wire.pack(tensors, code, name)
+        batches.append(_Batch(places, code, packed))
+    return batches
+
+
+def _results(
+    done: Sequence[tuple[_Batch, Tensor]], outs: Tensors, name: str, members: int
+) -> Finish:
+    """Writes what came of each batch."""
+
+    def finish() -> None:
+        for batch, result in done if outs else ():
+            targets = [outs[k] for k in batch.places]
+            if batch.code is None:
+                _combine(result, targets, name, members)
+            else:
+                wire.unpack(result, targets, batch.code, name, members)
+
+    return finish
+
+
+def _combine(whole: Tensor, outs: Tensors, name: str, members: int) -> None:
+    """Reduce the members' bytes here, where the library can't."""
+    flat = whole.view(members, -1)
+    first = 0
+    for out in outs:
+        inputs = [wire.typed(row[first : first + out.nbytes], out) for row in flat]
+        out.copy_(combine(inputs, name))
+        first += out.nbytes
