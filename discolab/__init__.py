@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import ccl, views
+from .ccl.doctor import Diagnosis, doctor
 from .engines import ThreadedSession, make_session
 from .runtime import (
     ArgumentError,
@@ -63,6 +64,7 @@ __all__ = [
     "DModule",
     "DPackedFunc",
     "DRef",
+    "Diagnosis",
     "DiscoAction",
     "DiscoError",
     "Failure",
@@ -82,6 +84,7 @@ __all__ = [
     "ccl",
     "current_worker",
     "current_worker_or_none",
+    "doctor",
     "list_funcs",
     "make_session",
     "register_func",

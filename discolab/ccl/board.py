@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from ..runtime.errors import CollectiveError
+from ..runtime.errors import CollectiveAborted, CollectiveError
 from ..runtime.worker import Worker
 from .call import DONE, FAILED, Call
 from .mailbox import Mailbox
@@ -104,9 +104,10 @@ class Board:
         if cut <= self._cut:
             return
         self._cut = cut
-        for table in (self.open, self.failed):
-            for key in [key for key in table if key[2] < cut]:
-                del table[key]
+        for meeting in [meeting for meeting in self.open.values() if meeting.ordinal < cut]:
+            self.fail(meeting, CollectiveAborted, f"{meeting} was ended by an interrupt")
+        for key in [key for key in self.failed if key[2] < cut]:
+            del self.failed[key]
         for rank in [rank for rank, wait in self.waiting.items() if wait.ordinal < cut]:
             del self.waiting[rank]
         self.mailbox.cut(cut)

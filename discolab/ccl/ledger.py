@@ -7,6 +7,7 @@ everybody may read at any time. An entry is the `Call` itself, so it shows how f
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +24,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._calls: dict[int, deque[Call]] = {}
+        self._cleared = 0.0
 
     def enter(self, call: Call) -> None:
         """Add a call that the worker makes now."""
@@ -33,11 +35,12 @@ class Ledger:
 
     def story(self, rank: int) -> list[Call]:
         """What one worker has called, the oldest first."""
-        return list(self._calls.get(rank, ()))
+        calls = list(self._calls.get(rank, ()))
+        return [call for call in calls if call.ended == 0.0 or call.ended > self._cleared]
 
     def clear(self) -> None:
-        """Forget all."""
-        self._calls.clear()
+        """Forget what is over; what still waits stays."""
+        self._cleared = time.monotonic()  # no deque is touched: its worker may be writing
 
     def validate(self) -> None:
         """Check what must always hold; for tests.

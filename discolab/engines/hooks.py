@@ -171,7 +171,10 @@ def _start_over(start: Callable[[threading.Thread], None]) -> Callable[[threadin
                 run()
 
             self.run = run_for_worker  # type: ignore[method-assign]
-        start(self)
+            with worker.sheltered():
+                start(self)
+        else:
+            start(self)
 
     return start_for_worker
 

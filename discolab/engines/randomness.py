@@ -8,6 +8,7 @@ when another torch mode is active) swapped in under `_swap_lock` for the call. E
 while torch compiles, they are torch's own.
 
 ``torch.default_generator`` given by name means the worker's to the functions wrapped here.
+Others draw within `drawing`: DTensor's random functions do (ccl/distributed/guards.py).
 
 Not covered, and drawn from the process's state: methods of ``torch.default_generator``;
 ``torch.ops.aten.*`` and so graphs that torch.compile makes of random functions; names bound

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -135,6 +135,10 @@ class ThreadedSession(Session):
             )
         return found
 
+    def workers_here(self) -> Mapping[int, Worker]:
+        """All of them."""
+        return {worker.worker_id: worker for worker in self._workers}
+
     def _check_name(self, name: str) -> None:
         find_func(name)
 
@@ -249,8 +253,10 @@ def _run_worker(worker: Worker, num_threads: int) -> None:
             torch.cuda.set_stream(torch.cuda.Stream(worker.device))
         worker.run()
     finally:
-        hooks.leave(worker)
-        worker.leave()
+        try:
+            hooks.leave(worker)
+        finally:
+            worker.leave()
 
 
 def _join_threads(

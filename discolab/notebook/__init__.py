@@ -65,6 +65,11 @@ def disco_status(name: str | None = None) -> str:
     return the_lab().disco_status(name)
 
 
+def disco_doctor(n: int = 8, **options: Any) -> Any:
+    """See `Lab.disco_doctor`."""
+    return the_lab().disco_doctor(n, **options)
+
+
 def disco_restart(name: str | None = None) -> Any:
     """See `Lab.disco_restart`."""
     return the_lab().disco_restart(name)
@@ -81,6 +86,7 @@ __all__ = [
     "Lab",
     "disco",
     "disco_mesh",
+    "disco_doctor",
     "disco_pull",
     "disco_push",
     "disco_restart",

@@ -21,6 +21,7 @@ from IPython.core.completer import (
 
 from ..engines import ENGINES
 from ..runtime.errors import DiscoError
+from ..runtime.mesh import Mesh
 from ..runtime.worker import current_worker
 from .lab import Lab
 
@@ -79,6 +80,8 @@ class WorkerCompleter:
             return list(self._lab.sessions), last
         if magic and before and before[-1] in ("-t", "--targets"):
             return self._places(line, last)
+        if magic and before and before[-1] == "--group":
+            return ["world", *self._axes(line)], last
         if line.startswith("%disco_push"):
             return [n for n in self._lab.shell.user_ns if not n.startswith("_")], last
         if line.startswith("%disco_pull"):
@@ -97,12 +100,7 @@ class WorkerCompleter:
 
     def _places(self, line: str, last: str) -> tuple[list[str], str]:
         """Axes of the session's mesh, and the places along one that is named."""
-        words = line.split()
-        named = [word for flag, word in pairwise(words) if flag in ("-s", "--session")]
-        try:
-            mesh = self._lab.session(named[-1] if named else None).current_mesh
-        except DiscoError:
-            return [], last
+        mesh = self._mesh(line)
         fragment = last.rpartition(",")[2]
         axis, equals, _ = fragment.partition("=")
         if mesh is None or (equals and axis not in mesh.axes):
@@ -110,6 +108,18 @@ class WorkerCompleter:
         if equals:
             return [f"{axis}={place}" for place in range(mesh.size(axis))], fragment
         return [f"{axis}=" for axis in mesh.axes], fragment
+
+    def _axes(self, line: str) -> tuple[str, ...]:
+        mesh = self._mesh(line)
+        return mesh.axes if mesh is not None else ()
+
+    def _mesh(self, line: str) -> Mesh | None:
+        """The mesh of the session that a line is about, if it has one."""
+        named = [word for flag, word in pairwise(line.split()) if flag in ("-s", "--session")]
+        try:
+            return self._lab.session(named[-1] if named else None).current_mesh
+        except DiscoError:
+            return None
 
     def _ask(self, text: str) -> list[str]:
         try:

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from ..ccl.doctor import Diagnosis, doctor, forget
+from ..ccl.rounds import failed_in_collective
 from ..engines import make_session
 from ..runtime import sources
 from ..runtime.controller import check_timeout
@@ -58,6 +60,7 @@ class Lab:
         prompts.install(getattr(self.shell, "kernel", None))
         bars.install()
         sources.namers.append(self.cell_name)
+        WorkerError.hint = staticmethod(doctor_hint)
         self.shell.events.register("post_run_cell", self._after_cell)
 
     def uninstall(self) -> None:
@@ -67,6 +70,7 @@ class Lab:
             print(f"{name}: shut down with the extension")
         self.shell.events.unregister("post_run_cell", self._after_cell)
         sources.namers.remove(self.cell_name)
+        WorkerError.hint = None
         bars.uninstall()
         prompts.uninstall()
         self.output.uninstall()
@@ -76,8 +80,11 @@ class Lab:
         self.output.flush()
         for run in [run for run in self._background if run.ready()]:
             self._background.remove(run)
-            if run.failures:
-                print(f"in the background: {summarize(run.failures)}", file=sys.stderr)
+            failures = [failure for failure in run.failures if not failure.interrupted]
+            if failures:
+                words = f"in the background: {summarize(failures)}"
+                hint = doctor_hint(failures)
+                print("\n".join(filter(None, [words, hint])), file=sys.stderr)
 
     def cell_name(self, filename: str) -> str | None:
         """``Cell In[3]`` for the file name of a ``%%disco`` or an ordinary cell."""
@@ -214,6 +221,39 @@ class Lab:
         ]
         head = f"{name}: {session!r}, {counts.live_registers} live registers"
         return "\n".join([head, *lines])
+
+    def disco_doctor(
+        self,
+        n: int = 8,
+        *,
+        targets: str | Iterable[int] | None = None,
+        group: str | None = None,
+        clear: bool = False,
+        session: str | None = None,
+    ) -> Diagnosis:
+        """What the collectives of a session do and did; never waits, so it works during a hang.
+
+        Parameters
+        ----------
+        n
+            How many collectives of each worker.
+        targets
+            The workers to look at, a rank set; None: all.
+        group
+            ``world``, ranks, or an axis of the mesh: collectives of these groups only.
+        clear
+            Forget what is over, after this look.
+
+        Raises
+        ------
+        ArgumentError
+            If an argument can't be read.
+        """
+        sess = self.session(session)
+        found = doctor(sess, n, targets, group)
+        if clear:
+            forget(sess)
+        return found
 
     # -- cells ---------------------------------------------------------------------------------
 
@@ -359,7 +399,8 @@ class Lab:
 
     def _next_file(self) -> str:
         """A file name for a cell, made for people: ``Cell In[3]``, its second ``Cell In[3].2``."""
-        name = f"Cell In[{self.shell.execution_count}]"
+        # the number in front of the cell; newer IPythons count on before they run it
+        name = f"Cell In[{self.shell.displayhook.prompt_count}]"
         self._cells[name] = self._cells.get(name, 0) + 1
         return name if self._cells[name] == 1 else f"{name}.{self._cells[name]}"
 
@@ -430,13 +471,19 @@ class Lab:
     def describe(self, session: Session) -> str:
         """One line for a session that has just started."""
         kinds = ", ".join(sorted({str(device) for device in session.devices}))
-        mesh = session.current_mesh
+        backend, mesh = session.collectives.partition(":")[0], session.current_mesh
         names = [*WORKER_NAMES, *(["mesh"] if mesh else [])]
         return (
             f"{session.name}: {name_ranks(range(session.num_workers))} on {kinds} "
-            f"({session.engine}{f', mesh {mesh}' if mesh else ''}); "
+            f"({session.engine}, {backend} collectives{f', mesh {mesh}' if mesh else ''}); "
             f"names in %%disco: {', '.join(names)}"
         )
+
+
+def doctor_hint(failures: Sequence[Failure]) -> str:
+    """What to look at next, if a collective is what went wrong first."""
+    told = any(failed_in_collective(failure) and not failure.victim for failure in failures)
+    return "%disco_doctor shows the last collectives of each worker" if told else ""
 
 
 def _set_on(ranks: list[int], values: dict[str, Any]) -> None:

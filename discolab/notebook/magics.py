@@ -62,6 +62,18 @@ def _words(line: str) -> list[str]:
         return line.split()
 
 
+class _HelpShown(Exception):
+    """``--help`` was among the options: there is nothing else to do."""
+
+
+class _ShowHelp(argparse.Action):
+    """Print what a magic does."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        print(parser.format_help().removeprefix("::\n\n").strip())
+        raise _HelpShown
+
+
 def one_line_errors(method: Callable[..., Any]) -> Callable[..., Any]:
     """Show discolab's errors about what was typed as one line."""
 
@@ -69,6 +81,8 @@ def one_line_errors(method: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
             return method(*args, **kwargs)
+        except _HelpShown:
+            return None
         except (WorkerError, CellSyntaxError):
             raise  # these have stacks and lines to show
         except (ArgumentError, SessionError) as exc:
@@ -101,6 +115,10 @@ class DiscoMagics(Magics):
     def __init__(self, shell: Any, lab: Lab) -> None:
         super().__init__(shell)
         self.lab = lab
+        for kind in self.magics.values():
+            for magic in kind.values():
+                if "--help" not in magic.parser._option_string_actions:
+                    magic.parser.add_argument("--help", action=_ShowHelp, nargs=0, help="show this")
 
     @magic_arguments()
     @argument("num_workers", type=int, nargs="?", help="how many workers")
@@ -109,7 +127,7 @@ class DiscoMagics(Magics):
     @argument("--devices", help="cpu, or one for each worker: cuda:0,cuda:1")
     @argument("-g", "--gpu-ids", metavar="IDS", help="GPUs by index: 0,1")
     @argument("--groups", type=int, default=1, help="cut the workers in this many groups")
-    @argument("--ccl", default="auto", help="collective backend: auto, local")
+    @argument("--ccl", default="auto", help="collective backend: auto, local, gloo, nccl")
     @argument("--mesh", metavar="AXES", help="arrange the workers in a mesh: dp=2,tp=2")
     @argument("--name", default="sess", help="the variable that holds the session")
     @line_magic
@@ -157,6 +175,25 @@ class DiscoMagics(Magics):
     def disco_status(self, line: str) -> None:
         """Show what each worker does now; never waits."""
         print(self.lab.disco_status(arguments_of(DiscoMagics.disco_status, line).name))
+
+    @magic_arguments()
+    @argument("-n", type=int, default=8, metavar="N", help="collectives of each worker (8)")
+    @_targets_option
+    @argument("--group", metavar="G", help="world, ranks 0,1 or an axis: of these groups only")
+    @argument("--clear", action="store_true", help="forget what is over, after this look")
+    @_session_option
+    @line_magic
+    @one_line_errors
+    def disco_doctor(self, line: str) -> Any:
+        """Show the last collectives of each worker, and who waits for whom; works during a hang."""
+        args = arguments_of(DiscoMagics.disco_doctor, line)
+        return self.lab.disco_doctor(
+            args.n,
+            targets=args.targets,
+            group=args.group,
+            clear=args.clear,
+            session=args.session,
+        )
 
     @magic_arguments()
     @argument("name", nargs="?", help="the session (default: the one used last)")

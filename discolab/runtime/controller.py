@@ -16,7 +16,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, ClassVar
 
@@ -36,7 +36,7 @@ from .failures import name_ranks
 from .interruptible import TICK
 from .registers import RegisterFile
 from .status import SessionStatistics, WorkerStatus
-from .worker import current_worker_or_none
+from .worker import Worker, current_worker_or_none
 
 _OWN_MODULES = __name__.partition(".")[0] + "."
 _MOST_QUEUED = 16_384  # commands a worker may be behind before calls wait for it
@@ -110,6 +110,14 @@ class Controller:
     def status(self) -> list[WorkerStatus]:
         """What each worker does now; never waits."""
         raise NotImplementedError
+
+    def workers_here(self) -> Mapping[int, Worker]:
+        """The workers that live in this process, by rank: to be looked at, even if they are stuck.
+
+        All of them where workers are threads; at most worker 0 where they have processes of
+        their own.
+        """
+        return {}
 
     def statistics(self) -> SessionStatistics:
         """Counts for tests and displays; never waits."""

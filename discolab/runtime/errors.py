@@ -16,8 +16,8 @@ KeyboardInterrupt
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from .failures import Failure, explain, summarize
 
@@ -82,8 +82,11 @@ class WorkerError(DiscoError):
     Its text says whose command and why; the workers' own tracebacks are its notes, so that
     Python prints them below. `failures` has one `Failure` a worker, the likely cause first;
     workers that failed only because of another one come last. `__cause__` is the first
-    failure's exception where it is at hand.
+    failure's exception where it is at hand. `hint` is for a notebook: what to look at next, below
+    the error that it shows, or "".
     """
+
+    hint: ClassVar[Callable[[Sequence[Failure]], str] | None] = None
 
     def __init__(self, failures: Iterable[Failure]) -> None:
         self.failures = sorted(failures, key=lambda f: (f.victim, f.interrupted, f.rank))
@@ -103,4 +106,6 @@ class WorkerError(DiscoError):
 
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows: the workers' side, none of our frames."""
-        return [*explain(self.failures), "", f"{type(self).__name__}: {str(self).splitlines()[0]}"]
+        lines = [*explain(self.failures), "", f"{type(self).__name__}: {str(self).splitlines()[0]}"]
+        hint = WorkerError.hint(self.failures) if WorkerError.hint is not None else ""
+        return [*lines, hint] if hint else lines

@@ -5,18 +5,37 @@ workers into a small tree of parts. `render_text` and `render_html` lower the sa
 two never disagree. Nothing here moves a whole tensor, runs a collective, or raises.
 """
 
+from .before_after import before_after
 from .describe import describe
+from .doctor_view import doctor_parts
 from .draw import draw_dref
 from .dref_view import dref_parts
 from .html import rank_colour, render_html
 from .mesh_view import mesh_parts
-from .parts import Column, Details, Grid, Line, Part, Row, Stack, Table, Text, Tile
+from .parts import (
+    Box,
+    Column,
+    Details,
+    Grid,
+    Lane,
+    Lanes,
+    Line,
+    Part,
+    Row,
+    Stack,
+    Table,
+    Text,
+    Tile,
+)
 from .text import render_text
 
 __all__ = [
+    "Box",
     "Column",
     "Details",
     "Grid",
+    "Lane",
+    "Lanes",
     "Line",
     "Part",
     "Row",
@@ -24,7 +43,9 @@ __all__ = [
     "Table",
     "Text",
     "Tile",
+    "before_after",
     "describe",
+    "doctor_parts",
     "draw_dref",
     "dref_parts",
     "mesh_parts",

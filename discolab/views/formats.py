@@ -62,6 +62,19 @@ def format_bytes(count: object) -> str:
     return f"{size:.4g} {_UNITS[unit]}"
 
 
+def format_seconds(seconds: float) -> str:
+    """Write a duration in seconds or, below one, in milliseconds.
+
+    Examples
+    --------
+    >>> format_seconds(3.21), format_seconds(0.0123), format_seconds(0.00042)
+    ('3.2 s', '12 ms', '0.42 ms')
+    """
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1000:.2g} ms" if seconds < 0.0995 else f"{seconds * 1000:.0f} ms"
+
+
 def format_shape(shape: object) -> str:
     """Write a shape as ``[2, 3]``; an unknown shape as ``[?]``.
 

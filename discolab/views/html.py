@@ -12,8 +12,11 @@ from html import escape
 
 from .formats import format_ranks, format_workers, printable
 from .parts import (
+    Box,
     Details,
     Grid,
+    Lane,
+    Lanes,
     Line,
     Part,
     Role,
@@ -47,6 +50,7 @@ _STYLE = (
     ".dl-v{font:13px/1.45 var(--jp-ui-font-family,system-ui,sans-serif);"
     "color:var(--jp-ui-font-color1,inherit);font-variant-numeric:tabular-nums;overflow-x:auto}"
     ".dl-v .t{font-weight:600}"
+    ".dl-v div+.p.t,.dl-v table+.p.t{margin-top:8px}"
     ".dl-v .m{opacity:.72}"
     ".dl-v .w{background:rgba(230,159,0,.28);border-radius:3px;padding:0 3px}"
     ".dl-v .e{background:rgba(213,60,0,.22);border-radius:3px;padding:0 3px}"
@@ -62,6 +66,9 @@ _STYLE = (
     ".dl-v table.g tr{background:none!important}"
     ".dl-v table.g td{padding:0;text-align:center;vertical-align:middle;font-size:11px;"
     "line-height:1.2;white-space:nowrap;overflow:hidden}"
+    ".dl-v table.d td.s{padding:4px 6px}"
+    ".dl-v .b{display:inline-block;min-width:2.4em;margin:1px;padding:1px 5px;border-radius:3px;"
+    "text-align:center}"
     ".dl-v summary{cursor:pointer}"
 )
 
@@ -100,6 +107,8 @@ def _html(part: Part) -> str:
             return _table(part)
         case Grid():
             return _grid(part)
+        case Lanes():
+            return _lanes(part)
         case Stack(children):
             return "".join(_html(child) for child in children)
         case Details(summary, body):
@@ -144,6 +153,34 @@ def _rank_cell(row: Row) -> str:
         return '<th scope="row"></th>'
     style = f"border-left:5px solid {rank_colour(row.ranks[0])}"
     return f'<th scope="row" style="{style}">{format_ranks(row.ranks)}</th>'
+
+
+def _lanes(lanes: Lanes) -> str:
+    arrow = '<th scope="col"></th>'
+    heads = arrow.join(f'<th scope="col">{_escape(head)}</th>' for head in lanes.heads)
+    body = "".join(map(_lane, lanes.lanes))
+    return (
+        '<table class="d"><thead><tr><th scope="col">rank</th>'
+        f"{heads}</tr></thead><tbody>{body}</tbody></table>"
+    )
+
+
+def _lane(lane: Lane) -> str:
+    cells = [f'<td class="s">{_boxes(rows)}</td>' for rows in lane.stages]
+    stages = '<td class="m">→</td>'.join(cells)
+    return f"<tr>{_rank_cell(Row((), (lane.rank,)))}{stages}</tr>"
+
+
+def _boxes(rows: tuple[tuple[Box, ...], ...]) -> str:
+    if not rows:
+        return '<span class="m">nothing</span>'
+    return "".join("<div>" + " ".join(map(_box, row)) + "</div>" for row in rows)
+
+
+def _box(box: Box) -> str:
+    fill = _fill(box.owners) if box.owners else "rgba(128,128,128,.18)"
+    origin = f' title="from {format_workers(box.owners)}"' if box.owners else ""
+    return f'<span class="b"{origin} style="background:{fill}">{_escape(box.text)}</span>'
 
 
 def _grid(grid: Grid) -> str:

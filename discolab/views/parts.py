@@ -2,7 +2,7 @@
 
 A view is a pure function from plain records to parts; `text.render_text` and
 `html.render_html` lower the same parts, so text and HTML carry the same facts. The leaves are
-`Text`, `Line`, `Table` and `Grid`; `Stack` and `Details` hold other parts. All are frozen,
+`Text`, `Line`, `Table`, `Grid` and `Lanes`; `Stack` and `Details` hold other parts. All are frozen,
 comparable, and hold unescaped strings: escaping is the renderers' business alone.
 """
 
@@ -83,6 +83,30 @@ class Grid:
 
 
 @dataclass(frozen=True)
+class Box:
+    """One value in a `Lane`, and the workers that it comes from; none if that is not known."""
+
+    text: str
+    owners: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Lane:
+    """What one worker holds at each stage: rows of boxes, no row where it holds nothing."""
+
+    rank: int
+    stages: tuple[tuple[tuple[Box, ...], ...], ...]
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Values on each worker at several stages, side by side, in the colours of their origin."""
+
+    heads: tuple[str, ...]
+    lanes: tuple[Lane, ...]
+
+
+@dataclass(frozen=True)
 class Stack:
     """Parts below each other."""
 
@@ -97,7 +121,7 @@ class Details:
     body: Part
 
 
-Part: TypeAlias = Text | Line | Table | Grid | Stack | Details
+Part: TypeAlias = Text | Line | Table | Grid | Lanes | Stack | Details
 
 
 def fold_rows(rows: tuple[Row, ...]) -> tuple[Row, ...]:
@@ -106,7 +130,7 @@ def fold_rows(rows: tuple[Row, ...]) -> tuple[Row, ...]:
     Parameters
     ----------
     rows : tuple of Row
-        Rows without ranks are left alone.
+        Rows without ranks are left alone, and two rows of one rank are never joined.
 
     Returns
     -------
@@ -116,5 +140,7 @@ def fold_rows(rows: tuple[Row, ...]) -> tuple[Row, ...]:
     for number, row in enumerate(rows):
         key: object = row.cells if row.ranks else number
         held = folded.get(key)
+        if held and set(held.ranks) & set(row.ranks):
+            key, held = number, None
         folded[key] = Row(row.cells, held.ranks + row.ranks) if held else row
     return tuple(folded.values())

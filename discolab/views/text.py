@@ -7,7 +7,20 @@ place, `_clean`. Pure; may be called from any thread; never raises.
 from __future__ import annotations
 
 from .formats import format_ranks, format_workers, printable
-from .parts import Details, Grid, Line, Part, Row, Stack, Table, Text, fold_rows
+from .parts import (
+    Box,
+    Column,
+    Details,
+    Grid,
+    Lanes,
+    Line,
+    Part,
+    Row,
+    Stack,
+    Table,
+    Text,
+    fold_rows,
+)
 
 _MOST_TILES = 16
 _MARGIN = "  "
@@ -53,6 +66,8 @@ def _lines(part: Part) -> list[str]:
             return _table_lines(part)
         case Grid():
             return _grid_lines(part)
+        case Lanes():
+            return _table_lines(_as_table(part))
         case Stack(children):
             return [line for child in children for line in _lines(child)]
         case Details(summary, body):
@@ -83,6 +98,16 @@ def _table_lines(table: Table) -> list[str]:
         )
         for line in lines
     ]
+
+
+def _as_table(lanes: Lanes) -> Table:
+    rows = [Row(tuple(map(_stage, lane.stages)), (lane.rank,)) for lane in lanes.lanes]
+    return Table(tuple(map(Column, lanes.heads)), tuple(rows))
+
+
+def _stage(rows: tuple[tuple[Box, ...], ...]) -> Text:
+    words = [f"[{', '.join(box.text for box in row)}]" for row in rows]
+    return Text(words[0] if len(words) == 1 else f"[{', '.join(words)}]" if words else "-")
 
 
 def _grid_lines(grid: Grid) -> list[str]:

@@ -17,10 +17,12 @@ def test_without_a_session_the_way_to_start_one_is_told(bare_kernel: Any) -> Non
 def test_a_session_says_what_it_bound(nb: Any) -> None:
     result = nb.ok("%disco_session 2 --devices cpu --name pair")
     assert result.stdout == (
-        "pair: workers 0-1 on cpu (threads); names in %%disco: "
-        "rank, world_size, device, worker, ccl, torch\n"
+        "pair: workers 0-1 on cpu (threads, local collectives); names in %%disco: "
+        "rank, world_size, device, worker, ccl, torch, dist\n"
     )
     assert nb.ok("pair.num_workers").text == "2"
+    result = nb.ok("%disco_session 2 --devices cpu --ccl gloo --name pair")
+    assert result.stdout.startswith("pair: workers 0-1 on cpu (threads, gloo collectives); names")
 
 
 def test_session_options(nb: Any) -> None:

@@ -8,6 +8,9 @@ them nothing is changed, and every use on a worker says which.
 
 from __future__ import annotations
 
+import importlib
+import os
+import threading
 from typing import Any
 
 import torch
@@ -17,7 +20,7 @@ from torch.distributed import device_mesh
 from ...engines import hooks
 from ...runtime.errors import SessionError
 from ...runtime.worker import Worker, current_worker_or_none
-from . import calls, environ, guards, imports
+from . import calls, environ, guards, imports, tracing
 from .member import NAME
 from .patches import Patches
 from .world import WorldProxy, close_world, world_here
@@ -28,12 +31,13 @@ _native: Any = torch._C._distributed_c10d
 
 _NEEDED: tuple[tuple[Any, str], ...] = (
     (c10d, "_world"),
-    (c10d, "_World"),
     (c10d, "_new_process_group_helper"),
     (c10d, "_unregister_all_process_groups"),
     (_native, "_set_thread_isolation_mode"),
     (_native, "_register_process_group"),
     (device_mesh, "DeviceMesh"),
+    (importlib._bootstrap, "_find_and_load"),
+    (importlib._bootstrap, "_lock_unlock_module"),
 )
 _REGISTRIES = ("backend_capability", "backend_type_map", "default_device_backend_map")
 
@@ -54,6 +58,7 @@ def install() -> None:
     for ours in (calls.init_process_group, calls.monitored_barrier, calls.split_group):
         for owner in (c10d, dist):
             _patches.replace(owner, ours.__name__, ours)
+    _patches.replace(torch, "set_default_dtype", guards.warn_of_default_dtype)
     _patches.add(device_mesh.DeviceMesh, "_thread_id", property(_mesh_number, _set_mesh_number))
     environ.install()
     _patches.at_undo(environ.uninstall)
@@ -142,6 +147,28 @@ def _set_mesh_number(mesh: Any, number: int | None) -> None:
     vars(mesh)["_thread_id"] = number if world is None else -world.number
 
 
+# A process that is forked on a worker, as those of a DataLoader are, knows its rank, as one that is
+# forked in a process of torchrun does. It has no part in collectives.
+
+_forking = threading.local()
+
+
+def _before_fork() -> None:
+    world = _forking.world = world_here()
+    if world is not None:
+        world.default_group()
+
+
+def _in_child() -> None:
+    world = _forking.world
+    if world is not None:  # by now `uninstall` has run here
+        c10d._world = world
+        os.environ.update(environ.variables_of(world.worker))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_child=_in_child)
+
 hooks.extend(hooks.Extension(install, uninstall, leave))
 
-del guards  # imported for what it adds to `imports.on_import`
+del tracing  # imported for what it adds to `imports.on_import`

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from ...engines import randomness
+from ...runtime.errors import SessionError
 from ...runtime.worker import Worker, current_worker_or_none
 from .imports import on_import
 from .patches import Patches
@@ -131,8 +133,77 @@ def _random(module: ModuleType, patches: Patches) -> None:
     patches.at_undo(lambda: setattr(module, "__class__", ModuleType))
 
 
+def _profiler(module: ModuleType, patches: Patches) -> None:
+    """There is one profiler in a process, and a second one that is started brings it down."""
+    running: list[int] = []  # the thread that profiles
+
+    def enable_over(enable: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(enable)
+        def enable_alone(*args: Any, **kwargs: Any) -> Any:
+            with _lock:
+                if running and running[0] != threading.get_ident() and world_here() is not None:
+                    raise SessionError(
+                        "torch's profiler is running on another thread; a process has only one, "
+                        "which sees what its own thread does. Start it on one worker: "
+                        "with profile() if rank == 0 else contextlib.nullcontext()"
+                    )
+                running[:] = [threading.get_ident()]
+            return enable(*args, **kwargs)
+
+        return enable_alone
+
+    def disable_over(disable: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(disable)
+        def disable_and_forget(*args: Any, **kwargs: Any) -> Any:
+            if running == [threading.get_ident()]:
+                running.clear()
+            return disable(*args, **kwargs)
+
+        return disable_and_forget
+
+    patches.replace(module, "_prepare_profiler", enable_over)
+    patches.replace(module, "_enable_profiler", enable_over)
+    patches.replace(module, "_disable_profiler", disable_over)
+
+
+def _rpc(module: ModuleType, patches: Patches) -> None:
+    """torch's RPC has one agent in a process."""
+
+    def init_over(init: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(init)
+        def init_or_refuse(*args: Any, **kwargs: Any) -> Any:
+            if world_here() is not None:
+                raise SessionError(
+                    "torch.distributed.rpc has one agent in a process, so workers that are "
+                    "threads can't have one each"
+                )
+            return init(*args, **kwargs)
+
+        return init_or_refuse
+
+    patches.replace(module, "init_rpc", init_over)
+
+
+def warn_of_default_dtype(set_default: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.set_default_dtype` that says on a worker whom it concerns."""
+
+    @functools.wraps(set_default)
+    def set_for_all(dtype: Any, /) -> None:
+        if world_here() is not None and dtype is not torch.get_default_dtype():
+            warnings.warn(
+                "the default dtype belongs to the process: this sets it for all workers and for "
+                "the notebook. dtype= and module.to(dtype) are the worker's own",
+                stacklevel=2,
+            )
+        set_default(dtype)
+
+    return set_for_all
+
+
 on_import.update(
     {
+        "torch.autograd.profiler": _profiler,
+        "torch.distributed.rpc": _rpc,
         "torch.distributed.tensor._sharding_prop": _sharding_prop,
         "torch.distributed.tensor.parallel.loss": _loss_parallel,
         "torch.distributed.tensor.debug._comm_mode": _comm_mode,

@@ -6,95 +6,68 @@ worker that imports something new takes its turn first; it waits as for everythi
 be interrupted. Other threads, those that workers have started too, are left alone.
 
 `on_import` names functions to be called with a module that has just been made, before anybody
-else sees it. `_guard` guards `_holder`, which says whose turn it is and in which command; a turn
-that an interrupt tore out of ends with its command.
+else sees it.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import os
 import sys
-import threading
+import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ...runtime.worker import Worker, current_worker_or_none
-from .patches import Patches
+import torch
 
-Turn = tuple[Worker, int]
+from .patches import Patches
+from .turns import Turn
+
+Function = Callable[..., Any]
 
 on_import: dict[str, Callable[[ModuleType, Patches], None]] = {}
 
-_guard = threading.Lock()
-_holder: list[Turn] = []
-_waiting: set[Worker] = set()
-
-
-def _after_fork() -> None:
-    """A child must not wait for a thread that only its parent has."""
-    global _guard
-    _guard = threading.Lock()
-    _holder.clear()
-    _waiting.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+_turn = Turn("import")
 
 
 def install(patches: Patches) -> None:
     """Have imports wait for each other; change the modules that are there already."""
+
+    def load_over(load: Function) -> Function:
+        @functools.wraps(load)
+        def find_and_load(name: str, import_: Any) -> Any:
+            with _turn.taken(name):
+                return _changed(name, load(name, import_), patches)
+
+        return find_and_load
+
+    def wait_over(wait: Function) -> Function:
+        @functools.wraps(wait)
+        def lock_unlock_module(name: str) -> Any:  # the module is being made by another thread
+            with _turn.taken(name):
+                return wait(name)
+
+        return lock_unlock_module
+
     bootstrap = importlib._bootstrap
-    patches.replace(bootstrap, "_find_and_load", lambda load: _over(load, patches))
-    for name, change in on_import.items():
+    patches.replace(bootstrap, "_find_and_load", load_over)
+    patches.replace(bootstrap, "_lock_unlock_module", wait_over)
+    for name in on_import:
         if name in sys.modules:
-            change(sys.modules[name], patches)
-
-
-def _over(load: Callable[..., Any], patches: Patches) -> Callable[..., Any]:
-    @functools.wraps(load)
-    def find_and_load(name: str, import_: Any) -> Any:
-        worker = current_worker_or_none()
-        if worker is None or worker.thread_id != threading.get_ident():
-            return _changed(name, load(name, import_), patches)
-        turn = (worker, worker.executed)
-        if turn in _holder:  # a module imports another one
-            return _changed(name, load(name, import_), patches)
-        try:
-            if not _take(turn):
-                _waiting.add(worker)
-                worker.wait_for(lambda: _take(turn), f"its turn to import {name}")
-            return _changed(name, load(name, import_), patches)
-        finally:
-            _waiting.discard(worker)
-            _end(turn)
-
-    return find_and_load
+            _changed(name, sys.modules[name], patches)
 
 
 def _changed(name: str, module: Any, patches: Patches) -> Any:
     change = on_import.get(name)
     if change is not None:
-        change(module, patches)
+        try:
+            change(module, patches)
+        except AttributeError as exc:  # another torch than those that this was made for
+            warnings.warn(
+                f"discolab can't make {name} of torch {torch.__version__} safe for worker threads: "
+                f"{exc}. Do not use it on several workers at once",
+                RuntimeWarning,
+                stacklevel=2,
+            )
     return module
-
-
-def _take(turn: Turn) -> bool:
-    with _guard:
-        if _holder:
-            worker, ordinal = _holder[0]
-            if _holder[0] != turn and worker.executed == ordinal and not worker.ended:
-                return False
-        _holder[:] = [turn]
-        return True
-
-
-def _end(turn: Turn) -> None:
-    with _guard:
-        if turn in _holder:
-            _holder.clear()
-    for worker in tuple(_waiting):
-        worker.wake()

@@ -67,7 +67,7 @@ class Member(_ProcessGroup):  # type: ignore[misc] # Any, see above
         self._order = [self._ranks.index(rank) for rank in self._group.ranks]
         self._timeout = timeout
         self._name = self._desc = ""
-        self._together: list[Work] | None = None
+        self._together: tuple[int, list[Work]] = (-1, [])  # of which command, what was started
         self.registered = False
 
     # -- what it is --------------------------------------------------------------------------
@@ -185,9 +185,14 @@ class Member(_ProcessGroup):  # type: ignore[misc] # Any, see above
         )
 
     def _begun(self, work: Work, tensors: Any) -> DistWork:
-        if self._together is not None:
-            self._together.append(work)
+        self._note(work)
         return DistWork(work, listed(tensors))
+
+    def _note(self, work: Work) -> None:
+        """Add it to what `_end_coalescing` gives as one, if that was begun in this command."""
+        ordinal, works = self._together
+        if ordinal == self._worker.executed:
+            works.append(work)
 
     def _by_rank(self, parts: Sequence[Any]) -> Sequence[Any]:
         """One part for each member, in the backend's order instead of the group's."""

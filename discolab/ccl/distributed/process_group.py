@@ -232,8 +232,7 @@ class WorkerGroup(Member):
         (out,) = as_plain("recv", listed(tensors))
         call = self._call("recv", [out], None, root=peer, asynchronous=True)
         work = self._backend.recv(call, out, peer, self._tag(tag))
-        if self._together is not None:
-            self._together.append(work)
+        self._note(work)
         return ReceptionWork(work, out, peer, self._ranks)
 
     def _tag(self, tag: int) -> str:
@@ -246,9 +245,9 @@ class WorkerGroup(Member):
 
     def _start_coalescing(self, device: Any = None) -> None:
         """Collect what is started from here on."""
-        self._together = []
+        self._together = (self._worker.executed, [])
 
     def _end_coalescing(self, device: Any = None) -> DistWork:
         """All that was started since, as one."""
-        works, self._together = self._together or [], None
+        (_, works), self._together = self._together, (-1, [])
         return DistWork(Together(works), [])

@@ -104,8 +104,7 @@ class ReceptionWork(DistWork):
     _source_rank = source_rank
 
 
-def seconds(timeout: timedelta | None) -> float | None:
+def seconds(timeout: timedelta | float | None) -> float | None:
     """A time limit as discolab has it; None for torch's "not set", which is 0 or below."""
-    if timeout is None or timeout <= timedelta(0):
-        return None
-    return timeout.total_seconds()
+    number = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    return number if number is not None and number > 0 else None

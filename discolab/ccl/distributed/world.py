@@ -29,6 +29,7 @@ c10d: Any = torch.distributed.distributed_c10d  # its private names have no type
 
 _WORLDS = "discolab.ccl.distributed.worlds"
 _COMPUTED = ("pg_config_info",)  # of the other properties; holds nothing itself
+_OF_A_COMMAND = ("pg_coalesce_state",)  # what a failed command leaves there is void
 
 _numbers = itertools.count(1)
 _init_lock = threading.Lock()  # init_process_group writes global variables of torch
@@ -48,8 +49,9 @@ class WorkerWorld:
     """
 
     def __init__(self, worker: Worker) -> None:
-        self._held: dict[str, Any] = {}
+        self._held: dict[Any, Any] = {}
         self._making = False
+        self._ordinal = -1
         super().__init__()
         self.worker = worker
         self.number = next(_numbers)
@@ -190,11 +192,17 @@ def _world_class(base: Any) -> type[WorkerWorld]:
 
 
 def _held(name: str, kind: type) -> property:
+    passing = name in _OF_A_COMMAND
+
     def get(self: WorkerWorld) -> Any:
         held = self._held
-        if name not in held:
-            held[name] = kind()
-        return held[name]
+        key = (name, self.worker.executed) if passing else name
+        if key not in held:
+            if passing:
+                held.pop((name, self._ordinal), None)
+                self._ordinal = self.worker.executed
+            held[key] = kind()
+        return held[key]
 
     def put(self: WorkerWorld, value: Any) -> None:
         self._held[name] = value

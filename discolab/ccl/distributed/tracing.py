@@ -1,0 +1,116 @@
+"""torch.fx, make_fx and torch.export in worker threads: one worker at a time traces.
+
+While torch traces a program it replaces methods of all modules of the process and sets a flag that
+compiled functions ask for. Two threads that trace at once would leave both for ever; and what
+another thread does meanwhile has nothing to do with the trace.
+
+`_tracing` counts, for each thread, the traces that it is in; a thread writes its own entry.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from ...runtime.worker import current_worker_or_none
+from .imports import on_import
+from .patches import Patches
+from .turns import Turn
+
+_turn = Turn("trace")
+_tracing: dict[int, int] = {}
+
+
+@contextmanager
+def _counted() -> Iterator[None]:
+    thread = threading.get_ident()
+    _tracing[thread] = _tracing.get(thread, 0) + 1
+    try:
+        yield
+    finally:
+        _tracing[thread] -= 1
+        if not _tracing[thread]:
+            del _tracing[thread]
+
+
+def _symbolic_trace(module: ModuleType, patches: Patches) -> None:
+    """What a tracer replaces is replaced for its own thread."""
+
+    def trace_over(trace: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(trace)
+        def trace_in_turn(*args: Any, **kwargs: Any) -> Any:
+            with _turn.taken("a program"), _counted():
+                return trace(*args, **kwargs)
+
+        return trace_in_turn
+
+    def flag_over(is_tracing: Callable[[], bool]) -> Callable[[], bool]:
+        @functools.wraps(is_tracing)
+        def is_tracing_here() -> bool:
+            return threading.get_ident() in _tracing and is_tracing()
+
+        return is_tracing_here
+
+    def method_over(patch_method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(patch_method)
+        def patch_for_thread(
+            self: Any, cls: type, name: str, new: Callable[..., Any], *args: Any, **kwargs: Any
+        ) -> Any:
+            before, owner = getattr(cls, name), threading.get_ident()
+
+            @functools.wraps(new)
+            def here_or_before(*args: Any, **kwargs: Any) -> Any:
+                method = new if threading.get_ident() == owner else before
+                return method(*args, **kwargs)
+
+            return patch_method(self, cls, name, here_or_before, *args, **kwargs)
+
+        return patch_for_thread
+
+    patches.replace(module.Tracer, "trace", trace_over)
+    patches.replace(module, "is_fx_symbolic_tracing", flag_over)
+    patches.replace(module._Patcher, "patch_method", method_over)
+
+
+def _export(module: ModuleType, patches: Patches) -> None:
+    """Exporting keeps what it does in global variables."""
+
+    def in_turn(export: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(export)
+        def export_in_turn(*args: Any, **kwargs: Any) -> Any:
+            with _turn.taken("a program for export"):
+                return export(*args, **kwargs)
+
+        return export_in_turn
+
+    for name in ("_export", "_export_for_training"):
+        patches.replace(module, name, in_turn)
+
+
+def _modes(module: ModuleType, patches: Patches) -> None:
+    """The stack of modes that make_fx uses before dispatch: one for each worker's thread."""
+    own = threading.local()
+
+    def stack_over(stack_of: Callable[[], Any]) -> Callable[[], Any]:
+        kind = type(stack_of())
+
+        @functools.wraps(stack_of)
+        def stack_here() -> Any:
+            if current_worker_or_none() is None:
+                return stack_of()
+            if not hasattr(own, "stack"):
+                own.stack = kind()
+            return own.stack
+
+        return stack_here
+
+    patches.replace(module, "mode_stack_state_for_pre_dispatch", stack_over)
+
+
+on_import["torch._ops"] = _modes
+on_import["torch.fx._symbolic_trace"] = _symbolic_trace
+on_import["torch.export._trace"] = _export

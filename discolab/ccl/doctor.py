@@ -1,0 +1,284 @@
+"""The doctor: what this process knows of a session's collectives at one moment.
+
+`doctor` reads the ledger, the boards and the workers' own attributes on the caller's thread. It
+sends no command and waits for no worker, for they may be stuck; so it works during a hang, after
+one, and on a closed session. It changes nothing. What it finds are frozen records: the session
+and its workers go on while they are read.
+
+Of workers in other processes nothing is seen here but what `Session.status` says. How a
+`Diagnosis` is drawn is not decided here: `views` sets `Diagnosis.draw`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, ClassVar
+
+from ..runtime.errors import ArgumentError
+from ..runtime.failures import Failure, name_ranks
+from ..runtime.ranks import parse_ranks
+from ..runtime.session import Session
+from ..runtime.status import WorkerStatus
+from ..runtime.worker import Worker
+from .board import Board
+from .call import kind
+from .cycles import cycle_of, stuck
+from .groups import Group
+from .ledger import ledger_of
+from .local import LocalBackend
+from .rounds import Round, align, failed_in_collective, in_words
+from .waits import RUNNING, Meeting, Reception, Wait
+
+_PATIENCE = 1.0  # seconds for a lock that is never held for long; then look without it
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A worker that waits for others.
+
+    `whom` are those each of which must do something; with `any_of`, one of them. `seconds` is
+    how long it has waited.
+    """
+
+    rank: int
+    whom: tuple[int, ...]
+    any_of: bool
+    what: str
+    site: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A message that was sent and is not yet received."""
+
+    sender: int
+    receiver: int
+    what: str
+    tag: str
+    site: str
+
+
+@dataclass(frozen=True, repr=False)
+class Diagnosis:
+    """What `doctor` found. It shows itself as text and, in a notebook, as HTML.
+
+    Attributes
+    ----------
+    title
+        Which session.
+    workers
+        What each worker does now.
+    waits
+        Who waits for whom in a collective or for a message.
+    deadlocks
+        Sets of workers that wait for each other and can't go on.
+    messages
+        On their way, by sender and receiver.
+    rounds
+        The last collectives, the oldest first; each with what its members did.
+    failure
+        What the last of `rounds` that failed has told, "" if none did.
+    unseen
+        Workers in other processes, whose collectives are not known here.
+    """
+
+    title: str
+    workers: tuple[WorkerStatus, ...]
+    waits: tuple[Edge, ...]
+    deadlocks: tuple[tuple[int, ...], ...]
+    messages: tuple[Parcel, ...]
+    rounds: tuple[Round, ...]
+    failure: str
+    unseen: tuple[int, ...]
+
+    draw: ClassVar[Callable[[Diagnosis], dict[str, str]] | None] = None
+
+    def __repr__(self) -> str:
+        return self._repr_mimebundle_()["text/plain"]
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        draw = Diagnosis.draw
+        return draw(self) if draw is not None else {"text/plain": f"<diagnosis of {self.title}>"}
+
+
+def doctor(session: Session, n: int = 8, ranks: Any = None, group: Any = None) -> Diagnosis:
+    """Examine a session: its last collectives, who waits for whom, and what went wrong last.
+
+    Works at any moment, above all while a program hangs: nothing is asked of the workers.
+
+    Parameters
+    ----------
+    n
+        How many collectives of each worker to show, 1 or more; the ledger keeps 256.
+    ranks
+        The workers to look at, a rank set (see `runtime.ranks`); None: all.
+    group
+        Show the collectives of one group only: ``"world"``, a `Group`, its ranks, or an axis of
+        the session's mesh, which means each group along it. None: all.
+
+    Returns
+    -------
+    Diagnosis
+
+    Raises
+    ------
+    ArgumentError
+        If an argument can't be read.
+
+    Examples
+    --------
+    >>> discolab.doctor(sess, n=3)  # doctest: +SKIP
+    """
+    if not isinstance(session, Session):
+        raise ArgumentError(f"doctor examines a session, got {session!r:.60}")
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise ArgumentError(f"n is how many collectives to show, 1 or more; got {n!r}")
+    chosen = parse_ranks(ranks, session.num_workers, session.current_mesh)
+    wanted = _wanted_groups(group, session)
+    here = session.workers_here()
+    waits, knots, parcels = _on_board(here)
+    failures = {rank: dict(worker.failed_calls.copy()) for rank, worker in here.items()}
+    stories = {rank: ledger_of(worker).story(rank) for rank, worker in here.items()}
+    rounds = align(stories, here, failures, chosen, n, wanted)
+    shown = set(chosen)
+    return Diagnosis(
+        title=_title(session),
+        workers=tuple(status for status in session.status() if status.rank in shown),
+        waits=tuple(e for e in waits if e.rank in shown or shown.intersection(e.whom)),
+        deadlocks=tuple(sorted(knot for knot in knots if shown.intersection(knot))),
+        messages=tuple(p for p in parcels if shown.intersection((p.sender, p.receiver))),
+        rounds=rounds,
+        failure=_last_failure(failures, {one.ordinal for one in rounds}),
+        unseen=tuple(rank for rank in chosen if rank not in here),
+    )
+
+
+def forget(session: Session) -> None:
+    """Have the doctor forget the collectives that are over."""
+    for worker in session.workers_here().values():
+        ledger_of(worker).clear()
+
+
+# -- what to look at -------------------------------------------------------------------------
+
+
+def _wanted_groups(group: Any, session: Session) -> Callable[[Group], bool]:
+    """Which groups `group=` means."""
+    if group is None:
+        return lambda _: True
+    if isinstance(group, Group):
+        return lambda other: other == group
+    mesh = session.current_mesh
+    if group == "world":
+        lines = {tuple(range(session.num_workers))}
+    elif mesh is not None and isinstance(group, str) and group in mesh.axes:
+        lines = {mesh.peers(group, of=rank) for rank in mesh.ranks}
+    else:
+        lines = {tuple(parse_ranks(group, session.num_workers, mesh))}
+    return lambda other: other.ranks in lines
+
+
+def _title(session: Session) -> str:
+    count = session.num_workers
+    plural = "" if count == 1 else "s"
+    words = f"{session.name or 'session'}: {count} worker{plural} ({session.engine})"
+    return f"{words}, shut down" if session.closed else words
+
+
+def _board(workers: Iterable[Worker]) -> Board | None:
+    """Where these workers meet, whatever their backend; None before their first collective."""
+    for worker in workers:
+        local: LocalBackend | None = worker.shared.get("discolab.ccl.local")
+        if local is not None:
+            return local.meetings.board
+    return None
+
+
+@contextmanager
+def _held(lock: Lock) -> Iterator[None]:
+    """Hold a lock, if it can be had: who examines a broken program must not hang in it."""
+    got = lock.acquire(timeout=_PATIENCE)
+    try:
+        yield
+    finally:
+        if got:
+            lock.release()
+
+
+# -- what is there ---------------------------------------------------------------------------
+
+
+def _on_board(here: Mapping[int, Worker]) -> tuple[list[Edge], set[tuple[int, ...]], list[Parcel]]:
+    """Who waits, the deadlocks among those, and messages; nothing from before an interrupt."""
+    board = _board(here.values())
+    if board is None:
+        return [], set(), []
+    cut = max(worker.resumed_at for worker in here.values())
+    with _held(board.lock):
+        waiting = {r: w for r, w in sorted(board.waiting.items()) if _is_live(w, cut)}
+        edges = [_edge(rank, wait) for rank, wait in waiting.items()]
+        return edges, _knots(waiting, here), _parcels(board, here, cut)
+
+
+def _is_live(wait: Wait, cut: int) -> bool:
+    """Whether somebody still waits there; `cut` is the call in which the last interrupt was."""
+    return not wait.settled() and wait.ordinal >= cut
+
+
+def _edge(rank: int, wait: Wait) -> Edge:
+    whom = wait.missing()
+    any_of = isinstance(wait, Reception) and len(wait.pairs) > 1
+    if isinstance(wait, Reception) and any_of:
+        whom = wait.senders
+    elif isinstance(wait, Meeting) and wait.state is RUNNING:
+        whom = [wait.executor]
+    call = wait.call_of(rank)
+    what = wait.title() if isinstance(wait, Meeting) else str(wait)
+    seconds = time.monotonic() - call.began if call is not None else 0.0
+    return Edge(rank, tuple(whom), any_of, what, in_words(call.site if call else None), seconds)
+
+
+def _knots(waiting: Mapping[int, Wait], here: Mapping[int, Worker]) -> set[tuple[int, ...]]:
+    """The sets of workers that wait for each other for ever."""
+    found = set()
+    for rank, wait in waiting.items():
+        cycle = cycle_of(rank, waiting, here)
+        if not cycle and isinstance(wait, Reception) and len(wait.pairs) > 1:
+            cycle = stuck(rank, waiting, here)
+        if cycle:
+            found.add(tuple(sorted(cycle)))
+    return found
+
+
+def _parcels(board: Board, here: Mapping[int, Worker], cut: int) -> list[Parcel]:
+    board.mailbox.purge(here)  # what a failed call has sent is no message
+    return [
+        Parcel(sender, receiver, kind(m.tensor.dtype, m.tensor.shape), tag, in_words(m.site))
+        for (sender, receiver, tag), messages in board.mailbox.waiting()
+        for m in messages
+        if m.ordinal >= cut
+    ]
+
+
+def _last_failure(failures: Mapping[int, Mapping[int, Failure]], shown: set[int]) -> str:
+    """What was told of the last of these commands in which a collective failed."""
+    told = {
+        ordinal
+        for line in failures.values()
+        for ordinal, failure in line.items()
+        if ordinal in shown and failed_in_collective(failure)
+    }
+    if not told:
+        return ""
+    ends = [line[max(told)] for line in failures.values() if max(told) in line]
+    causes = [f for f in ends if not (f.victim or f.interrupted)] or ends
+    words: dict[str, list[int]] = {}
+    for failure in causes:  # here it does not matter at which line each has failed
+        text = f"failed in {failure.summary}: {failure.headline}"
+        words.setdefault(text, []).append(failure.rank)
+    return "\n".join(f"{name_ranks(ranks)} {text}" for text, ranks in words.items())
