@@ -1,0 +1,165 @@
+"""What torch has once in a process: refused, told of, or made to work on workers."""
+
+import contextlib
+import os
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from discolab import WorkerError
+
+from .conftest import Start
+
+
+def test_one_worker_may_profile(start: Start) -> None:
+    def profile(ranks: list[int]) -> int:
+        mine = dist.get_rank() in ranks
+        with torch.profiler.profile() if mine else contextlib.nullcontext() as found:
+            for _ in range(5):
+                dist.all_reduce(torch.ones(10))
+                torch.ones(10).sum()
+        return len(found.key_averages()) if mine else 0
+
+    with start(3) as sess:
+        for _ in range(2):
+            seen = sess.call_packed(profile, [1]).debug_get_from_all()
+            assert (seen[0], seen[2]) == (0, 0)
+            assert seen[1] > 0
+            with pytest.raises(WorkerError, match="torch's profiler is running on another thread"):
+                sess.call_packed(profile, [0, 1, 2]).debug_get_from_all()
+
+
+def test_rpc_is_refused(start: Start) -> None:
+    def init() -> None:
+        import torch.distributed.rpc as rpc
+
+        rpc.init_rpc(f"worker{dist.get_rank()}")
+
+    with start(2) as sess, pytest.raises(WorkerError, match="rpc has one agent in a process"):
+        sess.call_packed(init).debug_get_from_all()
+
+
+def test_setting_the_default_dtype_is_told(start: Start) -> None:
+    def set_default() -> None:
+        if dist.get_rank() == 0:
+            torch.set_default_dtype(torch.float64)
+
+    try:
+        with start(2) as sess, pytest.warns(UserWarning, match="belongs to the process"):
+            sess.call_packed(set_default).debug_get_from_all()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_loader_with_processes_and_a_sampler(start: Start) -> None:
+    def load() -> list[float]:
+        data = TensorDataset(torch.arange(16.0))
+        sampler: Any = DistributedSampler(data, shuffle=False)
+        loader = DataLoader(data, batch_size=2, sampler=sampler, num_workers=1)
+        return [x for (batch,) in loader for x in batch.tolist()]
+
+    with start(2) as sess:
+        parts = sess.call_packed(load).debug_get_from_all()
+    assert parts == [[float(2 * i) for i in range(8)], [float(2 * i + 1) for i in range(8)]]
+
+
+class WhoLoads(IterableDataset[Any]):
+    """Asks in the loader's process for its rank, as datasets that cut themselves do."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield dist.get_rank(), dist.get_world_size(), int(os.environ["RANK"])
+
+
+def test_a_loaders_processes_know_the_rank(start: Start) -> None:
+    def load() -> list[Any]:
+        return next(iter(DataLoader(WhoLoads(), batch_size=None, num_workers=1)))
+
+    with start(3) as sess:
+        found = sess.call_packed(load).debug_get_from_all()
+    assert [tuple(one) for one in found] == [(rank, 3, rank) for rank in range(3)]
+    assert not dist.is_initialized()
+
+
+def test_sparse_tensors_are_refused(start: Start) -> None:
+    with start(2) as sess, pytest.raises(WorkerError, match="only dense ones can be moved"):
+        sess.call_packed(lambda: dist.all_reduce(torch.eye(3).to_sparse())).debug_get_from_all()
+
+
+def test_a_thread_of_a_worker_is_told_that_it_takes_no_part(start: Start) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    def on_a_thread() -> tuple[int, str]:
+        with ThreadPoolExecutor(1) as pool:
+            rank = pool.submit(dist.get_rank).result()
+            error = pool.submit(dist.barrier).exception()
+        return rank, str(error)
+
+    with start(2) as sess:
+        dist_rank = sess.call_packed(dist.get_rank).debug_get_from_all()
+        found = sess.call_packed(on_a_thread).debug_get_from_all()
+    assert [rank for rank, _ in found] == dist_rank == [0, 1]
+    assert all("collectives run on the worker's own thread" in error for _, error in found)
+
+
+def test_checkpointing_replays_the_workers_own_random_numbers(start: Start) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    def train() -> bool:
+        layer = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5))
+        x = torch.ones(4, 8, requires_grad=True)
+        seed = random.Random(dist.get_rank()).randrange(100)
+        for _ in range(20):
+            torch.manual_seed(seed)
+            layer(x).sum().backward()
+            expected, x.grad = x.grad, None
+            torch.manual_seed(seed)
+            checkpoint(layer, x, use_reentrant=False).sum().backward()
+            got, x.grad = x.grad, None
+            if not torch.equal(got, expected):
+                return False
+        return True
+
+    with start(4) as sess:
+        assert all(sess.call_packed(train).debug_get_from_all())
+
+
+def test_workers_trace_programs_in_turn(start: Start) -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def trace() -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+        x = torch.ones(2, 4)
+        for _ in range(10):
+            graph = torch.fx.symbolic_trace(model)
+            assert [node.op for node in graph.graph.nodes] == [
+                "placeholder", "call_module", "call_module", "output"
+            ]  # fmt: skip
+            assert torch.equal(graph(x), model(x))
+            assert torch.equal(make_fx(model)(x)(x), model(x))
+        exported = torch.export.export(model, (x,))
+        assert torch.equal(exported.module()(x), model(x))
+
+    methods = [torch.nn.Module.__call__, torch.nn.Module.__getattr__]
+    with start(4) as sess:
+        sess.call_packed(trace).debug_get_from_all()
+    assert [torch.nn.Module.__call__, torch.nn.Module.__getattr__] == methods
+
+
+def test_a_module_that_calls_collectives_while_it_is_imported(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "calls_barrier.py").write_text("import torch.distributed as dist\ndist.barrier()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with start(3) as sess:
+        with pytest.raises(WorkerError, match="waits for its turn to import calls_barrier"):
+            sess.call_packed(lambda: __import__("calls_barrier")).debug_get_from_all()
+        assert sess.call_packed(dist.barrier).debug_get_from_all() == [None] * 3
+    sys.modules.pop("calls_barrier", None)
