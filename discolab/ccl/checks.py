@@ -197,17 +197,24 @@ def as_parts(
 
 
 def check_writable(name: str, out: torch.Tensor) -> None:
-    """Refuse an expanded tensor.
+    """Refuse a tensor that overlaps itself, such as an expanded one.
 
     Raises
     ------
     ArgumentError
         If several elements of `out` share memory.
     """
-    if out.numel() and any(s == 0 and n > 1 for n, s in zip(out.shape, out.stride(), strict=True)):
-        raise ArgumentError(
-            f"{name}: out is an expanded tensor, its elements share memory; use out.clone()"
-        )
+    if out.is_contiguous() or not out.numel():
+        return
+    reach = 0  # elements from the first to the last, over the dimensions seen so far
+    dims = sorted((s, n) for n, s in zip(out.shape, out.stride(), strict=True) if n > 1)
+    for stride, size in dims:
+        if stride <= reach:
+            raise ArgumentError(
+                f"{name}: several elements of out share memory (it is {_kind(out)} with strides "
+                f"{list(out.stride())}); use out.clone()"
+            )
+        reach += (size - 1) * stride
 
 
 def as_root(name: str, value: Any, members: Group, what: str) -> int:

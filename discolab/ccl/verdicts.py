@@ -19,7 +19,9 @@ from .call import WAITING, Signature, Site, kind
 from .cycles import cycle_of, is_gone, is_idle, needed, sender_lost, stuck, to_fail
 from .waits import RUNNING, Meeting, Reception, Wait
 
-SECOND_LOOK = 0.025  # seconds after which a suspicion must still hold
+SECOND_LOOK = 0.02  # seconds from a suspicion to the next look
+_CERTAIN = 0.018  # for so long workers must be seen to wait for each other,
+_IDLE = 0.05  # and a sender to have nothing to do: the session may be about to give it something
 _NOT_THE_USERS = (__name__.partition(".")[0] + ".", "torch.")
 _CALL_PACKED = Worker._call_packed.__code__
 
@@ -55,7 +57,8 @@ def judge(board: Board, wait: Wait, worker: Worker) -> Verdict | None:
     from_any = isinstance(wait, Reception) and len(wait.pairs) > 1
     held = stuck(worker.worker_id, board.waiting, worker.peers) if from_any else {}
     idle = isinstance(wait, Reception) and not wait.patient and _is_idle(wait, worker)
-    if not wait.stable(bool(cycle or held) or idle, SECOND_LOOK * 0.9):
+    enough = _CERTAIN if cycle or held else _IDLE
+    if not wait.stable(bool(cycle or held) or idle, enough):
         return None
     if cycle:
         return Verdict(to_fail(cycle), CollectiveError, _deadlock(cycle, board))

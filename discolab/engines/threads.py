@@ -144,7 +144,9 @@ class ThreadedSession(Session):
 
     def _interrupt_workers(self) -> None:
         for worker in self._workers:
-            worker.interrupt()
+            worker.announce_interrupt()
+        for worker in self._workers:
+            worker.retry_interrupt()
 
     def _retry_interrupt(self, ranks: Sequence[int]) -> None:
         for rank in ranks:

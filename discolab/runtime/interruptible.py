@@ -24,6 +24,7 @@ from typing import Any
 from .errors import WaitTimeoutError, WorkerInterrupted
 
 TICK = 0.05  # seconds between two looks at interrupts and deadlines while waiting
+FIRST_LOOK = 0.005  # seconds after which `check` is called first; doubled each time, up to a tick
 
 
 class Interruptible:
@@ -58,9 +59,17 @@ class Interruptible:
 
     def interrupt(self) -> None:
         """End the running command and cancel the queued ones, up to END_INTERRUPT."""
+        self.announce_interrupt()
+        self.retry_interrupt()
+
+    def announce_interrupt(self) -> None:
+        """Begin an interrupt; `retry_interrupt` follows.
+
+        To interrupt several workers, announce it to all first: what one of them then does
+        because another has ended is known to come of the interrupt.
+        """
         with self._guard:
             self.interrupts += 1
-        self.retry_interrupt()
 
     def retry_interrupt(self) -> None:
         """Send the exception once more, for code that swallowed it."""
@@ -113,8 +122,9 @@ class Interruptible:
         timeout
             Seconds, None for no deadline.
         check
-            Called each tick (50 ms), however often the worker is woken, or after as many seconds
-            as it has returned; may raise to end the wait.
+            Called after 5 ms, then less and less often, down to once a tick (50 ms), however often
+            the worker is woken; or after as many seconds as it has returned. May raise to end the
+            wait.
 
         Raises
         ------
@@ -127,7 +137,8 @@ class Interruptible:
             return
         now = time.monotonic()
         deadline = None if timeout is None else now + timeout
-        next_check = now + TICK
+        look = FIRST_LOOK
+        next_check = now + look
         self.waiting_for = what
         try:
             while not ready():
@@ -142,7 +153,8 @@ class Interruptible:
                     pause = min(pause, max(0.0, next_check - time.monotonic()))
                 self._wakeup.acquire(timeout=pause)
                 if check is not None and time.monotonic() >= next_check and not ready():
-                    next_check = time.monotonic() + (check() or TICK)
+                    look = min(2 * look, TICK)
+                    next_check = time.monotonic() + (check() or look)
         finally:
             self.waiting_for = None
 

@@ -204,7 +204,9 @@ class Worker(Interruptible):
         for peer in tuple(self.peers.values()):
             peer.wake()
         self.registers.clear()
-        self.namespace.clear()
+        # names with two underscores are Python's, or torch.compile's, which deletes them itself
+        for name in [name for name in self.namespace if not name.startswith("__")]:
+            del self.namespace[name]
         bind_thread(None)
 
     def _loop(self) -> None:
@@ -311,7 +313,8 @@ class Worker(Interruptible):
         except BaseException:
             message = "<an exception that can't be described>"
             failure = Failure(self.worker_id, text, site, kind.__name__, message)
-        failure.interrupted = issubclass(kind, WorkerInterrupted)
+        victim = failure.victim and self.interrupts > 0  # of another one that was interrupted
+        failure.interrupted = victim or issubclass(kind, WorkerInterrupted)
         return failure
 
     def _words(self, command: Command) -> tuple[str, str]:

@@ -11,6 +11,10 @@ from discolab import ccl
 from discolab.engines import ThreadedSession
 from discolab.runtime import WorkerError, current_worker
 
+# the exception of an interrupt may land in a callback of the garbage collector or of a weak
+# reference, where Python drops it; then it is sent again
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 
 def rank() -> int:
     return current_worker().rank
