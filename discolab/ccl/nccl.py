@@ -24,7 +24,7 @@ from torch._C import _distributed_c10d as c10d
 from ..runtime.errors import ArgumentError
 from ..runtime.failures import name_ranks
 from ..runtime.worker import Worker
-from . import steps, wire
+from . import background, steps, wire
 from .backend import Tensors
 from .call import Call
 from .groups import Group
@@ -99,7 +99,7 @@ class NcclBackend(ProcessGroupBackend):
 
     def _drop(self, groups: list[ProcessGroup]) -> None:
         for group in groups:
-            self._begin(group.abort)  # it may wait for the device
+            background.begin(group.abort)  # it may wait for the device
 
 
 @contextmanager

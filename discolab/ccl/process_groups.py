@@ -18,12 +18,8 @@ that the library can't reach.
 
 from __future__ import annotations
 
-import _thread
-import atexit
-import os
 import queue
 import threading
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -37,8 +33,8 @@ from torch._C import _distributed_c10d as c10d
 
 from ..runtime.errors import CollectiveAborted, CollectiveError
 from ..runtime.interruptible import TICK
-from ..runtime.worker import Worker, bind_thread
-from . import moves, steps
+from ..runtime.worker import Worker
+from . import background, moves, steps
 from .backend import BackendStatistics, Tensor, Tensors
 from .call import Call
 from .groups import Group
@@ -52,11 +48,8 @@ ProcessGroup = Any  # of this library, one member's
 
 _NOTHING = threading.Event()  # to wait for
 _NOTHING.set()
-_running: set[int] = set()  # threads of ours, by their own identifiers
-_ended = False
 
 CONNECT_SECONDS = 30
-END_SECONDS = 5.0
 STEP_SECONDS = 120  # without any progress; all members are there, so none should pass
 
 _REDUCE_OPS: dict[str, Any] = {
@@ -145,7 +138,7 @@ class ProcessGroupBackend(LibraryBackend):
             meeting.abroad = True
             try:
                 with call.worker.sheltered():
-                    self._begin(self._conduct, meeting, posts, program, place, before, mine)
+                    background.begin(self._conduct, meeting, posts, program, place, before, mine)
             except BaseException:
                 mine.set()  # or the next one waits for it: no thread could be had
                 raise
@@ -256,7 +249,7 @@ class ProcessGroupBackend(LibraryBackend):
                 ended.put((i, None, exc))
 
         for i in range(count):
-            self._begin(one, i)
+            background.begin(one, i)
         results: dict[int, R] = {}
         while len(results) < count:
             try:
@@ -269,28 +262,6 @@ class ProcessGroupBackend(LibraryBackend):
                 raise error
             results[i] = result
         return [results[i] for i in range(count)]
-
-    def _begin(self, target: Callable[..., None], *arguments: Any) -> None:
-        """Run it on a thread of its own, which belongs to no worker, whoever starts it."""
-        # unlike `Thread.start` this has or has not happened, wherever an interrupt lands
-        begun = threading.Lock()
-        begun.acquire()
-        _thread.start_new_thread(_run, (begun, target, arguments))
-        begun.acquire()
-
-
-def _run(begun: threading.Lock, target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    """Body of our threads."""
-    begun.release()
-    bind_thread(None)
-    me = threading.get_ident()
-    _running.add(me)
-    try:
-        if not _ended:
-            target(*arguments)
-    finally:
-        del target, arguments
-        _running.discard(me)
 
 
 def _is_void(meeting: Meeting, posts: Sequence[Post]) -> bool:
@@ -336,17 +307,3 @@ def _method(group: ProcessGroup, *names: str) -> Callable[..., Any]:
     """The first that there is: torch gives some of them new names, from 2.13 on."""
     found = [getattr(group, name) for name in names if hasattr(group, name)]
     return cast(Callable[..., Any], found[0])
-
-
-if hasattr(os, "register_at_fork"):  # a child process has none of them
-    os.register_at_fork(after_in_child=_running.clear)
-
-
-@atexit.register
-def _end_all() -> None:
-    """Let our threads end: one that frees tensors while the interpreter goes aborts the process."""
-    global _ended
-    _ended = True
-    deadline = time.monotonic() + END_SECONDS
-    while _running and time.monotonic() < deadline:
-        time.sleep(0.01)

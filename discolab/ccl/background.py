@@ -1,0 +1,70 @@
+"""Threads in which collectives go on while workers wait; they belong to no worker.
+
+When the interpreter ends they are given a moment: one that frees tensors while it goes would abort
+the process. `_running` is changed by the threads themselves.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..runtime.errors import SessionError
+from ..runtime.worker import bind_thread
+
+END_SECONDS = 5.0
+
+_running: set[int] = set()  # by their identifiers
+_ended = False
+
+
+def begin(target: Callable[..., None], *arguments: Any) -> None:
+    """Run it on a thread of its own. A worker that calls this must be `sheltered`.
+
+    Raises
+    ------
+    SessionError
+        While the interpreter ends.
+    """
+    if _ended:
+        raise SessionError("no collective can begin any more: the process ends")
+    # unlike `Thread.start` this has or has not happened, wherever an interrupt lands
+    begun = threading.Lock()
+    begun.acquire()
+    _thread.start_new_thread(_run, (begun, [target, *arguments]))
+    begun.acquire()
+
+
+def idle() -> bool:
+    """Whether none runs."""
+    return not _running
+
+
+def _run(begun: threading.Lock, todo: list[Any]) -> None:
+    me = threading.get_ident()
+    _running.add(me)
+    begun.release()
+    bind_thread(None)
+    try:
+        todo[0](*todo[1:])
+    finally:
+        todo.clear()  # the list itself outlives us, and its tensors must not
+        _running.discard(me)
+
+
+if hasattr(os, "register_at_fork"):  # a child process has none of them
+    os.register_at_fork(after_in_child=_running.clear)
+
+
+@atexit.register
+def _end_all() -> None:
+    global _ended
+    _ended = True
+    deadline = time.monotonic() + END_SECONDS
+    while not idle() and time.monotonic() < deadline:
+        time.sleep(0.01)
