@@ -40,9 +40,14 @@ def place(filename: str, line: int | None) -> str:
     return f"{_INSTALLED.sub('', filename)}:{line}"
 
 
-def excerpt(filename: str, line: int, around: int) -> list[str]:
-    """Source lines around `line`, numbered, the line itself marked with an arrow."""
-    found = []
+def excerpt(filename: str, line: int | None, around: int) -> list[str]:
+    """Source lines around `line`, numbered, the line itself marked with an arrow.
+
+    An interrupt can land where Python knows no line: nothing then.
+    """
+    found: list[str] = []
+    if line is None:
+        return found
     for number in range(max(1, line - around), line + around + 1):
         text = linecache.getline(filename, number).rstrip()
         if text or number == line:

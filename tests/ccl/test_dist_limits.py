@@ -131,6 +131,22 @@ def test_checkpointing_replays_the_workers_own_random_numbers(start: Start) -> N
         assert all(sess.call_packed(train).debug_get_from_all())
 
 
+def test_compiled_code_is_each_workers_own(start: Start) -> None:
+    from discolab.notebook import cell
+
+    source = """
+weight, shift = torch.full((2,), 1.0 + rank), 10 * rank
+@torch.compile(backend="aot_eager")
+def step(x):
+    return x * weight + shift + dist.get_rank()
+[step(torch.ones(2)).tolist() for _ in range(3)]
+"""
+    for _ in range(4):  # one code object for all workers, and for all sessions
+        with start(4) as sess:
+            found = sess.call_packed(cell.run_cell, source, "<a cell>", None).debug_get_from_all()
+            assert found == [[[12.0 * rank + 1] * 2] * 3 for rank in range(4)]
+
+
 def test_workers_trace_programs_in_turn(start: Start) -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 

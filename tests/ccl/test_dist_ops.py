@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from discolab import ThreadedSession, WorkerError
+from discolab import ThreadedSession, WorkerError, ccl
 
 from .conftest import Start
 
@@ -404,3 +404,27 @@ def test_the_store_is_shared(start: Start) -> None:
         got = run(sess, use)
         assert {value for value, _ in got} == {b"\x00value"}
         assert sorted(count for _, count in got) == [1, 2, 3, 4]
+
+
+# -- other backends --------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not dist.is_gloo_available(), reason="torch was built without Gloo")
+def test_the_sessions_backend_does_the_work(start: Start) -> None:
+    def use() -> list[Any]:
+        rank = dist.get_rank()
+        x = torch.tensor([1.0 * rank])
+        dist.all_reduce(x, group=dist.new_group([0, 1, 2]))
+        out = torch.empty(3)
+        dist.all_gather_into_tensor(out, torch.tensor([1.0 * rank]))
+        everybody: list[Any] = [None] * 3
+        dist.all_gather_object(everybody, rank)
+        if rank == 0:
+            dist.send(x, 2)
+        elif rank == 2:
+            dist.recv(x, 0)
+        return [ccl.backend_name(), dist.get_backend(), x.item(), out.tolist(), everybody]
+
+    with start(3) as sess:
+        sess.init_ccl("gloo")
+        assert run(sess, use) == [["gloo", "discolab", 3.0, [0, 1, 2], [0, 1, 2]]] * 3

@@ -20,7 +20,7 @@ from torch.distributed import device_mesh
 from ...engines import hooks
 from ...runtime.errors import SessionError
 from ...runtime.worker import Worker, current_worker_or_none
-from . import calls, environ, guards, imports, tracing
+from . import calls, compiling, environ, guards, imports, registry, tracing
 from .member import NAME
 from .patches import Patches
 from .world import WorldProxy, close_world, world_here
@@ -35,6 +35,9 @@ _NEEDED: tuple[tuple[Any, str], ...] = (
     (c10d, "_unregister_all_process_groups"),
     (_native, "_set_thread_isolation_mode"),
     (_native, "_register_process_group"),
+    (_native, "_unregister_process_group"),
+    (_native, "_resolve_process_group"),
+    (c10d, "_register_process_group"),
     (device_mesh, "DeviceMesh"),
     (importlib._bootstrap, "_find_and_load"),
     (importlib._bootstrap, "_lock_unlock_module"),
@@ -52,7 +55,7 @@ def install() -> None:
             _patches.replace(c10d, "_world", lambda world: _Refusal(world, missing))
         return
     _register_backend()
-    _isolate_threads()
+    registry.isolate(_patches)
     _patches.replace(c10d, "_world", WorldProxy)
     _patches.replace(c10d, "_new_process_group_helper", calls.new_process_group_helper)
     for ours in (calls.init_process_group, calls.monitored_barrier, calls.split_group):
@@ -125,14 +128,6 @@ def _register_backend() -> None:
 _DEVICES: Any = ["cpu", "cuda"]
 
 
-def _isolate_threads() -> None:
-    """Have torch's C++ side look groups up for each thread; keep those of this thread."""
-    _native._set_thread_isolation_mode(True)
-    for group, name in c10d._world.pg_names.items():
-        _native._register_process_group(name, group)
-    _patches.at_undo(lambda: _native._set_thread_isolation_mode(False))
-
-
 # A mesh of one worker must not be taken for the like mesh of another one: torch keeps what it
 # has worked out for a mesh, and that depends on the rank. It tells them apart by this number.
 
@@ -171,4 +166,4 @@ if hasattr(os, "register_at_fork"):
 
 hooks.extend(hooks.Extension(install, uninstall, leave))
 
-del tracing  # imported for what it adds to `imports.on_import`
+del compiling, tracing  # imported for what they add to `imports.on_import`

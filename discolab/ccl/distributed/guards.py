@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,6 +26,17 @@ from .world import world_here
 
 _lock = threading.Lock()
 _in_loss_parallel: set[Worker | None] = set()
+
+
+def _after_fork() -> None:
+    """A child must not wait for a thread that only its parent has."""
+    global _lock
+    _lock = threading.Lock()
+    _in_loss_parallel.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _sharding_prop(module: ModuleType, patches: Patches) -> None:
@@ -133,6 +145,15 @@ def _random(module: ModuleType, patches: Patches) -> None:
     patches.at_undo(lambda: setattr(module, "__class__", ModuleType))
 
 
+def _collective_utils(module: ModuleType, patches: Patches) -> None:
+    """DTensor warns that Gloo has no all-to-all, once a process; here it is not Gloo that works."""
+
+    def warn_over(warn: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: None if world_here() else warn(*args, **kwargs)
+
+    patches.replace(module, "warning_once", warn_over)
+
+
 def _profiler(module: ModuleType, patches: Patches) -> None:
     """There is one profiler in a process, and a second one that is started brings it down."""
     running: list[int] = []  # the thread that profiles
@@ -204,6 +225,7 @@ on_import.update(
     {
         "torch.autograd.profiler": _profiler,
         "torch.distributed.rpc": _rpc,
+        "torch.distributed.tensor._collective_utils": _collective_utils,
         "torch.distributed.tensor._sharding_prop": _sharding_prop,
         "torch.distributed.tensor.parallel.loss": _loss_parallel,
         "torch.distributed.tensor.debug._comm_mode": _comm_mode,

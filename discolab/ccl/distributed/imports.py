@@ -26,19 +26,22 @@ from .turns import Turn
 
 Function = Callable[..., Any]
 
-on_import: dict[str, Callable[[ModuleType, Patches], None]] = {}
+Change = Callable[[ModuleType, Patches], None]
+
+on_import: dict[str, Change] = {}
 
 _turn = Turn("import")
 
 
 def install(patches: Patches) -> None:
     """Have imports wait for each other; change the modules that are there already."""
+    todo = dict(on_import)  # Python asks for a package again with each of its modules
 
     def load_over(load: Function) -> Function:
         @functools.wraps(load)
         def find_and_load(name: str, import_: Any) -> Any:
             with _turn.taken(name):
-                return _changed(name, load(name, import_), patches)
+                return _changed(name, load(name, import_), todo, patches)
 
         return find_and_load
 
@@ -55,11 +58,11 @@ def install(patches: Patches) -> None:
     patches.replace(bootstrap, "_lock_unlock_module", wait_over)
     for name in on_import:
         if name in sys.modules:
-            _changed(name, sys.modules[name], patches)
+            _changed(name, sys.modules[name], todo, patches)
 
 
-def _changed(name: str, module: Any, patches: Patches) -> Any:
-    change = on_import.get(name)
+def _changed(name: str, module: Any, todo: dict[str, Change], patches: Patches) -> Any:
+    change = todo.pop(name, None)
     if change is not None:
         try:
             change(module, patches)

@@ -112,7 +112,8 @@ class Member(_ProcessGroup):  # type: ignore[misc] # Any, see above
         if not self.registered:
             return []
         mine = self._worker.device.type
-        return [torch.device(kind) for kind in dict.fromkeys(("cpu", mine))]
+        kinds = (mine,) if self._backend.name == "nccl" else ("cpu", mine)
+        return [torch.device(kind) for kind in dict.fromkeys(kinds)]
 
     def _get_backend(self, device: Any) -> Member:
         """Itself: there is one for all devices."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import os
 import sys
 import threading
 from typing import Any
@@ -23,6 +24,7 @@ import torch.distributed.distributed_c10d
 from ...runtime.worker import Worker, current_worker_or_none
 from .member import NAME
 from .process_group import WorkerGroup
+from .registry import carry_over
 from .store import store_of
 
 c10d: Any = torch.distributed.distributed_c10d  # its private names have no types
@@ -31,8 +33,20 @@ _WORLDS = "discolab.ccl.distributed.worlds"
 _COMPUTED = ("pg_config_info",)  # of the other properties; holds nothing itself
 _OF_A_COMMAND = ("pg_coalesce_state",)  # what a failed command leaves there is void
 
+_INIT_WRITES = ("_backend", "_default_pg_init_method")  # global variables of torch
+
 _numbers = itertools.count(1)
-_init_lock = threading.Lock()  # init_process_group writes global variables of torch
+_init_lock = threading.Lock()  # while init_process_group writes them
+
+
+def _after_fork() -> None:
+    """A child must not wait for a thread that only its parent has."""
+    global _init_lock
+    _init_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class WorkerWorld:
@@ -112,9 +126,6 @@ class WorkerWorld:
         self._making = True
 
 
-_INIT_WRITES = ("_backend", "_default_pg_init_method")
-
-
 def torch_init_process_group() -> Any:
     """torch's own `init_process_group`, also while ours stands in its place."""
     return getattr(c10d.init_process_group, "discolab_wraps", c10d.init_process_group)
@@ -142,7 +153,10 @@ class WorldProxy:
 
     def _here(self) -> Any:
         worker = current_worker_or_none()
-        if worker is None or worker.ended:
+        if worker is None:
+            carry_over(self._torchs)
+            return self._torchs
+        if worker.ended:
             return self._torchs
         worlds = worker.shared.get(_WORLDS)
         world = None if worlds is None else worlds.get(worker.worker_id)
