@@ -4,7 +4,9 @@
   Python thread of another worker.
 - `threading.Thread.start`: a thread started by a worker's code belongs to that worker.
 - `time.sleep`: in a worker it can be interrupted.
-- torch's random functions: a worker draws from a state of its own (randomness.py).
+- torch's random functions, Python's and numpy's: a worker draws from a state of its own
+  (randomness.py, host_randomness.py).
+- ``__main__``: for a worker it is its own program (main_module.py).
 - torch's number of threads for threads to come, which the workers' own setting changes.
 - What layers above have added with `extend`.
 - A keeper thread that sends the registers nobody holds any more when no command does.
@@ -30,7 +32,7 @@ import torch
 from ..runtime.errors import WaitTimeoutError
 from ..runtime.session import Session
 from ..runtime.worker import Worker, bind_thread, current_worker_or_none
-from . import randomness
+from . import host_randomness, main_module, randomness
 
 SWITCH_INTERVAL = 0.0005  # seconds; 50 us was erratic, 5 ms (Python's own) slow
 _KEEPER_PERIOD = 0.25  # seconds
@@ -49,7 +51,8 @@ class Extension(NamedTuple):
     Attributes
     ----------
     install, uninstall
-        Called before the first worker's first command, and after the last worker has ended.
+        Called before the first worker's first command, and after the last worker has ended; after
+        an `install` that raised too, or was not reached.
     leave
         Called on each worker's own thread when it ends.
     """
@@ -65,9 +68,13 @@ _extensions: list[Extension] = []
 def extend(extension: Extension) -> None:
     """Add an extension; for as long as the process lives."""
     with _lock:
-        _extensions.append(extension)
         if _threads:
-            extension.install()
+            try:
+                extension.install()
+            except BaseException:
+                extension.uninstall()
+                raise
+        _extensions.append(extension)
 
 
 def leave(worker: Worker) -> None:
@@ -77,29 +84,43 @@ def leave(worker: Worker) -> None:
 
 
 def hold(session: Session, threads: Iterable[threading.Thread]) -> None:
-    """Put the hooks in place while any of `threads`, the workers of `session`, lives."""
-    global _rest
+    """Put the hooks in place while any of `threads`, the workers of `session`, lives.
+
+    What goes wrong there ends the session, and leaves nothing in place.
+    """
     with _lock:
         first = not _threads
         _threads.extend(threads)
         _sessions.add(session)
         if first:
-            _before["interval"] = sys.getswitchinterval()
-            _before["num_threads"] = torch.get_num_threads()
-            _before["start"] = threading.Thread.start
-            _before["sleep"] = time.sleep
-            sys.setswitchinterval(SWITCH_INTERVAL)
-            _rest = threading.Event()
-            threading.Thread(
-                target=_keep, args=(_rest,), name="discolab-keeper", daemon=True
-            ).start()
-            _ours["start"] = _start_over(threading.Thread.start)
-            _ours["sleep"] = _sleep_over(time.sleep)
-            threading.Thread.start = _ours["start"]  # type: ignore[method-assign]
-            time.sleep = _ours["sleep"]
-            randomness.install()
-            for extension in _extensions:
-                extension.install()
+            try:
+                _install()
+            except BaseException:
+                _threads.clear()
+                settle()
+                session.shutdown(cancel=True)
+                raise
+
+
+def _install() -> None:
+    """Put them in place; under the lock."""
+    global _rest
+    _before["interval"] = sys.getswitchinterval()
+    _before["num_threads"] = torch.get_num_threads()
+    _before["start"] = threading.Thread.start
+    _before["sleep"] = time.sleep
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    _rest = threading.Event()
+    threading.Thread(target=_keep, args=(_rest,), name="discolab-keeper", daemon=True).start()
+    _ours["start"] = _start_over(threading.Thread.start)
+    _ours["sleep"] = _sleep_over(time.sleep)
+    threading.Thread.start = _ours["start"]  # type: ignore[method-assign]
+    time.sleep = _ours["sleep"]
+    randomness.install()
+    host_randomness.install()
+    main_module.install()
+    for extension in _extensions:
+        extension.install()
 
 
 def settle() -> bool:
@@ -117,6 +138,8 @@ def settle() -> bool:
         for extension in reversed(_extensions):
             extension.uninstall()
         randomness.uninstall()
+        host_randomness.uninstall()
+        main_module.uninstall()
         _rest.set()
         return True
 

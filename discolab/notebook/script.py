@@ -1,15 +1,18 @@
 """Run a script on every worker, as torchrun would in processes: a worker function.
 
-The script runs as ``__main__`` with its own globals on each worker. ``sys.argv`` and the first
-entry of ``sys.path`` belong to the process: the first worker that begins sets them, the last one
-that ends puts back what was there. `_lock` guards `_running` and `_before`.
+The script runs as ``__main__`` with its own globals on each worker. ``sys.argv``, the first entry
+of ``sys.path`` and imported modules belong to the process: the first worker that begins sets them,
+the last one that ends puts back what was there, and has modules of the script's folder forgotten,
+so that the next run reads them afresh. `_lock` guards `_running` and `_before`.
 """
 
 from __future__ import annotations
 
 import builtins
+import importlib
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,18 +62,31 @@ def run_script(path: str, source: str, args: list[str]) -> None:
         "__spec__": None,
     }
     code = compile(source, path, "exec")
+    worker = current_worker()
+    worker.program = names
     try:
         with _command_line(path, args):
             exec(code, names)
     except SystemExit as exc:
         if exc.code not in (None, 0):
-            raise RuntimeError(f"{Path(path).name} exited with status {exc.code}") from exc
+            raise RuntimeError(_how_it_ended(exc, path)) from None
     finally:
-        public = {name: value for name, value in names.items() if not name.startswith("_")}
-        current_worker().namespace.update(public)
+        worker.program = None
+        worker.namespace.update({n: value for n, value in names.items() if not n.startswith("_")})
 
 
 run_script.disco_command = "the script"  # type: ignore[attr-defined]
+
+
+def _how_it_ended(exc: SystemExit, path: str) -> str:
+    """What a script said when it left, or with what status, and where."""
+    name = Path(path).name
+    lines = [line for frame, line in traceback.walk_tb(exc.__traceback__)
+             if frame.f_code.co_filename == path]  # fmt: skip
+    where = f" at {name}:{lines[-1]}" if lines else ""
+    if isinstance(exc.code, int):
+        return f"{name} exited with status {exc.code}{where}"
+    return f"{name} exited{where}: {exc.code}"
 
 
 @contextmanager
@@ -91,7 +107,7 @@ def _command_line(path: str, args: Sequence[str]) -> Iterator[None]:
                 "all; wait until it has ended"
             )
         if not _running:
-            _before.update(argv=sys.argv, folder=str(Path(path).parent))
+            _before.update(argv=sys.argv, folder=str(Path(path).parent), modules=set(sys.modules))
             sys.argv = list(line)
             sys.path.insert(0, _before["folder"])
         _running.append(line)
@@ -104,3 +120,13 @@ def _command_line(path: str, args: Sequence[str]) -> Iterator[None]:
                 sys.argv = _before["argv"]
                 if _before["folder"] in sys.path:
                     sys.path.remove(_before["folder"])
+                _forget_modules(_before["folder"], _before["modules"])
+
+
+def _forget_modules(folder: str, before: set[str]) -> None:
+    """Drop the modules that a script has imported from its own folder."""
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file and Path(folder) in Path(file).parents:
+            del sys.modules[name]
+    importlib.invalidate_caches()

@@ -95,6 +95,8 @@ class Worker(Interruptible):
         Global variables of the cells that this worker runs.
     mesh
         The session's current mesh, None before there is one.
+    program
+        Global variables of the script that runs as ``__main__``; None while cells do.
     generator
         This worker's CPU random state; starts as torch's own does in a fresh process.
     peers
@@ -105,6 +107,8 @@ class Worker(Interruptible):
         Host tensors on their way to and from worker 0, by token.
     executed
         How many calls have ended here: the same number on all workers for the same call.
+    sat_out
+        The last call that this worker was not asked to take part in, by its ordinal; -1: none.
     failed_calls
         The last calls that failed here, by their ordinal (`executed` when they ran).
     resumed_at
@@ -137,15 +141,17 @@ class Worker(Interruptible):
         self.peers: dict[int, Worker] = {}
         self.registers: dict[int, Any] = {}
         self.namespace: dict[str, Any] = {}
+        self.program: dict[str, Any] | None = None
         self.mesh: Mesh | None = None
         self.generator = torch.Generator()
         self.untold = Untold(worker_id)
         self.executed = 0
+        self.sat_out = -1
         self.current: Command | None = None
         self.resumed_at = 0
         self.failed_calls: deque[tuple[int, Failure]] = deque(maxlen=_MOST_FAILED_CALLS)
         self.died = False
-        self._since: tuple[int, float] = (-1, 0.0)
+        self._began = time.monotonic()
         self._pid = os.getpid()
 
     # -- facts -----------------------------------------------------------------------------
@@ -231,6 +237,7 @@ class Worker(Interruptible):
 
     def _call_packed(self, command: Command) -> None:
         _, reg, func, args, kwargs, bind, _ = command
+        self._began = time.monotonic()
         self.current = command
         self.running = True
         try:
@@ -447,15 +454,10 @@ class Worker(Interruptible):
         return text, site_text(command[-1])
 
     def doing(self) -> tuple[str, str, float]:
-        """``(state, detail, seconds)``: idle, running or waiting, in what, seen since when.
-
-        Times are as seen by whoever asks: the hot loop keeps no clock.
-        """
+        """``(state, detail, seconds)``: idle, running or waiting, in what, since its call began."""
         now = time.monotonic()
         command, waiting = self.current, self.waiting_for
-        if self._since[0] != self.executed:
-            self._since = (self.executed, now)
-        seconds = now - self._since[1]
+        seconds = now - self._began
         if self.died:
             return "dead", "", seconds
         if self.ended:

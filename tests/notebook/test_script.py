@@ -54,12 +54,39 @@ def test_a_script_for_torchrun_runs(nb: Any, script: str) -> None:
     assert nb.ok("print(sys.argv, sys.path)").stdout == before
 
 
+def test_every_run_reads_the_modules_beside_the_script_afresh(nb: Any, tmp_path: Path) -> None:
+    for folder, word in (("one", "first"), ("two", "second")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "beside.py").write_text(f"WORD = {word!r}\n")
+        (tmp_path / folder / "main.py").write_text("import beside\nprint(beside.WORD)\n")
+    assert "[0-3] first" in nb.ok(f"%disco_run {tmp_path}/one/main.py").stdout
+    assert "[0-3] second" in nb.ok(f"%disco_run {tmp_path}/two/main.py").stdout
+    (tmp_path / "two" / "beside.py").write_text("WORD = 'a third, longer'\n")
+    assert "[0-3] a third" in nb.ok(f"%disco_run {tmp_path}/two/main.py").stdout
+
+
+def test_objects_of_a_script_can_be_sent(nb: Any, tmp_path: Path) -> None:
+    path = tmp_path / "objects.py"
+    path.write_text(
+        "import torch.distributed as dist\n"
+        "class Config:\n    def __init__(self, n):\n        self.n = n\n"
+        "found = [None] * 4\n"
+        "dist.all_gather_object(found, Config(dist.get_rank()))\n"
+        "print([c.n for c in found], all(type(c) is Config for c in found))\n"
+    )
+    assert "[0-3] [0, 1, 2, 3] True" in nb.ok(f"%disco_run {path}").stdout
+    cell = "class C:\n    pass\nx = [C()] if rank == 0 else [None]\n"
+    cell += "dist.broadcast_object_list(x, src=0)\ntype(x[0]) is C"
+    assert nb.ok(f"%%disco\n{cell}").text == "DRef: True on all 4 workers"
+
+
 def test_how_a_script_fails_is_told(nb: Any, script: str) -> None:
     raised = nb.fails(f"%disco_run '{script}' --steps=9")
     assert "ValueError: nine" in raised.traceback
     assert "train it.py:" in raised.traceback
     left = nb.fails(f"%disco_run '{script}' --steps=3")
-    assert "exited with status 3" in left.error["evalue"]
+    assert "train it.py exited with status 3 at train it.py:27" in left.error["evalue"]
+    assert "SystemExit" not in left.traceback
     usage = nb.fails(f"%disco_run '{script}' --step-size 3")
     assert "unrecognized arguments: --step-size 3" in usage.stderr
     nb.ok(f"%disco_run '{script}'")

@@ -1,0 +1,73 @@
+"""Python's and numpy's random numbers are each worker's own, and a program can be pickled."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import sys
+from typing import Any
+
+import numpy as np
+
+from discolab.engines import ThreadedSession
+from discolab.runtime import current_worker
+
+
+def draws() -> tuple[Any, ...]:
+    random.seed(7)
+    np.random.seed(7)
+    found = []
+    for _ in range(200):  # long enough for the threads to change over
+        found += [random.random(), float(np.random.rand()), int(np.random.sample() * 9)]
+    order = list(range(20))
+    random.shuffle(order)
+    np.random.shuffle(order)
+    return (*found, *order)
+
+
+def alone() -> tuple[Any, ...]:
+    states = random.getstate(), np.random.get_state()
+    try:
+        return draws()
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+
+
+def test_the_same_seed_gives_each_worker_the_same_numbers() -> None:
+    want, before = alone(), (random.getstate(), np.random.get_state()[1].tolist())
+    functions = random.random, np.random.rand, np.random.seed
+    with ThreadedSession(4) as sess:
+        assert sess.call_packed(draws).debug_get_from_all() == [want] * 4
+        unseeded = sess.call_packed(lambda: (random.random(), np.random.rand()))
+        assert len(set(unseeded.debug_get_from_all())) == 1  # they go on where the seed led
+    with ThreadedSession(2) as sess:
+        fresh = sess.call_packed(lambda: (random.random(), float(np.random.rand())))
+        assert len(set(fresh.debug_get_from_all())) == 2
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+    assert (random.random, np.random.rand, np.random.seed) == functions
+
+
+PROGRAM = """
+class Config:
+    def __init__(self, lr):
+        self.lr = lr
+"""
+
+
+def pickles() -> tuple[float, bool]:
+    worker = current_worker()
+    worker.namespace["__name__"] = "__main__"
+    exec(PROGRAM, worker.namespace)
+    mine = worker.namespace["Config"]
+    back = pickle.loads(pickle.dumps(mine(worker.rank + 0.5)))
+    return back.lr, type(back) is mine
+
+
+def test_what_a_worker_defines_can_be_pickled_there() -> None:
+    main = sys.modules["__main__"]
+    kind = type(main)
+    with ThreadedSession(3) as sess:
+        assert sess.call_packed(pickles).debug_get_from_all() == [(r + 0.5, True) for r in range(3)]
+        assert not hasattr(main, "Config")
+    assert type(main) is kind
