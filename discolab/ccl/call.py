@@ -71,6 +71,8 @@ class Call:
         Seconds to wait for the others, None for no limit.
     site
         Where the user's code called.
+    patient
+        Whether the user gave this call a timeout: then it does not wait for ever.
     asynchronous
         Whether the worker may go on before it is over.
     ordinal
@@ -91,6 +93,7 @@ class Call:
         "name",
         "number",
         "ordinal",
+        "patient",
         "signature",
         "site",
         "state",
@@ -111,6 +114,7 @@ class Call:
         self.name, self.worker, self.group, self.signature = name, worker, group, signature
         self.site, self.timeout, self.asynchronous = site, timeout, asynchronous
         self.ordinal, self.number = worker.executed, -1
+        self.patient = False
         self.state, self.began, self.ended = WAITING, time.monotonic(), 0.0
 
     @property

@@ -68,6 +68,7 @@ def make_call(
     signature = Signature(op or name, reduction, root, kinds, device)
     seconds = timeout_of(name, worker, timeout)
     call = Call(name, worker, group, signature, call_site(worker), seconds, bool(async_op))
+    call.patient = timeout is not None
     ledger_of(worker).enter(call)
     return call
 

@@ -15,14 +15,17 @@ def cycle_of(
 ) -> dict[int, Wait]:
     """The workers that wait for `rank` and for which it waits, through others; with their waits.
 
-    A wait that is hopeless by itself is no part of a cycle: it will fail alone, and then its
-    worker goes on. So the fault of one call is not taken for one of the next call, in which
-    the others wait for that worker already.
+    A wait with a timeout of its own is not for ever. One that is hopeless by itself is no part of
+    a cycle: it will fail alone, and then its worker goes on. So the fault of one call is not
+    taken for one of the next call, in which the others wait for that worker already.
     """
     waits = {
         other: wait
         for other, wait in waiting.items()
-        if not wait.settled() and not _over(wait) and not hopeless(wait, peers)
+        if not wait.settled()
+        and not _over(wait)
+        and not _patient(wait, other)
+        and not hopeless(wait, peers)
     }
     mine = _reach(rank, waits)
     if rank not in mine:
@@ -36,7 +39,11 @@ def stuck(rank: int, waiting: Mapping[int, Wait], peers: Mapping[int, Worker]) -
     The largest set of workers each of which waits for one that is in it too; of a recv from
     any worker all senders must be, but for those that will not send anyway.
     """
-    held = {other: wait for other, wait in waiting.items() if not wait.settled()}
+    held = {
+        other: wait
+        for other, wait in waiting.items()
+        if not wait.settled() and not _patient(wait, other)
+    }
     while True:
         free = [other for other, wait in held.items() if not _held_by(wait, held, peers)]
         if not free:
@@ -44,6 +51,11 @@ def stuck(rank: int, waiting: Mapping[int, Wait], peers: Mapping[int, Worker]) -
         for other in free:
             del held[other]
     return held if rank in held else {}
+
+
+def _patient(wait: Wait, rank: int) -> bool:
+    call = wait.call_of(rank)
+    return call is not None and call.patient
 
 
 def _held_by(wait: Wait, held: Mapping[int, Wait], peers: Mapping[int, Worker]) -> bool:

@@ -120,7 +120,13 @@ def resolve(worker: Worker, value: Any, name: str) -> Group:
                 f'{name}: group={value!r}; give None (my group), "world", the name of a mesh '
                 "axis, a Group, or a list of ranks such as group=[0, 1]"
             )
-        value = Group(_as_ranks(value))
+        ranks = _as_ranks(value)
+        if list(ranks) != sorted(ranks):
+            raise ArgumentError(
+                f"{name}: group={list(ranks)}; a group is in ascending order, and roots count in "
+                f"that order: group={sorted(ranks)}"
+            )
+        value = Group(ranks)
     members = _check_range(worker, value)
     if worker.worker_id not in members.ranks:
         raise ArgumentError(

@@ -12,6 +12,7 @@ the others give it to a library once all members are there and agree.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -186,6 +187,22 @@ class Meetings:
                 backend, len(held), len(board.mailbox), tuple(held + receivers)
             )
 
+    def look(self, meeting: Meeting, call: Call) -> None:
+        """Fail a meeting that can't complete, or whose deadline is over; never waits."""
+        worker = call.worker
+        if worker.thread_id != threading.get_ident():
+            return
+        with self.board.lock:
+            verdict = verdicts.absent(self.board, meeting, worker)
+            late = call.timeout is not None and time.monotonic() - call.began > call.timeout
+            if verdict is not None:
+                self.board.fail(meeting, verdict.error, verdict.text)
+            elif late and meeting.state is not RUNNING and not meeting.settled():
+                text = verdicts.gave_up(self.board, meeting, worker, call.timeout or 0.0)
+                self.board.fail(meeting, CollectiveAborted, text)
+        if meeting.settled():
+            self.wake(meeting, worker)
+
     def _give_up(
         self, wait: Wait, worker: Worker, timeout: float, check: Callable[[], float | None]
     ) -> None:
@@ -232,6 +249,7 @@ class MeetingWork(Work):
             call, meeting = self._post.call, self._meeting
             check_thread(call)
             if not meeting.settled():
+                call.patient |= timeout is not None
                 self._await(timeout if timeout is not None else call.timeout)
             self._end(meeting, call.worker)
         if self._meeting.error is not None:
@@ -240,7 +258,9 @@ class MeetingWork(Work):
         return self.result
 
     def done(self) -> bool:
-        """See `Work`."""
+        """See `Work`; who asks again and again is told too that it can't complete."""
+        if not self._over and not self._meeting.settled():
+            self._meetings.look(self._meeting, self._post.call)
         return self._meeting.settled()
 
     def _await(self, timeout: float | None) -> None:

@@ -86,7 +86,7 @@ class Postman:
                     line.remove(first)
 
     def available(self, work: MessageWork) -> bool:
-        """Whether the line up to `work` can be served without waiting."""
+        """Whether the line up to `work` can be served, or fails, without waiting."""
         line = self._line(work.route, work.call.worker)
         if work not in line:
             return True
@@ -95,7 +95,11 @@ class Postman:
         with board.lock:
             board.refresh(work.call.worker)
             board.mailbox.purge(work.call.worker.peers)
-            return sum(board.mailbox.count(pair) for pair in self._pairs(work)) >= ahead
+            pairs = self._pairs(work)
+            if sum(board.mailbox.count(pair) for pair in pairs) >= ahead:
+                return True
+            wait = Reception(board.mailbox, pairs, work.call)
+            return verdicts.lost(board, wait, work.call.worker) is not None
 
     def _next_message(self, work: MessageWork, timeout: float | None) -> tuple[int, Message]:
         call, meetings = work.call, self._meetings
@@ -142,6 +146,7 @@ class MessageWork(Work):
         """See `Work`."""
         if not self.over:
             check_thread(self.call)
+            self.call.patient |= timeout is not None
             self._postman.complete(self, timeout if timeout is not None else self.call.timeout)
         if self._error is not None:
             raise self._error

@@ -22,7 +22,7 @@ from .waits import RUNNING, Meeting, Reception, Wait
 SECOND_LOOK = 0.02  # seconds from a suspicion to the next look
 _CERTAIN = 0.018  # for so long workers must be seen to wait for each other,
 _IDLE = 0.05  # and a sender to have nothing to do: the session may be about to give it something
-_NOT_THE_USERS = (__name__.partition(".")[0] + ".", "torch.")
+_NOT_THE_USERS = (__name__.partition(".")[0] + ".", "torch.", "contextlib")
 _CALL_PACKED = Worker._call_packed.__code__
 
 
@@ -238,9 +238,13 @@ def _state(board: Board, wait: Wait, worker: Worker, rank: int) -> str:
         return "is not in this process"
     failure = _failure(wait, worker, peer) if peer.executed > wait.ordinal else None
     if failure is not None:
+        if failure.victim:  # its words would be nested once more with each worker
+            return f"failed with another: {failure.type_name}"
         return f"failed: {failure.headline.splitlines()[0]}"
     if peer.ended:
         return "has ended"
+    if peer.sat_out == wait.ordinal:
+        return "is not among the workers that were asked to run this (-t)"
     if peer.executed > wait.ordinal:
         missing = "finished the call without it"
         return missing if isinstance(wait, Meeting) else "finished the call without sending"

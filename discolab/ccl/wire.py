@@ -107,7 +107,9 @@ def _bytes_of(tensor: Tensor) -> Tensor:
     if tensor.numel() == 0:  # may be "contiguous" with strides that have no view
         return torch.empty(0, dtype=torch.uint8, device=tensor.device)
     plain = as_bytes(tensor.resolve_conj().resolve_neg())
-    return plain.contiguous().view(-1).view(torch.uint8)
+    flat = torch.empty(plain.numel(), dtype=plain.dtype, device=plain.device)
+    flat.view(plain.shape).copy_(plain)  # one element may have any stride and count as contiguous
+    return flat.view(torch.uint8)
 
 
 def _encode(tensor: Tensor, code: Code, reduction: str) -> Tensor:

@@ -88,6 +88,7 @@ def run_cell(source: str, filename: str, targets: list[int] | None) -> Any:
     """
     worker = current_worker()
     if targets is not None and worker.worker_id not in targets:
+        worker.sat_out = worker.executed
         return None
     prepare_namespace()
     body, last = compile_cell(source, filename)

@@ -17,7 +17,7 @@ from .output import OutputCapture
 
 _OUTPUT_EVERY = 0.2  # seconds
 _PROGRESS_EVERY = 1.0  # seconds
-PROGRESS_AFTER = 5.0  # seconds before the first line about progress
+PROGRESS_AFTER = 2.0  # seconds before the first line about progress
 
 
 class LiveView:

@@ -42,6 +42,11 @@ def backend(nb: Any, request: pytest.FixtureRequest) -> Iterator[str]:
     nb.ok("sess.init_ccl('local')")
 
 
+def test_who_was_not_asked_is_told_so(nb: Any) -> None:
+    told = nb.fails("%%disco -t 0,1\nccl.barrier()").traceback
+    assert "workers 2-3: is not among the workers that were asked to run this (-t)" in told
+
+
 @pytest.mark.parametrize("case", [*NEVER_COMES, *BUSY])
 def test_stop_ends_it_and_the_session_goes_on(nb: Any, backend: str, case: str) -> None:
     body = BUSY.get(case)
