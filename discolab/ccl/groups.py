@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import torch
+import torch.distributed
+
 from ..runtime.errors import ArgumentError
 from ..runtime.failures import name_ranks
 from ..runtime.mesh import axis_group
@@ -103,7 +106,8 @@ def resolve(worker: Worker, value: Any, name: str) -> Group:
     ----------
     value
         None: the worker's own group; ``"world"``: all workers; the name of an axis of the
-        session's mesh: the worker's line along it; a `Group`; or ranks.
+        session's mesh: the worker's line along it; a `Group` or a process group of
+        torch.distributed; or ranks.
 
     Raises
     ------
@@ -114,6 +118,8 @@ def resolve(worker: Worker, value: Any, name: str) -> Group:
         return own_group(worker)
     if isinstance(value, str):
         return _named(worker, value, name)
+    if isinstance(value, torch.distributed.ProcessGroup):  # as from new_group or a DeviceMesh
+        value = Group(_as_ranks(torch.distributed.get_process_group_ranks(value)))
     if not isinstance(value, Group):
         if isinstance(value, int) or not isinstance(value, Iterable):
             raise ArgumentError(

@@ -19,6 +19,7 @@ from IPython.core.completer import (
     context_matcher,
 )
 
+from ..ccl.choose import BACKENDS
 from ..engines import ENGINES
 from ..runtime.errors import DiscoError
 from ..runtime.mesh import Mesh
@@ -37,6 +38,11 @@ def complete_on_worker(text: str) -> list[str]:
     completer = rlcompleter.Completer(worker.namespace)
     found = completer.attr_matches(text) if "." in text else completer.global_matches(text)
     return sorted({word.rstrip("(): ") for word in found})
+
+
+def _in_script(before: list[str]) -> bool:
+    """Whether the words of ``%disco_run`` have come to the script: what follows is the script's."""
+    return before[:1] == ["%disco_run"] and any(word.endswith(".py") for word in before)
 
 
 class WorkerCompleter:
@@ -72,10 +78,14 @@ class WorkerCompleter:
         magic = line.startswith(("%disco", "%%disco"))
         before = line.split()[:-1] if not line.endswith(" ") else line.split()
         last = "" if line.endswith(" ") or not line.split() else line.split()[-1]
-        if magic and last.startswith("-"):
+        if magic and last.startswith("-") and not _in_script(before):
             return self._options(line), last
         if magic and before and before[-1] == "--engine":
             return list(ENGINES), last
+        if magic and before and before[-1] == "--ccl":
+            return ["auto", *BACKENDS], last
+        if line.startswith(("%disco_restart ", "%disco_shutdown ", "%disco_status ")):
+            return list(self._lab.sessions), last
         if magic and before and before[-1] in ("-s", "--session"):
             return list(self._lab.sessions), last
         if magic and before and before[-1] in ("-t", "--targets"):

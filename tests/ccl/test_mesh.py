@@ -206,3 +206,16 @@ def test_it_converts_to_that_of_torch(sess: ThreadedSession) -> None:
     assert [one[1] for one in found] == [[[0, 1], [2, 3]]] * 4
     assert [list(one[2]) for one in found] == [[0, 0], [0, 1], [1, 0], [1, 1]]
     assert [one[3] for one in found] == [[0, 1], [0, 1], [2, 3], [2, 3]]
+
+
+def with_a_process_group() -> float:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    mine = torch.tensor(float(current_worker().rank))
+    return float(ccl.all_reduce(mine, group=grid.get_group("tp")))
+
+
+def test_a_process_group_of_torch_is_a_group() -> None:
+    with ThreadedSession(4) as sess:
+        assert sess.call_packed(with_a_process_group).debug_get_from_all() == [1.0, 1.0, 5.0, 5.0]

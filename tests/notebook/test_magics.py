@@ -162,6 +162,8 @@ def test_completion_of_worker_names_attributes_and_options(nb: Any) -> None:
     assert "--devices" in nb.complete("%disco_session 4 --dev")
     assert "worker_only_tensor" not in nb.complete("y = worker_onl")
     assert set(nb.complete("%disco_session 4 --de")) == {"--devices"}
+    assert nb.complete("%disco_session 4 --ccl g") == ["gloo"]
+    assert nb.complete("%disco_restart se") == ["sess"]
     assert "worker_only_tensor" in nb.complete("%disco_pull worker_o")
     nb.ok("only_here = 1")
     assert nb.complete("%disco_push only_h") == ["only_here"]
