@@ -16,7 +16,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ..runtime.worker import Worker
 from .call import Call
+from .groups import Group
 from .work import Work
 
 Tensor = torch.Tensor
@@ -80,6 +82,15 @@ class Backend(ABC):
         Its shape and dtype must be those of `out`. The result of the `Work` is the sender's rank
         until somebody sets another.
         """
+
+    def admit(self, worker: Worker) -> None:  # noqa: B027 - most have nothing to do
+        """`worker` begins to use this backend."""
+
+    def dismiss(self, worker: Worker) -> None:  # noqa: B027
+        """`worker` uses this backend no more: free what it held for it; never waits."""
+
+    def forget(self, worker: Worker, group: Group) -> None:  # noqa: B027
+        """`worker` will not use a group again: free what only that has held; never waits."""
 
     def statistics(self) -> BackendStatistics:
         """Counts for tests and displays; never waits."""

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 
+from ..engines import hooks
 from ..runtime.errors import ArgumentError
 from ..runtime.worker import Worker, current_worker
 from . import checks, gloo, mpi, nccl
@@ -121,8 +122,25 @@ def _choose(worker: Worker, name: str) -> Backend:
         backend: Backend = _local(worker)
     else:
         backend = _shared(worker, name, lambda: _LIBRARIES[name](worker))
-    worker.shared.setdefault(_CHOSEN, {})[worker.worker_id] = backend
+    chosen = worker.shared.setdefault(_CHOSEN, {})
+    before = chosen.get(worker.worker_id)
+    backend.admit(worker)
+    chosen[worker.worker_id] = backend
+    if before is not None and before is not backend:
+        before.dismiss(worker)
     return backend
+
+
+def _leave(worker: Worker) -> None:
+    """A worker ends."""
+    for name in _LIBRARIES:
+        backend = worker.shared.get(f"{_CHOSEN}.{name}")
+        if backend is not None:
+            backend.dismiss(worker)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _local(worker: Worker) -> LocalBackend:
@@ -142,6 +160,9 @@ def _shared(worker: Worker, name: str, make: Callable[[], Backend]) -> Backend:
     key = f"{_CHOSEN}.{name}"
     found = worker.shared.get(key)
     return cast(Backend, found if found is not None else worker.shared.setdefault(key, make()))
+
+
+hooks.extend(hooks.Extension(install=_nothing, uninstall=_nothing, leave=_leave))
 
 
 def _workers(worker: Worker) -> Sequence[Worker]:

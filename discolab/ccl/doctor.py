@@ -40,8 +40,8 @@ _PATIENCE = 1.0  # seconds for a lock that is never held for long; then look wit
 class Edge:
     """A worker that waits for others.
 
-    `whom` are those each of which must do something; with `any_of`, one of them. `seconds` is
-    how long it has waited.
+    `whom` are those each of which must do something; with `any_of`, one of them. If all have come,
+    it is nobody, and `doing` says what goes on. `seconds` is how long it has waited.
     """
 
     rank: int
@@ -50,6 +50,7 @@ class Edge:
     what: str
     site: str
     seconds: float
+    doing: str = ""
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ def _on_board(here: Mapping[int, Worker]) -> tuple[list[Edge], set[tuple[int, ..
     cut = max(worker.resumed_at for worker in here.values())
     with _held(board.lock):
         waiting = {r: w for r, w in sorted(board.waiting.items()) if _is_live(w, cut)}
-        edges = [_edge(rank, wait) for rank, wait in waiting.items()]
+        edges = [_edge(rank, wait, here) for rank, wait in waiting.items()]
         return edges, _knots(waiting, here), _parcels(board, here, cut)
 
 
@@ -230,17 +231,27 @@ def _is_live(wait: Wait, cut: int) -> bool:
     return not wait.settled() and wait.ordinal >= cut
 
 
-def _edge(rank: int, wait: Wait) -> Edge:
+def _edge(rank: int, wait: Wait, here: Mapping[int, Worker]) -> Edge:
     whom = wait.missing()
     any_of = isinstance(wait, Reception) and len(wait.pairs) > 1
+    doing = ""
     if isinstance(wait, Reception) and any_of:
         whom = wait.senders
     elif isinstance(wait, Meeting) and wait.state is RUNNING:
-        whom = [wait.executor]
+        doing = _doing(wait, here[wait.executor])
     call = wait.call_of(rank)
     what = wait.title() if isinstance(wait, Meeting) else str(wait)
     seconds = time.monotonic() - call.began if call is not None else 0.0
-    return Edge(rank, tuple(whom), any_of, what, in_words(call.site if call else None), seconds)
+    site = in_words(call.site if call else None)
+    return Edge(rank, tuple(whom), any_of, what, site, seconds, doing)
+
+
+def _doing(meeting: Meeting, executor: Worker) -> str:
+    """What goes on in a meeting to which all have come."""
+    if not meeting.abroad:
+        return f"worker {executor.worker_id} is doing it for all"
+    backend = executor.shared.get("discolab.ccl", {}).get(executor.worker_id)
+    return f"{'a library' if backend is None else backend.name} is moving the data"
 
 
 def _knots(waiting: Mapping[int, Wait], here: Mapping[int, Worker]) -> set[tuple[int, ...]]:

@@ -14,8 +14,9 @@ from torch._C import _distributed_c10d as c10d
 from ..runtime.worker import Worker
 from . import steps, wire
 from .call import Call
+from .connections import ProcessGroup
 from .groups import Group
-from .process_groups import STEP_SECONDS, ProcessGroup, ProcessGroupBackend, start
+from .process_groups import STEP_SECONDS, ProcessGroupBackend, start
 from .waits import Meeting, Post
 
 
@@ -28,6 +29,9 @@ class GlooBackend(ProcessGroupBackend):
     def _reaches(self, call: Call) -> bool:
         return not call.on_gpu
 
+    def _files(self, count: int) -> int:
+        return count * (count - 1)  # both ends of a socket for every pair
+
     def _make(self, store: c10d.Store, place: int, worker: Worker, group: Group) -> ProcessGroup:
         library: Any = c10d.ProcessGroupGloo
         options = library._Options()
@@ -36,11 +40,11 @@ class GlooBackend(ProcessGroupBackend):
         return library(store, place, len(group), options)
 
     def _perform(self, meeting: Meeting, posts: Sequence[Post], todo: list[steps.Step]) -> None:
-        with self._lock:
-            groups = self._connected(meeting, posts)
-            works = [start(group, step) for group, step in zip(groups, todo, strict=True)]
-        for work in works:
-            work.wait()
+        with self._leased(meeting, posts) as groups:
+            with self._connections.lock:
+                works = [start(group, step) for group, step in zip(groups, todo, strict=True)]
+            while works:
+                works.pop().wait()  # and let go of it: it holds the connections open
 
 
 @functools.cache

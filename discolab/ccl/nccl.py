@@ -27,9 +27,10 @@ from ..runtime.worker import Worker
 from . import background, steps, wire
 from .backend import Tensors
 from .call import Call
+from .connections import ProcessGroup
 from .groups import Group
 from .local import LocalBackend
-from .process_groups import STEP_SECONDS, ProcessGroup, ProcessGroupBackend, start
+from .process_groups import STEP_SECONDS, ProcessGroupBackend, start
 from .waits import Meeting, Post
 from .work import Work
 
@@ -93,11 +94,14 @@ class NcclBackend(ProcessGroupBackend):
             with torch.cuda.stream(streams[i]):
                 start(groups[i], todo[i]).wait()  # for the stream, not for the host
 
-        with self._lock:
-            groups = self._connected(meeting, posts)
+        with self._leased(meeting, posts) as groups, self._connections.lock:
             self._each(meeting, issue)
 
-    def _drop(self, groups: list[ProcessGroup]) -> None:
+    def _close(self, groups: list[ProcessGroup]) -> None:
+        for group in groups:  # side by side, for they may wait for each other and for the device
+            background.begin(group.shutdown)
+
+    def _abort(self, groups: list[ProcessGroup]) -> None:
         for group in groups:
             background.begin(group.abort)  # it may wait for the device
 

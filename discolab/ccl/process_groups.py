@@ -9,11 +9,11 @@ worker never waits inside of the library: its wait is the board's, which an inte
 The library works on packed copies. What it still does after an interrupt disturbs nobody; its
 process groups are not used again.
 
-There is one backend object a session; `_lock` guards its process groups, and is held while they
-are made and while the members' parts of one step are started, so that these come in the same
-order on all of them. Only conductors take it. Messages and barriers need no library where all
-share one address space; they are those of `local`, and so are collectives of tensors on devices
-that the library can't reach.
+There is one backend object a session; its process groups are kept in `_connections`, whose lock is
+held while they are made and while the members' parts of one step are started, so that these come
+in the same order on all of them. Only conductors take it. Messages and barriers need no library
+where all share one address space; they are those of `local`, and so are collectives of tensors on
+devices that the library can't reach.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from ..runtime.worker import Worker
 from . import background, moves, steps
 from .backend import BackendStatistics, Tensor, Tensors
 from .call import Call
+from .connections import Connections, ProcessGroup
 from .groups import Group
 from .library import LibraryBackend
 from .local import LocalBackend
@@ -44,7 +45,6 @@ from .waits import Meeting, Post
 from .work import Work
 
 R = TypeVar("R")
-ProcessGroup = Any  # of this library, one member's
 
 _NOTHING = threading.Event()  # to wait for
 _NOTHING.set()
@@ -76,10 +76,8 @@ class ProcessGroupBackend(LibraryBackend):
     def __init__(self, local: LocalBackend) -> None:
         self._local = local
         self._meetings = local.meetings
-        self._lock = threading.Lock()
-        self._made: dict[Group, list[ProcessGroup]] = {}
+        self._connections = Connections(self._files, self._close, self._abort)
         self._turns: dict[Group, tuple[int, threading.Event]] = {}
-        self._cut = 0
 
     # -- what a library adds -------------------------------------------------------------------
 
@@ -95,14 +93,33 @@ class ProcessGroupBackend(LibraryBackend):
     def _perform(self, meeting: Meeting, posts: Sequence[Post], todo: list[steps.Step]) -> None:
         """Do one step of all members, whose parts are in `todo`."""
 
-    def _drop(self, groups: list[ProcessGroup]) -> None:
-        """Let go of process groups that may be in the middle of something."""
+    def _files(self, count: int) -> int:
+        """How many file descriptors the process groups of so many members need; 0: unknown."""
+        return 0
+
+    def _close(self, groups: list[ProcessGroup]) -> None:
+        """End process groups that are idle in good order, before they are let go of."""
+
+    def _abort(self, groups: list[ProcessGroup]) -> None:
+        """End what process groups may be in the middle of, if it does not end by itself."""
 
     def _place(self, posts: Sequence[Post]) -> AbstractContextManager[Any]:
         """Where the conductor works; made on the thread of the last member."""
         return nullcontext()
 
     # -- the backend -----------------------------------------------------------------------------
+
+    def admit(self, worker: Worker) -> None:
+        """See `Backend`."""
+        self._connections.admit(worker)
+
+    def dismiss(self, worker: Worker) -> None:
+        """See `Backend`."""
+        self._connections.dismiss(worker)
+
+    def forget(self, worker: Worker, group: Group) -> None:
+        """See `Backend`."""
+        self._connections.forget(worker, group)
 
     def barrier(self, call: Call) -> Work:
         """See `Backend`. The meeting is the barrier."""
@@ -170,8 +187,7 @@ class ProcessGroupBackend(LibraryBackend):
                     meeting.done = moves.posted(*((*p.srcs, *p.outs) for p in posts))
             meetings.finish(meeting)
         except BaseException as exc:
-            with self._lock:
-                self._drop(self._made.pop(meeting.group, []))
+            self._connections.drop(meeting.group, meeting.ordinal)
             if isinstance(exc, _Left):
                 meetings.fail(meeting, CollectiveAborted, f"{meeting.title()} was interrupted")
             else:
@@ -213,23 +229,19 @@ class ProcessGroupBackend(LibraryBackend):
             if any(len(step.data) for step in todo):
                 self._perform(meeting, posts, todo)
 
-    def _connected(self, meeting: Meeting, posts: Sequence[Post]) -> list[ProcessGroup]:
-        """The members' process groups; under the lock. New ones after an interrupt."""
+    def _leased(
+        self, meeting: Meeting, posts: Sequence[Post]
+    ) -> AbstractContextManager[list[ProcessGroup]]:
+        """The members' process groups for one step; new ones after an interrupt."""
         workers = [post.call.worker for post in posts]
-        cut = max(worker.resumed_at for worker in workers)
-        if cut > self._cut:
-            self._cut = cut
-            for old in self._made.values():
-                self._drop(old)
-            self._made.clear()
-        group = meeting.group
-        made = self._made.get(group)
-        if made is None:
+
+        def make() -> list[ProcessGroup]:
             store = c10d.HashStore()
             store.set_timeout(timedelta(seconds=CONNECT_SECONDS))
-            made = self._each(meeting, lambda i: self._make(store, i, workers[i], group))
-            self._made[group] = made
-        return made
+            return self._each(meeting, lambda i: self._make(store, i, workers[i], meeting.group))
+
+        cut = max(worker.resumed_at for worker in workers)
+        return self._connections.lease(meeting.group, cut, make)
 
     def _each(self, meeting: Meeting, do: Callable[[int], R]) -> list[R]:
         """``do(i)`` for every member at once, each on a thread of its own; their results.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..runtime.actions import site_text
@@ -20,7 +20,7 @@ from .call import DONE, FAILED, P2P, WAITING, Call, Site
 from .groups import Group
 from .ledger import LENGTH
 
-MISSING, STARTED, STOPPED, LEFT = "missing", "started", "stopped", "left"
+MISSING, STARTED, STOPPED, LEFT, LATE = "missing", "started", "stopped", "left", "late"
 _Key = tuple[Any, ...]
 
 
@@ -34,7 +34,8 @@ class Entry:
         ``all_reduce(sum) of float32[4]``; of a member that is missing, what it did instead.
     state
         ``done``, ``waiting``, ``failed``; ``started`` if it is asynchronous and not waited for,
-        ``stopped`` by an interrupt, ``left`` if its command ended without it, or ``missing``.
+        ``stopped`` by an interrupt, ``left`` if its command ended without it, ``late`` if it came
+        when another member's patience had ended, or ``missing``.
     odd
         Whether this member does not do what the others do.
     seconds
@@ -147,13 +148,16 @@ def _round(
     failures: Mapping[int, Mapping[int, Failure]],
 ) -> Round:
     one = next(iter(calls.values()))
-    usual = _usual(calls.values())
+    usual, late = _usual(calls.values()), _late(calls, failures)
     entries = []
     for rank in _members(calls):
         call = calls.get(rank)
         if call is not None:
             odd = call.signature not in usual
-            entries.append(_entry(call, workers[rank], failures[rank].get(call.ordinal), odd))
+            entry = _entry(call, workers[rank], failures[rank].get(call.ordinal), odd)
+            if rank in late and entry.state is FAILED:
+                entry = replace(entry, state=LATE, odd=True)
+            entries.append(entry)
         elif not any(other.state is DONE for other in calls.values()):
             entries.append(_absent(rank, one.ordinal, stories, workers, failures))
     number = one.number + 1 if one.number >= 0 else None
@@ -166,6 +170,18 @@ def _usual(calls: Collection[Call]) -> set[Any]:
     if len(counts) > 1 and counts[0][1] == counts[1][1]:
         return set()
     return {counts[0][0]}
+
+
+def _late(
+    calls: Mapping[int, Call], failures: Mapping[int, Mapping[int, Failure]]
+) -> Collection[int]:
+    """Who has called only after another member had given up."""
+    failed = [call for call in calls.values() if call.state is FAILED]
+    ends = [failures[call.rank].get(call.ordinal) for call in failed]
+    if not any(end is not None and _gave_up(end) for end in ends):
+        return ()
+    over = min(call.ended for call in failed)
+    return [call.rank for call in failed if call.began > over]
 
 
 def _entry(call: Call, worker: Worker, failure: Failure | None, odd: bool) -> Entry:
@@ -238,6 +254,9 @@ def in_words(site: Site | None) -> str:
 
 def failed_in_collective(failure: Failure) -> bool:
     """Whether a failure is what a collective told, or follows from it."""
-    return isinstance(failure.exception, CollectiveError) or (
-        isinstance(failure.exception, WaitTimeoutError) and " waiting for " in failure.message
-    )
+    return isinstance(failure.exception, CollectiveError) or _gave_up(failure)
+
+
+def _gave_up(failure: Failure) -> bool:
+    exception = failure.exception
+    return isinstance(exception, WaitTimeoutError) and " waiting for " in failure.message

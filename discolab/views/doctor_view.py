@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from ..ccl.doctor import Diagnosis, Edge, Parcel
-from ..ccl.rounds import LEFT, MISSING, STARTED, STOPPED, Entry, Round
+from ..ccl.rounds import LATE, LEFT, MISSING, STARTED, STOPPED, Entry, Round
 from ..runtime.status import WorkerStatus
 from .formats import cut, format_ranks, format_seconds, format_workers
 from .html import render_html
@@ -32,6 +32,7 @@ _ROLES: dict[str, Role] = {
     STARTED: "plain",
     "dead": "error",
     "failed": "error",
+    LATE: "error",
     MISSING: "error",
     LEFT: "error",
     STOPPED: "muted",
@@ -71,7 +72,9 @@ def verdict(found: Diagnosis) -> Text:
         knots = "; ".join(format_workers(ranks) for ranks in found.deadlocks)
         return Text(f"deadlock: {knots} wait for each other", "error")
     if found.waits:
-        return Text("; ".join(_who(edge, ranks) for edge, ranks in _joined(found.waits)), "warning")
+        words = dict.fromkeys(_who(edge, ranks) for edge, ranks in _joined(found.waits))
+        calm = all(edge.doing for edge in found.waits)
+        return Text("; ".join(words), "plain" if calm else "warning")
     dead = [status.rank for status in found.workers if status.state == "dead"]
     if dead:
         return Text(f"{format_workers(dead)} died: %disco_restart starts new ones", "error")
@@ -109,7 +112,8 @@ def _joined(edges: Iterable[Edge]) -> list[tuple[Edge, tuple[int, ...]]]:
     """Edges that differ only in who waits, with who that is; each for the longest wait."""
     held: dict[object, list[Edge]] = {}
     for edge in edges:
-        held.setdefault((edge.whom, edge.any_of, edge.what, edge.site), []).append(edge)
+        key = (edge.whom, edge.any_of, edge.what, edge.site, edge.doing)
+        held.setdefault(key, []).append(edge)
     return [
         (max(group, key=lambda edge: edge.seconds), tuple(edge.rank for edge in group))
         for group in held.values()
@@ -117,6 +121,8 @@ def _joined(edges: Iterable[Edge]) -> list[tuple[Edge, tuple[int, ...]]]:
 
 
 def _who(edge: Edge, ranks: tuple[int, ...]) -> str:
+    if edge.doing:
+        return f"all of {edge.what} have come; {edge.doing}"
     verb = "waits" if len(ranks) == 1 else "wait"
     any_of = "any of " if edge.any_of else ""
     return f"{format_workers(ranks)} {verb} for {any_of}{format_workers(edge.whom)}"
@@ -131,7 +137,7 @@ def _edge_line(item: tuple[Edge, tuple[int, ...]]) -> Line:
             Text("  "),
             Text(format_workers(ranks), "warning"),
             Text(" → "),
-            Text(f"{any_of}{format_workers(edge.whom)}", "error"),
+            Text(edge.doing) if edge.doing else Text(any_of + format_workers(edge.whom), "error"),
             Text(f"  in {edge.what}{where}"),
             Text(f" · for {format_seconds(edge.seconds)}", "muted"),
         )
@@ -183,14 +189,14 @@ def _entry_cells(entries: list[Entry], among: str) -> tuple[Text, ...]:
     first = entries[0]
     role = _ROLES.get(first.state, "plain")
     missing = first.state == MISSING
-    note = ("◀" if missing else "◀ differs") if first.odd else ""
+    note = ("◀" if missing or first.state == LATE else "◀ differs") if first.odd else ""
     longest = max((entry.seconds for entry in entries if entry.seconds is not None), default=None)
     where = [first.site] if first.site else []
     if longest is not None:
         since = "for " if first.state in ("waiting", STARTED) else ""
         where.append(f"{since}{format_seconds(longest)}")
     return (
-        Text(cut(first.what, _LONGEST), "error" if first.odd and not missing else "plain"),
+        Text(cut(first.what, _LONGEST), "error" if note == "◀ differs" else "plain"),
         Text(among),
         Text(first.state, role),
         Text(note, "error" if note else "plain"),

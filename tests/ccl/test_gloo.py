@@ -1,6 +1,8 @@
 """Gloo gives what `local` gives, finds the same mistakes, and can be stopped at any moment."""
 
+import gc
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -8,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from discolab import ccl
 from discolab.ccl import background, choose
@@ -441,8 +444,9 @@ def stop(sess: ThreadedSession, func: Callable[[], None], after: float) -> None:
     began = time.monotonic()
     assert sess.interrupt() == []
     assert time.monotonic() - began < 2.0
-    with pytest.raises(WorkerError):
+    with pytest.raises(WorkerError) as caught:
         ref.debug_get_from_all()
+    assert [f for f in caught.value.failures if not f.interrupted] == []
     want = 3.0 * sess.num_workers
     assert sess.call_packed(fine).debug_get_from_all() == [want] * sess.num_workers
 
@@ -461,9 +465,7 @@ def test_interrupt_in_the_middle_of_a_large_one(gloo: Any) -> None:
 
 # Its exception may land in a callback of the garbage collector or of a weak reference, where Python
 # drops it; then it is sent again. It must not land in a thread that a worker starts.
-@pytest.mark.filterwarnings(
-    "ignore:Exception ignored in. <:pytest.PytestUnraisableExceptionWarning"
-)
+@pytest.mark.usefixtures("drops_exceptions")
 def test_interrupt_lands_anywhere(gloo: Any) -> None:
     with gloo(3) as sess:
         for turn in range(15):
@@ -540,7 +542,7 @@ def test_the_last_one_may_leave_while_the_library_works(
 def test_an_interrupt_makes_process_groups_anew(gloo: Any) -> None:
     def made() -> list[int]:
         backend: Any = choose.backend_of(current_worker())
-        groups = [group for groups in backend._made.values() for group in groups]
+        groups = [group for held in backend._connections._kept.values() for group in held.members]
         current_worker().shared.setdefault("test.groups", []).append(groups)  # no id twice
         return [id(group) for group in groups]
 
@@ -599,3 +601,153 @@ def test_the_ledger_knows_how_each_ended(gloo: Any) -> None:
         with pytest.raises(WorkerError):
             sess.call_packed(lambda: ccl.all_reduce(torch.ones(2 + rank()))).debug_get_from_all()
         assert sess.call_packed(states).debug_get_from_all() == [["done", "failed"]] * 2
+
+
+# -- what process groups cost, and when they are freed -------------------------------------------
+
+
+def descriptors() -> int:
+    return len(os.listdir("/dev/fd"))
+
+
+def settles(count: Callable[[], int], most: int) -> None:
+    """Wait until there are no more than that."""
+    deadline = time.monotonic() + 20
+    while count() > most:
+        assert time.monotonic() < deadline, (count(), most)
+        time.sleep(0.005)
+
+
+def connections() -> int:
+    backend: Any = choose.backend_of(current_worker())
+    return len(backend._connections)
+
+
+def many_groups(count: int) -> float:
+    ccl.all_reduce(torch.ones(()))
+    groups = [dist.new_group([0, 1, 2]) for _ in range(count)]
+    x = torch.ones(())
+    for group in groups:
+        dist.all_reduce(x, group=group)
+    return float(x)
+
+
+@pytest.fixture
+def warm(gloo: Any) -> int:
+    """How many files are open once all is there that stays for good."""
+    with gloo(2) as sess:
+        sess.call_packed(fine).debug_get_from_all()
+    settles(lambda: int(not background.idle()), 0)
+    return descriptors()
+
+
+def test_groups_of_the_same_workers_share_sockets(gloo: Any, warm: int) -> None:
+    with gloo(3) as sess:
+        assert sess.call_packed(many_groups, 10).debug_get_from_all() == [3.0**10] * 3
+        assert sess.call_packed(connections).debug_get_from_all() == [1] * 3
+        assert descriptors() <= warm + 3 * 2
+
+
+@pytest.mark.parametrize("end", ["shutdown", "dropped", "in the middle"])
+def test_a_session_takes_its_sockets_along(warm: int, end: str) -> None:
+    kept = []
+    for _ in range(2):
+        sess = ThreadedSession(3, devices="cpu", timeout=10)
+        sess.init_ccl("gloo")
+        if end == "in the middle":
+            sess.call_packed(spins)
+            sess.shutdown(cancel=True)
+        else:
+            sess.call_packed(makes_groups, 0).debug_get_from_all()
+            assert descriptors() > warm
+        if end == "shutdown":
+            sess.shutdown()
+        if end != "dropped":
+            kept.append(sess)  # one that is over holds nothing
+        del sess
+        gc.collect()
+        settles(descriptors, warm)
+
+
+def test_a_change_of_backend_frees_sockets(gloo: Any, warm: int) -> None:
+    with gloo(3) as sess:
+        for _ in range(2):
+            sess.call_packed(makes_groups, 0).debug_get_from_all()
+            assert sess.call_packed(connections).debug_get_from_remote(0) == 3
+            sess.init_ccl("local")
+            settles(descriptors, warm)
+            sess.init_ccl("gloo")
+
+
+def test_an_interrupt_frees_sockets(gloo: Any, warm: int) -> None:
+    with gloo(3) as sess:
+        sess.call_packed(makes_groups, 0).debug_get_from_all()
+        assert sess.interrupt() == []
+        sess.call_packed(fine).debug_get_from_all()
+        settles(descriptors, warm + 3 * 2)
+
+
+def forgets(ranks: list[int], tag: str) -> None:
+    worker = current_worker()
+    choose.backend_of(worker).forget(worker, ccl.Group(tuple(ranks), tag))
+
+
+def sums_with(tag: str) -> float:
+    return float(ccl.all_reduce(torch.ones(()), group=ccl.Group((0, 1, 2), tag)))
+
+
+def test_forgotten_groups_free_sockets(gloo: Any, warm: int) -> None:
+    with gloo(3) as sess:
+        for tag in ("a", "b"):
+            assert sess.call_packed(sums_with, tag).debug_get_from_all() == [3.0] * 3
+        sess.call_packed(forgets, [0, 1, 2], "a")
+        sess.sync_all()
+        settles(lambda: int(not background.idle()), 0)
+        assert sess.call_packed(connections).debug_get_from_remote(0) == 1  # "b" has it
+        sess.call_packed(forgets, [0, 1, 2], "b")
+        sess.sync_all()
+        settles(descriptors, warm)
+        assert sess.call_packed(sums_with, "a").debug_get_from_all() == [3.0] * 3
+
+
+def pairs(turns: int) -> float:
+    me = rank()
+    for _ in range(turns):
+        for group in itertools.combinations(range(4), 2):
+            if me in group:
+                total = ccl.all_reduce(torch.tensor(float(me)), group=group)
+                assert float(total) == sum(group)
+    return 1.0
+
+
+def test_only_so_many_are_kept(gloo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("discolab.ccl.connections.MOST", 2)
+    with gloo(4) as sess:
+        assert sess.call_packed(pairs, 3).debug_get_from_all() == [1.0] * 4
+        assert sess.call_packed(connections).debug_get_from_remote(0) <= 4  # two in use at once
+
+
+def test_too_few_files_are_an_error(gloo: Any, warm: int) -> None:
+    """And groups that are not in use make room first."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        with gloo(4) as sess:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() + 32 + 9, hard))
+            assert sess.call_packed(pairs, 2).debug_get_from_all() == [1.0] * 4
+            failures = failures_after(sess, fine)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            assert sess.call_packed(fine).debug_get_from_all() == [12.0] * 4
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(failures) == 4
+    for failure in failures:
+        assert failure.type_name == "CollectiveError"
+        for words in ("to connect 4 workers takes 44 file descriptors", "ulimit -n", "'local'"):
+            assert words in failure.message
+
+
+def failures_after(sess: ThreadedSession, func: Callable[[], Any]) -> list[Failure]:
+    with pytest.raises(WorkerError) as caught:
+        sess.call_packed(func).debug_get_from_all()
+    return list(caught.value.failures)

@@ -1,6 +1,7 @@
 """The doctor: what it finds in real sessions, and how that is drawn."""
 
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from html import unescape
@@ -10,7 +11,9 @@ import pytest
 import torch
 
 from discolab import ccl
+from discolab.ccl import local
 from discolab.ccl.doctor import Diagnosis, Edge, Parcel, doctor, forget
+from discolab.ccl.gloo import GlooBackend
 from discolab.ccl.rounds import Entry, Round
 from discolab.engines import ThreadedSession
 from discolab.runtime import ArgumentError, WorkerError, WorkerStatus, current_worker
@@ -250,7 +253,7 @@ def test_a_failure_elsewhere_is_not_told(four: ThreadedSession) -> None:
 
 def cross() -> None:
     if rank() < 2:
-        ccl.recv(torch.ones(4), 1 - rank(), timeout=30)
+        ccl.recv(torch.ones(4), 1 - rank())
 
 
 def test_a_deadlock_is_named(four: ThreadedSession) -> None:
@@ -266,6 +269,62 @@ def test_a_deadlock_is_named(four: ThreadedSession) -> None:
     assert drawn(seen[0])[1] == "deadlock: workers 0,1 wait for each other"
     with pytest.raises(WorkerError, match="deadlock"):
         four.sync_all()
+
+
+def gives_up() -> None:
+    if rank() in (1, 2):
+        time.sleep(0.3)
+    ccl.all_reduce(torch.ones(4), timeout=0.05 if rank() == 0 else None)
+
+
+def test_who_came_too_late_is_marked(four: ThreadedSession) -> None:
+    fails(four, gives_up)
+    assert [re.sub("  FILE.*", "", line) for line in collectives(doctor(four))] == [
+        "[0,3]  1  all_reduce(sum) of float32[4]  0-3  failed",
+        "[1,2]  1  all_reduce(sum) of float32[4]  0-3  late  ◀",
+    ]
+    assert drawn(doctor(four))[1] == "nobody waits; a collective has failed"
+
+
+def sums_once() -> None:
+    ccl.all_reduce(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("backend", "place", "doing"),
+    [
+        ("gloo", "discolab.ccl.gloo.GlooBackend._perform", "gloo is moving the data"),
+        ("local", "discolab.ccl.local.perform", "worker 3 is doing it for all"),
+    ],
+)
+def test_while_it_is_being_done(
+    four: ThreadedSession, monkeypatch: pytest.MonkeyPatch, backend: str, place: str, doing: str
+) -> None:
+    """All have come, so nobody waits for the one that came last."""
+    begun, go_on = threading.Event(), threading.Event()
+    perform = GlooBackend._perform if backend == "gloo" else local.perform
+
+    def held_back(*args: Any) -> Any:
+        begun.set()
+        go_on.wait(20)
+        return perform(*args)
+
+    four.init_ccl(backend)
+    monkeypatch.setattr(place, held_back)
+    four.call_packed(sums_once)
+    assert begun.wait(20)
+    until_waiting(four, 3)
+    found = doctor(four)
+    go_on.set()
+    four.sync_all()
+    title = "all_reduce #1 of float32[2] in workers 0-3"
+    lines = [re.sub(r"worker \d is", "worker 3 is", line) for line in drawn(found)]
+    assert lines[1] == f"all of {title} have come; {doing}"
+    edges = [line for line in lines if " → " in line]
+    assert edges
+    for line in edges:
+        assert f" → {doing}  in {title} at FILE" in line
+    assert {edge.whom for edge in found.waits} == {()}
 
 
 def from_anybody() -> None:
