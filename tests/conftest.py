@@ -1,5 +1,6 @@
 """Fixtures for all tests: sessions with a limit on every wait; no worker thread left behind."""
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -30,6 +31,16 @@ def no_leaked_threads() -> Iterator[None]:
                 "shut the session down in the test, or in a fixture's clean-up"
             )
         time.sleep(0.01)
+
+
+@pytest.fixture
+def drops_exceptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests in which interrupts land anywhere: Python drops one that lands in a finalizer.
+
+    It is sent again then. pytest's own hook for dropped exceptions is Python code on the same
+    thread, which an interrupt may hit as well; Python's default one is not.
+    """
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
 
 
 @pytest.fixture

@@ -320,7 +320,8 @@ class Worker(Interruptible):
         except BaseException:
             message = "<an exception that can't be described>"
             failure = Failure(self.worker_id, text, site, kind.__name__, message)
-        victim = failure.victim and self.interrupts > 0  # of another one that was interrupted
+        # workers are told of an interrupt one by one: another may have left for it already
+        victim = failure.victim and any(peer.interrupts for peer in tuple(self.peers.values()))
         failure.interrupted = victim or issubclass(kind, WorkerInterrupted)
         return failure
 

@@ -216,7 +216,7 @@ def test_ctrl_c_is_seen_by_a_call_that_waits_for_room(pair: ThreadedSession) -> 
 
 
 @pytest.mark.usefixtures("ctrl_c_raises")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("drops_exceptions")
 def test_ctrl_c_in_a_loop_of_calls_leaves_the_workers_in_step(sess: ThreadedSession) -> None:
     def on_alarm(*_: object) -> None:
         raise KeyboardInterrupt
