@@ -9,7 +9,8 @@ discolab raise, and `PyThreadState_SetAsyncExc` raises in a Python loop. The exc
 not land in the command loop: it is sent only while `running`, and after a command the
 worker first clears `running`, then looks at `_async_sent`; the sender writes these two in
 the other order. So either the sender sees that the command is over, or the worker sees that
-an exception is on its way and waits for it in `_absorb`.
+an exception is on its way and waits for it in `_absorb`. In `held_back` no exception is sent: the
+worker enters it under `_guard`, so none is on its way there either.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from .errors import WaitTimeoutError, WorkerInterrupted
 
 TICK = 0.05  # seconds between two looks at interrupts and deadlines while waiting
+HOLD_BACK = 10.0  # seconds for which an interrupt is held back at most
 FIRST_LOOK = 0.005  # seconds after which `check` is called first; doubled each time, up to a tick
 
 
@@ -51,6 +53,7 @@ class Interruptible:
         self.ended = False
         self.thread_id = 0
         self._async_sent = False
+        self._held_since: list[float] = []  # one for each `held_back` around another
         self._guard = threading.Lock()
         self._wakeup = threading.Lock()
         self._wakeup.acquire()
@@ -74,7 +77,7 @@ class Interruptible:
     def retry_interrupt(self) -> None:
         """Send the exception once more, for code that swallowed it."""
         with self._guard:
-            if self.interrupts and not self.ended:
+            if self.interrupts and not self.ended and not self._is_held_back():
                 self._async_sent = True
                 if self.running:
                     _raise_in_thread(self.thread_id, WorkerInterrupted)
@@ -87,6 +90,37 @@ class Interruptible:
         would go to it instead.
         """
         return self._guard
+
+    @contextmanager
+    def held_back(self) -> Iterator[None]:
+        """Within it, on this worker's thread, no interrupt raises but in waits; it does so after.
+
+        For what can't be done again after it was cut short, such as an import of many modules. What
+        takes longer than `HOLD_BACK` seconds is interrupted all the same.
+
+        Raises
+        ------
+        WorkerInterrupted
+            At its beginning or its end.
+        """
+        held = self._held_since
+        depth = len(held)
+        try:
+            with self._guard:
+                held.append(time.monotonic())
+                if self._async_sent:  # on its way: it would come within
+                    self._async_sent = False
+                    _raise_in_thread(self.thread_id, None)
+                    raise WorkerInterrupted("interrupted")
+            yield
+        finally:
+            del held[depth:]
+        if self.interrupts and not self._is_held_back():
+            raise WorkerInterrupted("interrupted")
+
+    def _is_held_back(self) -> bool:
+        since = self._held_since[-1:]
+        return bool(since) and time.monotonic() - since[0] < HOLD_BACK
 
     def _absorb(self) -> None:
         """Wait for an exception that is on its way, so that it can't hit what comes next."""

@@ -11,6 +11,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from discolab import WorkerError
+
 from .conftest import Start
 
 N = 4
@@ -441,3 +443,61 @@ def test_communication_is_counted_for_each_worker(start: Start) -> None:
     assert values[0][:2] == values[0][2:]  # in company it counts what it counts alone
     assert all(value[2:] == values[0][2:] for value in values)
     assert values[1][0][0] == 0
+
+
+class BreaksBackward(torch.autograd.Function):
+    """Fails on the way back, on the last rank alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        if dist.get_rank() == dist.get_world_size() - 1:
+            raise ValueError("cut short")
+        return grad
+
+
+def test_fsdp2_after_a_backward_that_was_cut_short(start: Start) -> None:
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    def build() -> torch.nn.Module:
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(4, 4) for _ in range(3)]
+        for layer in layers:
+            fully_shard(layer)
+        model = torch.nn.Sequential(*layers)
+        fully_shard(model)
+        return model
+
+    def fail(model: Any) -> None:
+        hook = model[0].register_forward_hook(lambda _m, _i, out: BreaksBackward.apply(out))
+        try:
+            model(torch.ones(2, 4)).sum().backward()
+        finally:
+            hook.remove()
+
+    def train(model: Any) -> list[torch.Tensor]:
+        model(torch.ones(2, 4) * (1 + dist.get_rank())).sum().backward()
+        grads = [param.grad.full_tensor() for param in model.parameters()]
+        model.zero_grad()
+        return grads
+
+    def repair(model: Any) -> None:
+        model.reset_iter_state()
+        model.zero_grad()
+
+    with start(2) as sess:
+        model = sess.call_packed(build)
+        (expected, _) = sess.call_packed(train, model).debug_get_from_all()
+        with pytest.raises(WorkerError, match="cut short"):
+            sess.call_packed(fail, model).debug_get_from_all()
+        with pytest.raises(WorkerError, match="was cut short, by an error or"):
+            sess.call_packed(train, model).debug_get_from_all()
+        if hasattr(FSDPModule, "reset_iter_state"):
+            sess.call_packed(repair, model).debug_get_from_all()
+        else:
+            model = sess.call_packed(build)
+        for got in sess.call_packed(train, model).debug_get_from_all():
+            assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))

@@ -61,6 +61,9 @@ def install() -> None:
     for ours in (calls.init_process_group, calls.monitored_barrier, calls.split_group):
         for owner in (c10d, dist):
             _patches.replace(owner, ours.__name__, ours)
+    _patches.replace(torch._C, "_collect_all", calls.collect_all)
+    if hasattr(dist, "_register_comm_hook"):
+        _patches.replace(dist, "_register_comm_hook", calls.register_comm_hook)
     _patches.replace(torch, "set_default_dtype", guards.warn_of_default_dtype)
     _patches.add(device_mesh.DeviceMesh, "_thread_id", property(_mesh_number, _set_mesh_number))
     environ.install()

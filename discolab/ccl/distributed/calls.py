@@ -17,6 +17,7 @@ import torch.distributed as dist
 from ...runtime.errors import ArgumentError
 from .member import NAME
 from .process_group import WorkerGroup
+from .works import completed
 from .world import WorkerWorld, world_here
 
 Function = Callable[..., Any]
@@ -143,6 +144,30 @@ def new_process_group_helper(torchs: Function) -> Function:
         return made
 
     return make
+
+
+def collect_all(torchs: Function) -> Function:
+    """One future of several, which are to be complete."""
+
+    @functools.wraps(torchs)
+    def collect(futures: Any) -> Any:
+        return torchs([completed(future) for future in futures])
+
+    return collect
+
+
+def register_comm_hook(torchs: Function) -> Function:
+    """DistributedDataParallel waits in C++ for the future that a hook gives."""
+
+    @functools.wraps(torchs)
+    def register(reducer: Any, state: Any, hook: Function) -> Any:
+        @functools.wraps(hook)
+        def complete(state: Any, bucket: Any) -> Any:
+            return completed(hook(state, bucket))
+
+        return torchs(reducer, state, hook if world_here() is None else complete)
+
+    return register
 
 
 def make_group(options: Any, _backend_options: Any = None) -> WorkerGroup:

@@ -8,16 +8,21 @@ constant, nor whose global variables they are. So backends of different workers 
 from __future__ import annotations
 
 import functools
+import math
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import Any
 
-from .imports import on_import
+from .imports import import_turn, on_import
 from .patches import Patches
-from .world import world_here
+from .world import WorkerWorld, world_here
 
-_LIMIT = 64  # compiled versions of one function, for all workers and some sessions
+# compiled versions of one function, and how often it is compiled: torch's own, for each worker
+_LIMITS = {"recompile_limit": 8, "accumulated_recompile_limit": 256}
+_SESSIONS = 8  # so many of this size, whose versions are still kept
 
 
 def _backends(torch: ModuleType, patches: Patches) -> None:
@@ -28,7 +33,7 @@ def _backends(torch: ModuleType, patches: Patches) -> None:
             world = world_here()
             if world is not None:
                 self.discolab_world = world.number
-                _raise_limit()
+                _raise_limits(world)
 
         return init_for_worker
 
@@ -46,14 +51,46 @@ def _backends(torch: ModuleType, patches: Patches) -> None:
         patches.replace(wrapper, "__eq__", equal_over)
 
 
-def _raise_limit() -> None:
+def _raise_limits(world: WorkerWorld) -> None:
     """So many workers are no sign of a function that is compiled again and again.
 
     The settings of torch._dynamo belong to the thread.
     """
     config: Any = sys.modules.get("torch._dynamo.config")
-    if config is not None and getattr(config, "recompile_limit", _LIMIT) < _LIMIT:
-        config.recompile_limit = _LIMIT
+    workers = min(world.number, _SESSIONS * world.worker.num_workers)
+    for name, each in _LIMITS.items():
+        if getattr(config, name, math.inf) < each * workers:
+            setattr(config, name, each * workers)
+
+
+def _lock(module: ModuleType, patches: Patches) -> None:
+    """Who compiles also imports, under torch's lock; who imports may compile: both in one turn."""
+    patches.replace(module, "compile_lock", _LockInTurn)
+
+
+class _LockInTurn:
+    """A lock that a worker takes with its turn to import, for which it waits as for all else."""
+
+    def __init__(self, lock: AbstractContextManager[Any]) -> None:
+        self._lock = lock
+        self._own = threading.local()
+
+    def __enter__(self) -> None:
+        if not hasattr(self._own, "entered"):
+            self._own.entered = []
+        entered = self._in_turn()
+        entered.__enter__()
+        self._own.entered.append(entered)
+
+    def __exit__(self, *exc: Any) -> bool | None:
+        entered: AbstractContextManager[None] = self._own.entered.pop()
+        return entered.__exit__(*exc)
+
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        with import_turn.taken("what torch.compile needs"), self._lock:
+            yield
 
 
 on_import["torch"] = _backends
+on_import["torch._dynamo.convert_frame"] = _lock

@@ -205,6 +205,53 @@ def _rpc(module: ModuleType, patches: Patches) -> None:
     patches.replace(module, "init_rpc", init_over)
 
 
+def _dynamo(module: ModuleType, patches: Patches) -> None:
+    """A reset frees what torch.compile has made, also what another worker runs at that moment."""
+
+    def reset_over(reset: Callable[[], None]) -> Callable[[], None]:
+        @functools.wraps(reset)
+        def reset_or_refuse() -> None:
+            if world_here() is not None:
+                raise SessionError(
+                    "torch.compiler.reset() throws away the compiled code of the process, also "
+                    "what other workers run now; call it in the notebook, outside of %%disco and "
+                    "after sess.sync_all()"
+                )
+            reset()
+
+        return reset_or_refuse
+
+    patches.replace(module, "reset", reset_over)
+
+
+def _fsdp_state(module: ModuleType, patches: Patches) -> None:
+    """A backward that was cut short leaves a sharded module that reduces no gradients any more.
+
+    A process would have died of it. Here the module is still there when the next command comes.
+    """
+    not_compiled: Any = getattr(module, "_dynamo_disable", lambda function: function)
+
+    def pre_forward_over(pre_forward: Callable[..., Any]) -> Any:
+        @functools.wraps(pre_forward)
+        def pre_forward_if_whole(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if (
+                self._state_ctx.post_backward_final_callback_queued
+                and torch._C._current_graph_task_id() == -1  # no backward runs now
+                and world_here() is not None
+            ):
+                raise SessionError(
+                    "an earlier backward of this fully_shard module was cut short, by an error or "
+                    "an interrupt, and torch would train on without reducing gradients. Call "
+                    "reset_iter_state() of the outermost module on all ranks, then zero_grad(); "
+                    "with a torch that has no such method build the module again"
+                )
+            return pre_forward(self, *args, **kwargs)
+
+        return not_compiled(pre_forward_if_whole)
+
+    patches.replace(module.FSDPState, "_pre_forward", pre_forward_over)
+
+
 def warn_of_default_dtype(set_default: Callable[..., Any]) -> Callable[..., Any]:
     """`torch.set_default_dtype` that says on a worker whom it concerns."""
 
@@ -223,7 +270,9 @@ def warn_of_default_dtype(set_default: Callable[..., Any]) -> Callable[..., Any]
 
 on_import.update(
     {
+        "torch._dynamo": _dynamo,
         "torch.autograd.profiler": _profiler,
+        "torch.distributed.fsdp._fully_shard._fsdp_state": _fsdp_state,
         "torch.distributed.rpc": _rpc,
         "torch.distributed.tensor._collective_utils": _collective_utils,
         "torch.distributed.tensor._sharding_prop": _sharding_prop,

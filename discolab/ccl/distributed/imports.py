@@ -3,7 +3,9 @@
 Modules of torch.distributed import each other in circles. Python's import locks break such a
 circle, where two threads meet in it, by showing one of them a module that is half made. So a
 worker that imports something new takes its turn first; it waits as for everything else, and can
-be interrupted. Other threads, those that workers have started too, are left alone.
+be interrupted. While it imports an interrupt is held back: modules that import each other can't be
+imported again after one of them was cut short. Other threads, those that workers have started too,
+are left alone.
 
 `on_import` names functions to be called with a module that has just been made, before anybody
 else sees it.
@@ -14,13 +16,16 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
+import threading
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from ...runtime.worker import current_worker_or_none
 from .patches import Patches
 from .turns import Turn
 
@@ -30,17 +35,17 @@ Change = Callable[[ModuleType, Patches], None]
 
 on_import: dict[str, Change] = {}
 
-_turn = Turn("import")
+import_turn = Turn("import")
 
 
 def install(patches: Patches) -> None:
     """Have imports wait for each other; change the modules that are there already."""
-    todo = dict(on_import)  # Python asks for a package again with each of its modules
+    todo = dict(on_import)
 
     def load_over(load: Function) -> Function:
         @functools.wraps(load)
         def find_and_load(name: str, import_: Any) -> Any:
-            with _turn.taken(name):
+            with import_turn.taken(name), _whole():
                 return _changed(name, load(name, import_), todo, patches)
 
         return find_and_load
@@ -48,7 +53,7 @@ def install(patches: Patches) -> None:
     def wait_over(wait: Function) -> Function:
         @functools.wraps(wait)
         def lock_unlock_module(name: str) -> Any:  # the module is being made by another thread
-            with _turn.taken(name):
+            with import_turn.taken(name):
                 return wait(name)
 
         return lock_unlock_module
@@ -61,7 +66,17 @@ def install(patches: Patches) -> None:
             _changed(name, sys.modules[name], todo, patches)
 
 
+def _whole() -> AbstractContextManager[None]:
+    """Within it a worker is not interrupted on its own thread."""
+    worker = current_worker_or_none()
+    if worker is None or worker.thread_id != threading.get_ident():
+        return nullcontext()
+    return worker.held_back()
+
+
 def _changed(name: str, module: Any, todo: dict[str, Change], patches: Patches) -> Any:
+    if name not in todo or getattr(getattr(module, "__spec__", None), "_initializing", False):
+        return module  # Python asks for a package again with each of its modules
     change = todo.pop(name, None)
     if change is not None:
         try:

@@ -130,7 +130,8 @@ class Member(_ProcessGroup):  # type: ignore[misc] # Any, see above
     _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
-        """Nothing: there is no connection to close."""
+        """Let go of the connection, if no other group of these workers has it."""
+        backend_of(self._worker).forget(self._worker, self._group)
 
     abort = shutdown
 
@@ -184,6 +185,21 @@ class Member(_ProcessGroup):  # type: ignore[misc] # Any, see above
             "it. Workers share the global variables of modules: keep a process group in a "
             "variable of the cell or of an object, not in a module or a default argument"
         )
+
+    def _member(self, name: str, place: int) -> int:
+        """Which worker has this rank within the group.
+
+        Raises
+        ------
+        ArgumentError
+        """
+        if not 0 <= place < len(self._ranks):
+            role = {"send": "destination", "recv": "source"}.get(name, "root")
+            raise ArgumentError(
+                f"{name}: the {role} is rank {place} of the process group of "
+                f"{name_ranks(self._ranks)}, whose ranks are 0 to {len(self._ranks) - 1}"
+            )
+        return self._ranks[place]
 
     def _begun(self, work: Work, tensors: Any) -> DistWork:
         self._note(work)

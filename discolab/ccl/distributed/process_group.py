@@ -51,7 +51,7 @@ class WorkerGroup(Member):
         self._check_thread(name)
         outs = as_plain(name, listed(tensors))
         reduction, factor = reduction_of(name, opts, outs)
-        root = self._ranks[root_of(opts)]
+        root = self._member(name, root_of(opts))
         call = self._call(name, outs, opts, reduction=reduction, root=root)
         mine = outs if root == self._worker.worker_id else []
         work = self._backend.reduce(call, scaled(outs, factor), mine, reduction, root)
@@ -99,7 +99,7 @@ class WorkerGroup(Member):
         name = "broadcast"
         self._check_thread(name)
         outs = as_plain(name, listed(tensors))
-        root = self._ranks[root_of(opts)]
+        root = self._member(name, root_of(opts))
         call = self._call(name, outs, opts, root=root)
         srcs = outs if root == self._worker.worker_id else []
         return self._begun(self._backend.broadcast(call, srcs, outs, root), tensors)
@@ -146,7 +146,7 @@ class WorkerGroup(Member):
         """Everybody's tensor to the root's list."""
         name = "gather"
         self._check_thread(name)
-        srcs, root = as_plain(name, listed(ins), writable=False), self._ranks[root_of(opts)]
+        srcs, root = as_plain(name, listed(ins), writable=False), self._member(name, root_of(opts))
         dsts: list[Tensor] = []
         if root == self._worker.worker_id:
             dsts = as_plain(name, self._by_rank(outs[0]))
@@ -158,7 +158,7 @@ class WorkerGroup(Member):
         """The root's list, one for each member."""
         name = "scatter"
         self._check_thread(name)
-        dsts, root = as_plain(name, listed(outs)), self._ranks[root_of(opts)]
+        dsts, root = as_plain(name, listed(outs)), self._member(name, root_of(opts))
         srcs: list[Tensor] = []
         if root == self._worker.worker_id:
             srcs = as_plain(name, self._by_rank(ins[0]), writable=False)
@@ -213,13 +213,13 @@ class WorkerGroup(Member):
         """Send one tensor; copied at once."""
         self._check_thread("send")
         (src,) = as_plain("send", listed(tensors), writable=False)
-        peer = self._ranks[dst]
+        peer = self._member("send", dst)
         call = self._call("send", [src], None, root=peer)
         return self._begun(self._backend.send(call, src, peer, self._tag(tag)), tensors)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> DistWork:
         """Receive the next tensor of one member."""
-        return self._receive(tensors, self._ranks[src], tag)
+        return self._receive(tensors, self._member("recv", src), tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> DistWork:
         """Receive the next tensor of any member."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -33,7 +34,7 @@ class DistWork(dist.Work):
         finish: Callable[[], None] | None = None,
     ) -> None:
         super().__init__()
-        self._work, self._tensors, self._finish = work, list(tensors), finish
+        self._work, self.tensors, self._finish = work, list(tensors), finish
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until it is over; True, or raises what went wrong."""
@@ -52,15 +53,14 @@ class DistWork(dist.Work):
         self.wait()
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future that holds the outputs.
+        """A future that holds the outputs; it waits when it is asked for them.
 
-        It is complete: who waits for a future does so inside torch, where no interrupt comes
-        through, so the waiting is done here.
+        torch's C++ code waits for a future where no interrupt comes through and no deadlock is
+        seen. So for it, and where the caller can't be told, the waiting is done here.
         """
-        self.wait()
-        devices = [tensor.device for tensor in self._tensors if tensor.is_cuda]
-        future = torch.futures.Future[list[torch.Tensor]](devices=sorted(set(devices), key=str))
-        future.set_result(self._tensors)
+        future = WorkFuture(self)
+        if "get_future" not in sys._getframe(1).f_code.co_names:
+            future.complete()
         return future
 
     def is_completed(self) -> bool:
@@ -84,7 +84,54 @@ class DistWork(dist.Work):
     def result(self) -> list[torch.Tensor]:
         """The outputs, after waiting."""
         self.wait()
-        return self._tensors
+        return self.tensors
+
+
+class WorkFuture(torch.futures.Future[list[torch.Tensor]]):
+    """The outputs of a `DistWork`; used on its worker's thread, as that is."""
+
+    def __init__(self, work: DistWork) -> None:
+        devices = {tensor.device for tensor in work.tensors if tensor.is_cuda}
+        super().__init__(devices=sorted(devices, key=str))
+        self._of = work
+
+    def complete(self) -> None:
+        """Wait for the work, as `DistWork.wait` does; from then on torch's own future holds all."""
+        if not super().done():
+            self._of.wait()
+            self.set_result(self._of.tensors)
+
+    def done(self) -> bool:
+        """Whether the work is over; never waits."""
+        return super().done() or self._of.is_completed()
+
+    def wait(self) -> list[torch.Tensor]:
+        """The outputs, after waiting."""
+        self.complete()
+        return super().wait()
+
+    def value(self) -> list[torch.Tensor]:
+        """The outputs of what is over."""
+        if self.done():
+            self.complete()
+        return super().value()
+
+    def then(self, callback: Callable[..., Any]) -> Any:
+        """Wait, then call back on this worker's thread; its result in another future."""
+        self.complete()
+        return super().then(callback)
+
+    def add_done_callback(self, callback: Callable[..., None]) -> None:
+        """Wait, then call back on this worker's thread."""
+        self.complete()
+        super().add_done_callback(callback)
+
+
+def completed(future: Any) -> Any:
+    """What torch's C++ code is given to wait for."""
+    if isinstance(future, WorkFuture):
+        future.complete()
+    return future
 
 
 class ReceptionWork(DistWork):
