@@ -14,8 +14,8 @@ from .call import Call, Kind, Signature, kind, kinds_of
 from .deadlines import timeout_of
 from .groups import Group
 from .ledger import ledger_of
+from .meeting.verdicts import call_site
 from .reductions import MOVABLE
-from .verdicts import call_site
 
 
 def calling_worker(name: str) -> Worker:

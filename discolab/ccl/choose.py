@@ -14,13 +14,14 @@ import torch
 from ..engines import hooks
 from ..runtime.errors import ArgumentError
 from ..runtime.worker import Worker, current_worker
-from . import checks, gloo, mpi, nccl
+from . import checks
 from .backend import Backend, BackendStatistics
+from .backends import gloo, mpi, nccl
+from .backends.local import LocalBackend
 from .call import Call, Signature
 from .groups import resolve
-from .local import LocalBackend
-from .meetings import Meetings
-from .verdicts import call_site
+from .meeting.meetings import Meetings
+from .meeting.verdicts import call_site
 
 BACKENDS = ("local", "gloo", "nccl", "mpi")
 _CHOSEN = "discolab.ccl"

@@ -24,14 +24,14 @@ from ..runtime.ranks import parse_ranks
 from ..runtime.session import Session
 from ..runtime.status import WorkerStatus
 from ..runtime.worker import Worker
-from .board import Board
+from .backends.local import LocalBackend
 from .call import kind
-from .cycles import cycle_of, stuck
 from .groups import Group
 from .ledger import ledger_of
-from .local import LocalBackend
+from .meeting.board import Board
+from .meeting.cycles import cycle_of, stuck
+from .meeting.waits import RUNNING, Meeting, Reception, Wait
 from .rounds import Round, align, failed_in_collective, in_words
-from .waits import RUNNING, Meeting, Reception, Wait
 
 _PATIENCE = 1.0  # seconds for a lock that is never held for long; then look without it
 

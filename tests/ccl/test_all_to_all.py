@@ -12,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 
 from discolab import ccl
-from discolab.ccl import jobs
+from discolab.ccl.backends import jobs
 from discolab.engines import ThreadedSession
 from discolab.runtime import ArgumentError, Failure, WorkerError, current_worker
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from discolab import ccl
-from discolab.ccl import jobs
+from discolab.ccl.backends import jobs
 from discolab.runtime import Failure, SessionError, WorkerError, current_worker
 
 

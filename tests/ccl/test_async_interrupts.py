@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from discolab import ccl
-from discolab.ccl import jobs
+from discolab.ccl.backends import jobs
 from discolab.engines import ThreadedSession
 from discolab.runtime import CollectiveError, WorkerError, current_worker
 

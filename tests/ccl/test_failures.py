@@ -275,7 +275,7 @@ def test_an_error_in_the_work_ends_it_on_all(start: Any, monkeypatch: pytest.Mon
         monkeypatch.undo()
         raise MemoryError("no room")
 
-    monkeypatch.setattr("discolab.ccl.jobs.combine", out_of_memory)
+    monkeypatch.setattr("discolab.ccl.backends.jobs.combine", out_of_memory)
     with start(3) as sess:
         failures = failures_of(sess, reduces)
     assert sorted(failures) == [0, 1, 2]

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 from discolab import ccl
-from discolab.ccl import background, choose
-from discolab.ccl.gloo import GlooBackend
+from discolab.ccl import choose
+from discolab.ccl.backends import background
+from discolab.ccl.backends.gloo import GlooBackend
 from discolab.engines import ThreadedSession
 from discolab.runtime import Failure, WorkerError, current_worker
 from discolab.runtime.interruptible import TICK
@@ -391,7 +392,7 @@ def test_an_error_of_the_library_is_told_by_all(gloo: Any, monkeypatch: pytest.M
 
     with gloo(3) as sess:
         sess.call_packed(fine).debug_get_from_all()
-        monkeypatch.setattr("discolab.ccl.gloo.start", full)
+        monkeypatch.setattr("discolab.ccl.backends.gloo.start", full)
         failures = failures_of(sess, fine)
     assert sorted(failures) == [0, 1, 2]
     for failure in failures.values():
@@ -405,7 +406,7 @@ def test_process_groups_that_cant_be_made(gloo: Any, monkeypatch: pytest.MonkeyP
         raise RuntimeError("no such interface")
 
     with gloo(2) as sess, monkeypatch.context() as patch:
-        patch.setattr("discolab.ccl.gloo._device", refuse)
+        patch.setattr("discolab.ccl.backends.gloo._device", refuse)
         with pytest.raises(WorkerError, match="no such interface"):
             sess.call_packed(fine).debug_get_from_all()
         patch.undo()
@@ -721,7 +722,7 @@ def pairs(turns: int) -> float:
 
 
 def test_only_so_many_are_kept(gloo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("discolab.ccl.connections.MOST", 2)
+    monkeypatch.setattr("discolab.ccl.backends.connections.MOST", 2)
     with gloo(4) as sess:
         assert sess.call_packed(pairs, 3).debug_get_from_all() == [1.0] * 4
         assert sess.call_packed(connections).debug_get_from_remote(0) <= 4  # two in use at once

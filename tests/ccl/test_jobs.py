@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from discolab import ccl
-from discolab.ccl import jobs
+from discolab.ccl.backends import jobs
 from discolab.ccl.reductions import combine
 from discolab.runtime import current_worker
 
@@ -26,7 +26,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         return tickets
 
     monkeypatch.setattr(jobs, "BLOCK", 48)
-    monkeypatch.setattr("discolab.ccl.local.perform", counted)
+    monkeypatch.setattr("discolab.ccl.backends.local.perform", counted)
     return used
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from discolab import ccl
-from discolab.ccl import jobs
+from discolab.ccl.backends import jobs
 from discolab.ccl.ledger import ledger_of
 from discolab.engines import ThreadedSession
 from discolab.runtime import Failure, WaitTimeoutError, WorkerError, current_worker

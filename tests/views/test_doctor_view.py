@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from discolab import ccl
-from discolab.ccl import local
+from discolab.ccl.backends import local
+from discolab.ccl.backends.gloo import GlooBackend
 from discolab.ccl.doctor import Diagnosis, Edge, Parcel, doctor, forget
-from discolab.ccl.gloo import GlooBackend
 from discolab.ccl.rounds import Entry, Round
 from discolab.engines import ThreadedSession
 from discolab.runtime import ArgumentError, WorkerError, WorkerStatus, current_worker
@@ -293,8 +293,8 @@ def sums_once() -> None:
 @pytest.mark.parametrize(
     ("backend", "place", "doing"),
     [
-        ("gloo", "discolab.ccl.gloo.GlooBackend._perform", "gloo is moving the data"),
-        ("local", "discolab.ccl.local.perform", "worker 3 is doing it for all"),
+        ("gloo", "discolab.ccl.backends.gloo.GlooBackend._perform", "gloo is moving the data"),
+        ("local", "discolab.ccl.backends.local.perform", "worker 3 is doing it for all"),
     ],
 )
 def test_while_it_is_being_done(

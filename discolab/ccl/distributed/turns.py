@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from ...runtime.errors import CollectiveError
 from ...runtime.worker import Worker, current_worker_or_none
-from ..waits import Wait
+from ..meeting.waits import Wait
 
 Holder = tuple[Worker, int]  # and the command that it runs
 

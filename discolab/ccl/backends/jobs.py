@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import torch
 
-from . import moves
-from .reductions import accumulates_in_place, combine, combine_into
-from .tickets import Tickets
+from .. import moves
+from ..meeting.tickets import Tickets
+from ..reductions import accumulates_in_place, combine, combine_into
 
 BLOCK = 1 << 20  # bytes of one input; smaller ones cost hand-overs of the interpreter, larger cache
 

@@ -17,18 +17,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..runtime.errors import ArgumentError, CollectiveAborted, CollectiveError
-from ..runtime.failures import name_ranks
-from ..runtime.worker import Worker
+from ...runtime.errors import ArgumentError, CollectiveAborted, CollectiveError
+from ...runtime.failures import name_ranks
+from ...runtime.worker import Worker
+from ..backend import Backend, BackendStatistics, Tensor, Tensors
+from ..call import DONE, P2P, Call, kind
+from ..groups import Group
+from ..meeting.verdicts import where
+from ..work import Finished, Work
 from . import steps, wire
-from .backend import Backend, BackendStatistics, Tensor, Tensors
-from .call import DONE, P2P, Call, kind
-from .groups import Group
 from .library import LibraryBackend
 from .mpi_post import Communicator, Post
 from .mpi_work import MpiWork, Requests
-from .verdicts import where
-from .work import Finished, Work
 
 Turn = tuple[int, int]  # the ordinal of the command, and the number of the collective in it
 

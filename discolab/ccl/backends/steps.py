@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import torch
 
+from ..reductions import combine
 from . import wire
-from .reductions import combine
 
 Tensor = torch.Tensor
 Tensors = Sequence[torch.Tensor]

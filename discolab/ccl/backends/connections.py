@@ -24,11 +24,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ..runtime.errors import SessionError
-from ..runtime.interruptible import TICK
-from ..runtime.worker import Worker
+from ...runtime.errors import SessionError
+from ...runtime.interruptible import TICK
+from ...runtime.worker import Worker
+from ..groups import Group
 from . import background
-from .groups import Group
 
 ProcessGroup = Any  # of the library, one member's
 

@@ -11,14 +11,15 @@ from typing import Any
 
 import torch
 
-from ..runtime.errors import CollectiveAborted, CollectiveError, WaitTimeoutError
-from ..runtime.worker import Worker
-from . import moves, verdicts
-from .call import DONE, FAILED, Call, kind
+from ...runtime.errors import CollectiveAborted, CollectiveError, WaitTimeoutError
+from ...runtime.worker import Worker
+from .. import moves
+from ..call import DONE, FAILED, Call, kind
+from ..work import Work
+from . import verdicts
 from .mailbox import Message, Pair, failed_in
 from .meetings import Meetings, check_thread
 from .waits import Reception
-from .work import Work
 
 Route = tuple[int | None, int, str]  # sender (None: any), receiver, tag
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
+from ..backend import Backend, Tensors
+from ..call import Call
+from ..work import Work
 from . import steps
-from .backend import Backend, Tensors
-from .call import Call
-from .work import Work
 
 
 class LibraryBackend(Backend):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Protocol
 
-from ..runtime.errors import CollectiveAborted, WaitTimeoutError
-from .call import DONE, FAILED, Call
-from .meetings import check_thread
-from .work import Work
+from ...runtime.errors import CollectiveAborted, WaitTimeoutError
+from ..call import DONE, FAILED, Call
+from ..meeting.meetings import check_thread
+from ..work import Work
 
 FIRST_PAUSE, LONGEST_PAUSE = 1e-5, 1e-3  # seconds between two looks at MPI
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from ..runtime.worker import Worker
-from .call import WAITING
+from ...runtime.worker import Worker
+from ..call import WAITING
 from .mailbox import failed_in
 from .waits import RUNNING, Meeting, Reception, Wait
 

@@ -10,12 +10,12 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ..runtime.actions import site_text
-from ..runtime.errors import CollectiveAborted, CollectiveError
-from ..runtime.failures import Failure, name_ranks
-from ..runtime.worker import Worker
+from ...runtime.actions import site_text
+from ...runtime.errors import CollectiveAborted, CollectiveError
+from ...runtime.failures import Failure, name_ranks
+from ...runtime.worker import Worker
+from ..call import WAITING, Signature, Site, kind
 from .board import Board
-from .call import WAITING, Signature, Site, kind
 from .cycles import cycle_of, is_gone, is_idle, needed, sender_lost, stuck, to_fail
 from .waits import RUNNING, Meeting, Reception, Wait
 

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..runtime.errors import SessionError
-from ..runtime.worker import bind_thread
+from ...runtime.errors import SessionError
+from ...runtime.worker import bind_thread
 
 END_SECONDS = 5.0
 

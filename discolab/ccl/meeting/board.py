@@ -15,9 +15,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from ..runtime.errors import CollectiveAborted, CollectiveError
-from ..runtime.worker import Worker
-from .call import DONE, FAILED, Call
+from ...runtime.errors import CollectiveAborted, CollectiveError
+from ...runtime.worker import Worker
+from ..call import DONE, FAILED, Call
 from .mailbox import Mailbox
 from .waits import RUNNING, Key, Meeting, Post, Wait
 

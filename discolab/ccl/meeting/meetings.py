@@ -18,15 +18,16 @@ from typing import Any
 
 import torch
 
-from ..runtime.errors import CollectiveAborted, CollectiveError, SessionError, WaitTimeoutError
-from ..runtime.worker import Worker
-from . import moves, verdicts
-from .backend import BackendStatistics
+from ...runtime.errors import CollectiveAborted, CollectiveError, SessionError, WaitTimeoutError
+from ...runtime.worker import Worker
+from .. import moves
+from ..backend import BackendStatistics
+from ..call import DONE, Call
+from ..work import Work
+from . import verdicts
 from .board import Board
-from .call import DONE, Call
 from .tickets import Tickets
 from .waits import RUNNING, Meeting, Post, Reception, Wait
-from .work import Work
 
 Execute = Callable[[Meeting, Sequence[Post]], "Tickets | None"]
 Tensors = Sequence[torch.Tensor]

@@ -31,18 +31,19 @@ import torch
 # torch does not export the option classes from torch.distributed
 from torch._C import _distributed_c10d as c10d
 
-from ..runtime.errors import CollectiveAborted, CollectiveError
-from ..runtime.interruptible import TICK
-from ..runtime.worker import Worker
-from . import background, moves, steps
-from .backend import BackendStatistics, Tensor, Tensors
-from .call import Call
+from ...runtime.errors import CollectiveAborted, CollectiveError
+from ...runtime.interruptible import TICK
+from ...runtime.worker import Worker
+from .. import moves
+from ..backend import BackendStatistics, Tensor, Tensors
+from ..call import Call
+from ..groups import Group
+from ..meeting.waits import Meeting, Post
+from ..work import Work
+from . import background, steps
 from .connections import Connections, ProcessGroup
-from .groups import Group
 from .library import LibraryBackend
 from .local import LocalBackend
-from .waits import Meeting, Post
-from .work import Work
 
 R = TypeVar("R")
 

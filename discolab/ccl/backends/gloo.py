@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch._C import _distributed_c10d as c10d
 
-from ..runtime.worker import Worker
+from ...runtime.worker import Worker
+from ..call import Call
+from ..groups import Group
+from ..meeting.waits import Meeting, Post
 from . import steps, wire
-from .call import Call
 from .connections import ProcessGroup
-from .groups import Group
 from .process_groups import STEP_SECONDS, ProcessGroupBackend, start
-from .waits import Meeting, Post
 
 
 class GlooBackend(ProcessGroupBackend):

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ..runtime.actions import site_text
-from ..runtime.errors import CollectiveError
-from ..runtime.worker import Worker
-from .call import Site
+from ...runtime.actions import site_text
+from ...runtime.errors import CollectiveError
+from ...runtime.worker import Worker
+from ..call import Site
 
 Pair = tuple[int, int, str]  # ranks of sender and receiver, and the tag
 

@@ -10,10 +10,10 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from ..runtime.errors import CollectiveError
-from ..runtime.failures import name_ranks
-from .call import DONE, FAILED, WAITING, Call
-from .groups import Group
+from ...runtime.errors import CollectiveError
+from ...runtime.failures import name_ranks
+from ..call import DONE, FAILED, WAITING, Call
+from ..groups import Group
 from .mailbox import Mailbox, Pair
 from .tickets import Tickets
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from .moves import as_bytes
+from ..moves import as_bytes
 
 Tensor = torch.Tensor
 Tensors = Sequence[torch.Tensor]

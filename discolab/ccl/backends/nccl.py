@@ -21,18 +21,18 @@ from typing import Any
 import torch
 from torch._C import _distributed_c10d as c10d
 
-from ..runtime.errors import ArgumentError
-from ..runtime.failures import name_ranks
-from ..runtime.worker import Worker
+from ...runtime.errors import ArgumentError
+from ...runtime.failures import name_ranks
+from ...runtime.worker import Worker
+from ..backend import Tensors
+from ..call import Call
+from ..groups import Group
+from ..meeting.waits import Meeting, Post
+from ..work import Work
 from . import background, steps, wire
-from .backend import Tensors
-from .call import Call
 from .connections import ProcessGroup
-from .groups import Group
 from .local import LocalBackend
 from .process_groups import STEP_SECONDS, ProcessGroupBackend, start
-from .waits import Meeting, Post
-from .work import Work
 
 # Read by torch whenever it makes a process group. What the user has set stays.
 _ENVIRONMENT = {

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from .backend import Backend, BackendStatistics, Tensor, Tensors
-from .call import Call
+from ..backend import Backend, BackendStatistics, Tensor, Tensors
+from ..call import Call
+from ..meeting.meetings import Meetings
+from ..meeting.messages import Postman
+from ..meeting.tickets import Tickets
+from ..meeting.waits import Meeting, Post
+from ..work import Finished, Work
 from .jobs import Job, perform
-from .meetings import Meetings
-from .messages import Postman
-from .tickets import Tickets
-from .waits import Meeting, Post
-from .work import Finished, Work
 
 Plan = Callable[[Sequence[Post]], list[Job]]
 

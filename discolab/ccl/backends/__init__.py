@@ -1,0 +1,1 @@
+"""Who moves the tensors: `local`, and Gloo, NCCL and MPI behind the same interface."""
