@@ -7,10 +7,9 @@ and returns a `DRef`, one name for the value that each worker holds. In a notebo
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import ccl, views
-from .ccl.doctor import Diagnosis, doctor
 from .engines import ThreadedSession, make_session
 from .runtime import (
     ArgumentError,
@@ -40,7 +39,20 @@ from .runtime import (
     register_func,
 )
 
+if TYPE_CHECKING:
+    from .ccl.doctor import Diagnosis, doctor
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """`doctor` and `Diagnosis` are imported when they are first used, with what draws them."""
+    if name in ("Diagnosis", "doctor"):
+        from .ccl import doctor as module
+        from .views import doctor_parts as _draws_it  # noqa: F401
+
+        return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -8,7 +8,9 @@ Importing this package registers Disco's ``runtime.disco.*`` collectives, which
 `Session.allreduce` and its like call by name.
 """
 
-from . import autograd
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from . import disco as _disco  # registers runtime.disco.*
 from . import distributed as _distributed  # has torch.distributed work in worker threads
 from . import mesh as _mesh  # gives a mesh its groups
@@ -43,6 +45,17 @@ from .p2p import (
     send_to_worker,
 )
 from .work import Work
+
+if TYPE_CHECKING:
+    from . import autograd
+
+
+def __getattr__(name: str) -> Any:
+    """`autograd` is imported when it is first used."""
+    if name == "autograd":
+        return importlib.import_module(".autograd", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "Backend",

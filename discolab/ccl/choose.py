@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -16,7 +17,6 @@ from ..runtime.errors import ArgumentError
 from ..runtime.worker import Worker, current_worker
 from . import checks
 from .backend import Backend, BackendStatistics
-from .backends import gloo, mpi, nccl
 from .backends.local import LocalBackend
 from .call import Call, Signature
 from .groups import resolve
@@ -90,23 +90,28 @@ def _agree(worker: Worker, name: str) -> None:
         _local(worker).barrier(call).wait()
 
 
+def _library(name: str) -> Any:
+    """A module of `backends`, imported when it is first asked for: most sessions need none."""
+    return importlib.import_module(f".backends.{name}", __package__)
+
+
 def _automatic(worker: Worker) -> str:
     """The name of the best backend; the same on all workers, for all see the same."""
     if len(worker.peers) < worker.num_workers:
         return "mpi"
-    several = worker.num_workers > 1
-    return "nccl" if several and not nccl.obstacle(_workers(worker)) else "local"
+    several = worker.num_workers > 1 and worker.device.type == "cuda"
+    return "nccl" if several and not _library("nccl").obstacle(_workers(worker)) else "local"
 
 
 def _obstacle(name: str, worker: Worker) -> str:
     """Why the workers can't use a backend, "" if they can."""
     if name == "mpi":
-        return mpi.obstacle(worker)
+        return str(_library("mpi").obstacle(worker))
     if len(worker.peers) < worker.num_workers:
         return f"{name!r} needs all workers in one process; for one process each there is 'mpi'"
     if name == "nccl":
-        return nccl.obstacle(_workers(worker))
-    return gloo.obstacle() if name == "gloo" else ""
+        return str(_library("nccl").obstacle(_workers(worker)))
+    return str(_library("gloo").obstacle()) if name == "gloo" else ""
 
 
 def _situation(worker: Worker, name: str) -> str:
@@ -150,9 +155,9 @@ def _local(worker: Worker) -> LocalBackend:
 
 
 _LIBRARIES: dict[str, Callable[[Worker], Backend]] = {
-    "gloo": lambda worker: gloo.GlooBackend(_local(worker)),
-    "nccl": lambda worker: nccl.NcclBackend(_local(worker)),
-    "mpi": mpi.backend,
+    "gloo": lambda worker: _library("gloo").GlooBackend(_local(worker)),
+    "nccl": lambda worker: _library("nccl").NcclBackend(_local(worker)),
+    "mpi": lambda worker: _library("mpi").backend(worker),
 }
 
 

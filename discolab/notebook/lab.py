@@ -24,6 +24,7 @@ from ..runtime.mesh import Mesh, parse_axes
 from ..runtime.ranks import parse_ranks
 from ..runtime.session import Session
 from ..runtime.worker import current_worker
+from ..views import doctor_view as _doctor_view  # noqa: F401 - draws a Diagnosis
 from . import bars, prompts
 from .cell import (
     WORKER_NAMES,

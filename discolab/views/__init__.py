@@ -5,9 +5,10 @@ workers into a small tree of parts. `render_text` and `render_html` lower the sa
 two never disagree. Nothing here moves a whole tensor, runs a collective, or raises.
 """
 
-from .before_after import before_after
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from .describe import describe
-from .doctor_view import doctor_parts
 from .draw import draw_dref
 from .dref_view import dref_parts
 from .html import rank_colour, render_html
@@ -28,6 +29,22 @@ from .parts import (
     Tile,
 )
 from .text import render_text
+
+if TYPE_CHECKING:
+    from .before_after import before_after
+    from .doctor_view import doctor_parts
+
+_LATER = {"before_after": ".before_after", "doctor_parts": ".doctor_view"}
+
+
+def __getattr__(name: str) -> Any:
+    """What few sessions use is imported when it is first used."""
+    if name in _LATER:
+        found = getattr(importlib.import_module(_LATER[name], __name__), name)
+        globals()[name] = found  # the import has left the module of that name there
+        return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "Box",
