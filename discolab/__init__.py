@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import ccl, views
-from .engines import ThreadedSession, make_session
+from .engines import ProcessSession, ThreadedSession, make_session
 from .runtime import (
     ArgumentError,
     CollectiveAborted,
@@ -82,6 +82,7 @@ __all__ = [
     "Failure",
     "ForeignDRefError",
     "Pickled",
+    "ProcessSession",
     "Session",
     "SessionClosedError",
     "SessionError",

@@ -1,13 +1,22 @@
-"""Fixtures for all tests: sessions with a limit on every wait; no worker thread left behind."""
+"""Fixtures for all tests: sessions on every engine, with a limit on every wait; nothing is left.
 
+A test that takes `sess` or `pair` from here runs once on each engine, but for those marked
+``one_process``: they look into workers, or share objects with them, as only threads can.
+"""
+
+import importlib.util
+import os
+import select
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
 
 import pytest
 
-from discolab import ThreadedSession
+from discolab import DiscoError, Session, WorkerError, current_worker, make_session
 
 THREAD_PREFIX = "discolab-"
 GRACE_SECONDS = 5.0
@@ -17,13 +26,25 @@ def _discolab_threads() -> set[threading.Thread]:
     return {t for t in threading.enumerate() if t.name.startswith(THREAD_PREFIX)}
 
 
+@pytest.fixture(scope="session", autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keys and what else discolab keeps for a user: in a folder of the tests."""
+    before = os.environ.get("DISCOLAB_HOME")
+    os.environ["DISCOLAB_HOME"] = str(tmp_path_factory.mktemp("home"))
+    yield
+    if before is None:
+        del os.environ["DISCOLAB_HOME"]
+    else:
+        os.environ["DISCOLAB_HOME"] = before
+
+
 @pytest.fixture(autouse=True)
 def no_leaked_threads() -> Iterator[None]:
     """Fail a test whose discolab threads still run five seconds after it ended."""
     before = _discolab_threads()
     yield
     deadline = time.monotonic() + GRACE_SECONDS
-    while left := _discolab_threads() - before:
+    while left := _discolab_threads() - before - KEPT.threads:
         if time.monotonic() > deadline:
             names = ", ".join(sorted(t.name for t in left))
             pytest.fail(
@@ -43,17 +64,157 @@ def drops_exceptions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what takes a session of ours on every engine."""
+    if "engine" in metafunc.fixturenames:
+        alone = metafunc.definition.get_closest_marker("one_process") is not None
+        metafunc.parametrize("engine", ENGINES[:1] if alone else ENGINES, indirect=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What runs on a kept session comes last, so that nothing else finds its threads."""
+    items.sort(key=lambda item: any(f"[{engine}" in item.name for engine in KEPT.engines))
+
+
+ENGINES = ["threads", "processes", "sockets"]
+OPTIONS: dict[str, dict[str, Any]] = {"sockets": {"nodes": "local:2"}}
+if importlib.util.find_spec("ray"):
+    ENGINES.append("ray")
+
+
+def _as_new() -> None:
+    """On a worker: forget what a test has left."""
+    worker = current_worker()
+    worker.namespace.clear()
+    worker.mesh = worker.program = None
+
+
+class Kept:
+    """Sessions that take seconds to start: each is handed out again while it is as good as new."""
+
+    engines = ("ray",)
+
+    def __init__(self) -> None:
+        self.threads: set[threading.Thread] = set()
+        self._sessions: dict[tuple[str, int, int], Session] = {}
+
+    def get(self, engine: str, num_workers: int, num_groups: int) -> Session:
+        """A session, started if there is none."""
+        key = engine, num_workers, num_groups
+        if key not in self._sessions:
+            before = _discolab_threads()
+            self._sessions[key] = make_session(
+                num_workers, engine, num_groups=num_groups, devices="cpu", timeout=20
+            )
+            self.threads |= _discolab_threads() - before
+        return self._sessions[key]
+
+    def tidy(self) -> None:
+        """After a test: those that are closed, broken or do not stop are not kept."""
+        for key, session in tuple(self._sessions.items()):
+            try:
+                good = not session.closed and session.interrupt(timeout=5) == []
+                if good:
+                    self._renew(session)
+            except DiscoError:
+                good = False
+            if not good:
+                del self._sessions[key]
+                session.shutdown(cancel=True)
+
+    def _renew(self, session: Session) -> None:
+        session.timeout, session._mesh = 20, None
+        session.call_without_result(_as_new)
+        try:
+            session.sync_all()
+        except WorkerError:  # nobody had asked for it
+            session.sync_all()
+
+    def close(self) -> None:
+        """End them all."""
+        while self._sessions:
+            self._sessions.popitem()[1].shutdown(cancel=True)
+        self.threads.clear()
+
+
+KEPT = Kept()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kept_sessions() -> Iterator[None]:
+    """Ended with the last test."""
+    yield
+    KEPT.close()
+
+
 @pytest.fixture
-def sess() -> Iterator[ThreadedSession]:
+def engine(request: pytest.FixtureRequest) -> str:
+    """The name of the engine on which this test runs now."""
+    return str(request.param)
+
+
+@pytest.fixture
+def make(engine: str) -> Iterator[Callable[..., Session]]:
+    """Start sessions on the engine of this test; they are shut down after it."""
+    made: list[Session] = []
+
+    def start(num_workers: int, num_groups: int = 1, **options: Any) -> Session:
+        if engine in KEPT.engines and not options:
+            return KEPT.get(engine, num_workers, num_groups)
+        options = {"devices": "cpu", "timeout": 20, **OPTIONS.get(engine, {}), **options}
+        session = make_session(num_workers, engine, num_groups=num_groups, **options)
+        made.append(session)
+        return session
+
+    yield start
+    for session in made:
+        session.shutdown(cancel=True)
+    if engine in KEPT.engines:
+        KEPT.tidy()
+
+
+class Gate:
+    """An event for workers wherever they are: a file, which is there once it is set."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def set(self) -> None:
+        """Open it."""
+        with open(self.path, "w", encoding="ascii"):
+            pass
+
+    def is_set(self) -> bool:
+        """Whether it is open."""
+        return os.path.exists(self.path)
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for it, as code that can't be interrupted at a wait of discolab's does."""
+        deadline = time.monotonic() + timeout
+        while not self.is_set() and time.monotonic() < deadline:
+            select.select([], [], [], 0.002)
+        return self.is_set()
+
+    def __call__(self) -> Self:
+        """Itself: what can be called goes to workers as it is."""
+        return self
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    """A `Gate`; open at the end of the test at the latest."""
+    made = Gate(str(tmp_path / "gate"))
+    yield made
+    made.set()
+
+
+@pytest.fixture
+def sess(make: Callable[..., Session]) -> Session:
     """Four workers in two groups."""
-    session = ThreadedSession(4, 2, devices="cpu", timeout=20)
-    yield session
-    session.shutdown(cancel=True)
+    return make(4, 2)
 
 
 @pytest.fixture
-def pair() -> Iterator[ThreadedSession]:
+def pair(make: Callable[..., Session]) -> Session:
     """Two workers."""
-    session = ThreadedSession(2, devices="cpu", timeout=20)
-    yield session
-    session.shutdown(cancel=True)
+    return make(2)

@@ -6,13 +6,51 @@ everything else is the session's.
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from ..runtime.errors import ArgumentError
 from ..runtime.session import Session
+from .processes import ProcessSession
 from .threads import ThreadedSession
 
-ENGINES: dict[str, type[ThreadedSession]] = {"threads": ThreadedSession}
+if TYPE_CHECKING:
+    from .ray import RaySession
+    from .sockets import SocketSession
+
+
+class _Later:
+    """Makes sessions of an engine that is imported when it is used."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self._module, self._name = module, name
+
+    def _found(self) -> Any:
+        return getattr(import_module(self._module, __package__), self._name)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self._found()(*args, **options)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._found())
+
+
+ENGINES: dict[str, Any] = {
+    "threads": ThreadedSession,
+    "processes": ProcessSession,
+    "sockets": _Later(".spread", "make_socket_session"),
+    "ray": _Later(".ray", "RaySession"),
+}
+_ELSEWHERE = {"RaySession": ".ray", "SocketSession": ".sockets"}
+
+
+def __getattr__(name: str) -> Any:
+    """Sessions of engines that are imported when they are used."""
+    if name in _ELSEWHERE:
+        return getattr(import_module(_ELSEWHERE[name], __package__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def make_session(num_workers: int, engine: str = "threads", **options: Any) -> Session:
@@ -28,7 +66,15 @@ def make_session(num_workers: int, engine: str = "threads", **options: Any) -> S
         raise ArgumentError(
             f"there is no engine {engine!r} in this version; there is: {', '.join(ENGINES)}"
         )
-    return kind(num_workers, **options)
+    session: Session = kind(num_workers, **options)
+    return session
 
 
-__all__ = ["ENGINES", "ThreadedSession", "make_session"]
+__all__ = [
+    "ENGINES",
+    "ProcessSession",
+    "RaySession",
+    "SocketSession",
+    "ThreadedSession",
+    "make_session",
+]

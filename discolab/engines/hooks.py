@@ -83,22 +83,25 @@ def leave(worker: Worker) -> None:
         extension.leave(worker)
 
 
-def hold(session: Session, threads: Iterable[threading.Thread]) -> None:
+def hold(session: Session | None, threads: Iterable[threading.Thread]) -> None:
     """Put the hooks in place while any of `threads`, the workers of `session`, lives.
 
-    What goes wrong there ends the session, and leaves nothing in place.
+    What goes wrong there ends the session (None: it is in another process), and leaves nothing in
+    place.
     """
     with _lock:
         first = not _threads
         _threads.extend(threads)
-        _sessions.add(session)
+        if session is not None:
+            _sessions.add(session)
         if first:
             try:
                 _install()
             except BaseException:
                 _threads.clear()
                 settle()
-                session.shutdown(cancel=True)
+                if session is not None:
+                    session.shutdown(cancel=True)
                 raise
 
 

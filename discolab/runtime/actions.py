@@ -14,6 +14,7 @@ A command is a plain tuple whose first item is the action and whose second is a 
     (DEBUG_SET_REGISTER, reg, value, ticket)
     (END_INTERRUPT, 0, ticket)                  everything before this was cancelled
     (COUNT_FROM, 0, number)                     some workers may have missed a command
+    (TOLD, 0, numbers)                          somebody was told of these failures of the worker
 
 Register 0 means "no result". With `tell` an orphan failure (see errors.py) is the reply.
 `func` is a `Register` or a callable; `bind` says, in bits, whether the function
@@ -48,6 +49,7 @@ class DiscoAction(IntEnum):
     DEBUG_SET_REGISTER = 8
     END_INTERRUPT = 64
     COUNT_FROM = 65
+    TOLD = 66
 
 
 def site_text(site: tuple[Any, int] | None) -> str:

@@ -46,6 +46,9 @@ _ATOMS: set[type] = {
 _PRIVATE = (torch.Tensor, torch.nn.Module, np.ndarray)
 _DEEPEST = 64
 
+OPENERS: dict[type, Callable[[Any, Callable[[int], Any]], Any]] = {}
+"""What a worker in another process receives shut, and how it is opened there with its registers."""
+
 
 def plain(cls: C) -> C:
     """Declare a class of small values that never change: a command carries them as they are."""
@@ -145,7 +148,7 @@ def is_atom(value: object) -> bool:
 def bind(value: Any, lookup: Callable[[int], Any]) -> Any:
     """Give an encoded argument its meaning on one worker.
 
-    Registers are looked up, tensors and other private objects copied.
+    Registers are looked up, tensors and other private objects copied, what is shut is opened.
     """
     kind = type(value)
     if kind in _ATOMS:
@@ -162,7 +165,8 @@ def bind(value: Any, lookup: Callable[[int], Any]) -> Any:
         return {bind(k, lookup): bind(v, lookup) for k, v in value.items()}
     if kind is slice:
         return slice(bind(value.start, lookup), bind(value.stop, lookup), bind(value.step, lookup))
-    return value
+    opener = OPENERS.get(kind)
+    return value if opener is None else opener(value, lookup)
 
 
 def private_copy(value: Any) -> Any:

@@ -67,12 +67,16 @@ class Caller(Controller):
                 self._registers.give_back(reg)
                 raise
             command = (_CALL_PACKED, reg, what, given, named, bind, site)
+            if self._torn:
+                self._mend()
+            self._torn = True
             try:
-                for send in self._sends:
+                for send in self._in_turn:
                     send(command)
             except BaseException:
                 self._mend()
                 raise
+            self._torn = False
             self._sent += 1
         return ref
 
@@ -127,7 +131,7 @@ class Caller(Controller):
         values = self.peek(ref, ranks, timeout, tell=True)
         failures = [v for v in values.values() if isinstance(v, Failure)]
         if failures:
-            raise told(failures)
+            raise self.told(failures)
         return [values[int(rank)] for rank in (range(self.num_workers) if ranks is None else ranks)]
 
     def peek(
@@ -182,6 +186,12 @@ class Caller(Controller):
         if isinstance(reply, Failure):
             raise WorkerError([reply])
 
+    def told(self, failures: list[Failure]) -> WorkerError:
+        """The error to raise. What a wait that was given up has brought is told by the next one."""
+        for failure in failures:
+            failure.reported = True
+        return WorkerError(failures)
+
     # -- inside ------------------------------------------------------------------------------
 
     def _register_of(self, value: Any) -> Register | None:
@@ -233,10 +243,3 @@ def _variable_name(name: Any) -> str:
     if not isinstance(name, str) or not name.isidentifier():
         raise ArgumentError(f'a worker variable has a Python name, as in sess["x"]; got {name!r}')
     return name
-
-
-def told(failures: list[Failure]) -> WorkerError:
-    """The error to raise. What a wait that was given up has brought is told by the next one."""
-    for failure in failures:
-        failure.reported = True
-    return WorkerError(failures)

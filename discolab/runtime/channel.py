@@ -54,7 +54,12 @@ class Ticket:
 
 
 class Channel(Protocol):
-    """The controller's end and the worker's end of one connection."""
+    """The controller's end and the worker's end of one connection.
+
+    `copies`: whether what is replied is copied on its way, rather than given by reference.
+    """
+
+    copies: bool
 
     def send(self, command: Command) -> None:
         """Queue a command (controller)."""
@@ -62,8 +67,8 @@ class Channel(Protocol):
     def recv(self) -> Command:
         """Wait for the next command (worker)."""
 
-    def reply(self, ticket: Ticket, rank: int, value: Any) -> None:
-        """Answer a command that carried a ticket (worker)."""
+    def reply(self, ticket: Any, rank: int, value: Any) -> None:
+        """Answer a command that carried a ticket, or what stands for it on the way (worker)."""
 
     def pending(self) -> int:
         """How many commands wait to be received."""
@@ -71,6 +76,8 @@ class Channel(Protocol):
 
 class ThreadChannel:
     """A channel between threads of one process; `send` never blocks and is safe in `__del__`."""
+
+    copies = False
 
     def __init__(self) -> None:
         commands: queue.SimpleQueue[Command] = queue.SimpleQueue()

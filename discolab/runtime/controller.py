@@ -74,6 +74,7 @@ class Controller:
         self.name: str | None = None
         self._channels = tuple(channels)
         self._sends = tuple(channel.send for channel in channels)
+        self._in_turn = self._sends  # in the order in which a broadcast goes out
         self._num_groups = num_groups
         self._devices = tuple(devices)
         self._worker_zero_data = worker_zero_data
@@ -83,6 +84,7 @@ class Controller:
         self._lock = threading.RLock()
         self._closed = False
         self._sent = 0
+        self._torn = False  # whether a command may have gone to some workers only
         self._look_at = _COUNT_EVERY
 
     # -- facts -----------------------------------------------------------------------------
@@ -228,7 +230,7 @@ class Controller:
         """Tell the workers to forget what no DRef holds any more; under the lock."""
         ids = self._registers.collect()
         if ids and not self._closed:
-            for send in self._sends:
+            for send in self._in_turn:
                 send((DiscoAction.KILL_REG, 0, ids))
 
     def forget_dropped(self) -> None:
@@ -240,19 +242,27 @@ class Controller:
     def _broadcast(self, command: tuple[Any, ...]) -> None:
         """Append a command to every channel; under the lock."""
         self._check_open()
+        if self._torn:
+            self._mend()
+        self._torn = True
         try:
-            for send in self._sends:
+            for send in self._in_turn:
                 send(command)
         except BaseException:
             self._mend()
             raise
+        self._torn = False
         self._sent += 1
 
     def _mend(self) -> None:
-        """Ctrl-C came between two sends: let all workers count calls from one number again."""
+        """Ctrl-C came between two sends: let all workers count calls from one number again.
+
+        Another one may come within: then the next command does it, for `_torn` is set until then.
+        """
         self._sent += 1
-        for send in self._sends:
+        for send in self._in_turn:
             send((DiscoAction.COUNT_FROM, 0, self._sent))
+        self._torn = False
 
     def _check_alive(self) -> None:
         dead = self._dead()
@@ -299,8 +309,12 @@ class Controller:
             if self._registers.dropped:
                 self._flush_dropped()
             command = (int(action), *head, ticket)
-            for rank in ranks:
-                self._sends[rank](command)
+            if len(ranks) == len(self._channels):
+                for send in self._in_turn:
+                    send(command)
+            else:
+                for rank in reversed(ranks):  # worker 0 last: its thread would take the GIL from us
+                    self._sends[rank](command)
         return ticket
 
     def _check_caller(self) -> None:

@@ -62,6 +62,8 @@ class Failure:
         True if the command has no result register: the next wait for that worker tells it.
     reported
         Set once somebody was told; a sync does not tell it again.
+    number
+        Of this failure among those of its worker; 0 if it has none.
     """
 
     rank: int
@@ -77,6 +79,7 @@ class Failure:
     exception: BaseException | None = field(default=None, repr=False)
     orphan: bool = False
     reported: bool = False
+    number: int = 0
 
     @classmethod
     def from_exception(cls, rank: int, command: str, call_site: str, exc: BaseException) -> Failure:

@@ -72,6 +72,16 @@ def find_func(name: str) -> Callable[..., Any]:
     return found
 
 
+def registered(name: str) -> Callable[..., Any] | None:
+    """What this process has registered as `name`."""
+    return _registry.get(name)
+
+
+def register_there(name: str, func: Callable[..., Any]) -> None:
+    """Register a function that the controller has sent, unless the worker has its own."""
+    _registry.setdefault(name, func)
+
+
 def list_funcs() -> list[str]:
     """All names in discolab's registry, sorted."""
     return sorted(_registry)

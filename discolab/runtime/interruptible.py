@@ -111,7 +111,8 @@ class Interruptible:
                 if self._async_sent:  # on its way: it would come within
                     self._async_sent = False
                     _raise_in_thread(self.thread_id, None)
-                    raise WorkerInterrupted("interrupted")
+                    if self.interrupts:  # else it was for a command before
+                        raise WorkerInterrupted("interrupted")
             yield
         finally:
             del held[depth:]

@@ -21,7 +21,7 @@ from .arguments import (
     parse_dtype,
     parse_shape,
 )
-from .calls import Caller, told
+from .calls import Caller
 from .controller import call_site, check_timeout
 from .dref import DModule, DPackedFunc, DRef
 from .errors import ArgumentError, WorkerError
@@ -383,7 +383,7 @@ class Session(Caller):
         replies = self.wait(self._ask(ranks, DiscoAction.SYNC_WORKER, "sync", (0,)), timeout)
         failures = [f for untold in replies.values() for f in untold]
         if failures:
-            raise told(failures)
+            raise self.told(failures)
 
 
 def _filling(name: str) -> Callable[..., Any]:

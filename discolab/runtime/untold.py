@@ -7,6 +7,8 @@ counts the others.
 
 from __future__ import annotations
 
+import itertools
+
 from .failures import Failure
 
 _MOST = 16
@@ -20,6 +22,7 @@ class Untold:
         self._results: list[Failure] = []
         self._orphans: list[Failure] = []
         self._counts = {False: 0, True: 0}
+        self._numbers = itertools.count(-1, -1)  # the workers count theirs from 1
 
     def add(self, failure: Failure) -> None:
         """Keep a failure, or count it."""
@@ -39,8 +42,13 @@ class Untold:
                 type_name="DiscoError",
                 message=f"+{count} more failure{'s' if count > 1 else ''} not kept",
                 orphan=failure.orphan,
+                number=next(self._numbers),
             )
         ]
+
+    def kept(self) -> list[Failure]:
+        """What is kept, whether it was reported or not."""
+        return [*self._results, *self._orphans]
 
     def all(self) -> list[Failure]:
         """What a sync tells. They stay here until `reported`: the wait may have been given up."""

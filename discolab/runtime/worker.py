@@ -9,6 +9,7 @@ Interrupting and waiting are in interruptible.py.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
@@ -36,6 +37,7 @@ from .sources import is_cell, place
 from .untold import Untold
 
 if TYPE_CHECKING:
+    from .link import Link
     from .mesh import Mesh
 
 _MOST_FAILED_CALLS = 16
@@ -105,6 +107,8 @@ class Worker(Interruptible):
         One dict for all workers of this address space; use `setdefault` to add to it.
     worker_zero_data
         Host tensors on their way to and from worker 0, by token.
+    link
+        To the session's services where workers are in several processes, else None.
     executed
         How many calls have ended here: the same number on all workers for the same call.
     sat_out
@@ -139,6 +143,7 @@ class Worker(Interruptible):
         self.shared = shared
         self.worker_zero_data = worker_zero_data
         self.peers: dict[int, Worker] = {}
+        self.link: Link | None = None
         self.registers: dict[int, Any] = {}
         self.namespace: dict[str, Any] = {}
         self.program: dict[str, Any] | None = None
@@ -151,6 +156,7 @@ class Worker(Interruptible):
         self.resumed_at = 0
         self.failed_calls: deque[tuple[int, Failure]] = deque(maxlen=_MOST_FAILED_CALLS)
         self.died = False
+        self._numbers = itertools.count(1)  # of failures
         self._began = time.monotonic()
         self._pid = os.getpid()
 
@@ -229,6 +235,7 @@ class Worker(Interruptible):
         do[DiscoAction.DEBUG_SET_REGISTER] = self._debug_set_register
         do[DiscoAction.END_INTERRUPT] = self._end_interrupt
         do[DiscoAction.COUNT_FROM] = self._count_from
+        do[DiscoAction.TOLD] = self._told
         while not self.ended:
             command = recv()
             do[command[0]](command)
@@ -261,6 +268,11 @@ class Worker(Interruptible):
                 _end_child(exc)
             self._absorb()
             self._poison(reg, command, exc)
+            self.executed += 1
+            self.current = None
+            if self.link is not None:
+                self.link.call_failed(self.executed - 1)
+            return
         self.executed += 1
         self.current = None
 
@@ -272,6 +284,8 @@ class Worker(Interruptible):
         self._poison(command[1], command, WorkerInterrupted("interrupted"))
         self.executed += 1
         self.current = None
+        if self.link is not None:
+            self.link.call_failed(self.executed - 1)
 
     def _bind_function(self, func: Any) -> Any:
         if type(func) is arguments.Register:
@@ -323,6 +337,7 @@ class Worker(Interruptible):
         # workers are told of an interrupt one by one: another may have left for it already
         victim = failure.victim and any(peer.interrupts for peer in tuple(self.peers.values()))
         failure.interrupted = victim or issubclass(kind, WorkerInterrupted)
+        failure.number = next(self._numbers)
         return failure
 
     def _words(self, command: Command) -> tuple[str, str]:
@@ -341,6 +356,7 @@ class Worker(Interruptible):
             orphan=True,
             reported=False,
             interrupted=False,
+            number=next(self._numbers),
         )
 
     def _shutdown(self, _command: Command) -> None:
@@ -397,7 +413,7 @@ class Worker(Interruptible):
         value = self.registers.get(reg)
         if tell:
             value = self.untold.orphan() or value
-        if type(value) is not Failure:
+        if type(value) is not Failure and not self.channel.copies:
             try:
                 value = arguments.private_copy(value)
             except BaseException as exc:
@@ -428,6 +444,12 @@ class Worker(Interruptible):
 
     def _count_from(self, command: Command) -> None:
         self.resumed_at = self.executed = command[2]
+
+    def _told(self, command: Command) -> None:
+        numbers = set(command[2])
+        for value in (*self.registers.values(), *self.untold.kept()):
+            if type(value) is Failure and value.number in numbers:
+                value.reported = True
 
     def _not_an_action(self, command: Command) -> None:
         self._poison(0, (*command, None), DiscoError(f"unknown action {command[0]}"))

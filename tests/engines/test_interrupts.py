@@ -54,33 +54,36 @@ def test_a_sleep_ends(sess: ThreadedSession) -> None:
 
 
 def test_a_loop_that_swallows_the_exception_ends_all_the_same(pair: ThreadedSession) -> None:
-    swallowed: list[BaseException] = []
-
     def stubborn() -> None:
+        swallowed = current_worker().namespace.setdefault("swallowed", [])
         for _ in range(4):
             try:
                 spin()
             except BaseException as exc:
-                swallowed.append(exc)
+                swallowed.append(isinstance(exc, WorkerInterrupted))
         spin()
 
     pair.call_packed(stubborn)
     eventually(pair, "running")
+    deadline = time.monotonic() + 20  # where workers are processes it is unpickled first
+    while not all(s.detail.count(__file__) == 2 for s in pair.status()):
+        assert time.monotonic() < deadline, pair.status()
+        time.sleep(0.01)
     assert pair.interrupt(timeout=20) == []
-    assert len(swallowed) == 8
-    assert all(isinstance(exc, WorkerInterrupted) for exc in swallowed)
+    assert pair.pull("swallowed") == [[True] * 4] * 2
     assert_works(pair)
 
 
 def test_what_is_queued_is_dropped_and_what_comes_later_is_not(pair: ThreadedSession) -> None:
-    ran: list[int] = []
+    pair.push({"ran": []})
+    ran = pair["ran"]
     pair.call_packed(spin)
-    refs = [pair.call_packed(ran.append, n) for n in range(100)]
+    refs = [pair.call_packed(list.append, ran, n) for n in range(100)]
     eventually(pair, "running")
     assert pair.interrupt() == []
-    later = pair.call_packed(ran.append, 1000)
+    later = pair.call_packed(list.append, ran, 1000)
     later.debug_get_from_all()
-    assert ran == [1000, 1000]
+    assert ran.debug_get_from_all() == [[1000], [1000]]
     with pytest.raises(WorkerError, match="cancelled before it began"):
         refs[50].debug_get_from_all()
     pair.sync_all()  # who interrupts knows it
@@ -96,17 +99,15 @@ def test_an_interrupt_of_idle_workers_is_harmless(sess: ThreadedSession) -> None
 
 
 def test_a_worker_inside_a_call_that_python_cannot_end_is_named(pair: ThreadedSession) -> None:
-    gate = threading.Lock()  # Lock.acquire sees no asynchronous exception
-    gate.acquire()
-
     def stuck() -> None:
         if current_worker().rank == 1:
-            gate.acquire(timeout=20)
+            lock = threading.Lock()  # Lock.acquire sees no asynchronous exception
+            lock.acquire()
+            lock.acquire(timeout=1)
 
     pair.call_packed(stuck)
-    time.sleep(0.05)
+    time.sleep(0.2)
     assert pair.interrupt(timeout=0.2) == [1]
-    gate.release()
     assert_works(pair)
 
 
@@ -134,7 +135,8 @@ def test_fifty_interrupts_with_work_between_lose_nothing_and_hit_nothing_else(
         assert [ref.debug_get_from_all() for ref in refs] == [[0] * 4, [1] * 4, [2] * 4]
         sess.sync_all()
     assert [v.item() for v in x.debug_get_from_all()] == [50] * 4
-    assert len({worker.executed for worker in sess._workers}) == 1
+    executed = sess.call_packed(lambda: current_worker().executed).debug_get_from_all()
+    assert len(set(executed)) == 1
 
 
 def test_several_threads_interrupt_at_once(sess: ThreadedSession) -> None:
@@ -238,12 +240,14 @@ def test_ctrl_c_in_a_loop_of_calls_leaves_the_workers_in_step(sess: ThreadedSess
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     sess.sync_all(timeout=60)
-    assert len({worker.executed for worker in sess._workers}) == 1
+    executed = sess.call_packed(lambda: current_worker().executed).debug_get_from_all()
+    assert len(set(executed)) == 1
     assert_works(sess)
     sess._registers.validate()
 
 
 @pytest.mark.usefixtures("ctrl_c_raises")
+@pytest.mark.one_process
 def test_a_second_ctrl_c_during_the_first_leaves_the_session_usable(
     pair: ThreadedSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -186,10 +186,10 @@ def test_threads_that_cannot_be_started_leave_none_behind(
     assert_ended([t for t in threading.enumerate() if t not in before])
 
 
-def test_facts_of_a_session(sess: ThreadedSession) -> None:
-    assert (sess.num_workers, sess.num_groups, sess.engine) == (4, 2, "threads")
+def test_facts_of_a_session(sess: ThreadedSession, engine: str) -> None:
+    assert (sess.num_workers, sess.num_groups, sess.engine) == (4, 2, engine)
     assert sess.devices == (torch.device("cpu"),) * 4
-    assert repr(sess) == "<ThreadedSession: 4 workers, 2 groups on cpu>"
+    assert repr(sess) == f"<{type(sess).__name__}: 4 workers, 2 groups on cpu>"
     assert not sess.closed
     assert isinstance(discolab.make_session(1), ThreadedSession)
 

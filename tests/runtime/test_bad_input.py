@@ -214,7 +214,7 @@ def test_a_closed_session_says_so_at_once(pair: ThreadedSession) -> None:
             use()
     assert pair.interrupt() == []
     assert [status.state for status in pair.status()] == ["ended", "ended"]
-    assert repr(pair) == "<ThreadedSession, closed>"
+    assert repr(pair) == f"<{type(pair).__name__}, closed>"
 
 
 def test_pickled_of_what_cannot_be_copied_is_refused(pair: ThreadedSession) -> None:

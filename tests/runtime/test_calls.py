@@ -2,6 +2,7 @@
 
 import math
 from collections import OrderedDict
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from discolab import ArgumentError, DRef, Pickled, ThreadedSession, current_worker, register_func
+from tests.conftest import Gate
 
 
 def rank() -> int:
@@ -47,10 +49,7 @@ def test_each_worker_gets_its_own_copy_of_a_tensor(sess: ThreadedSession) -> Non
     assert mine.tolist() == [0, 0]
 
 
-def test_a_tensor_is_sent_as_it_is_at_the_call(pair: ThreadedSession) -> None:
-    import threading
-
-    gate = threading.Event()
+def test_a_tensor_is_sent_as_it_is_at_the_call(pair: ThreadedSession, gate: Gate) -> None:
     pair.call_packed(lambda: gate.wait(10))
     mine, array, net = torch.zeros(2), np.zeros(2), torch.nn.Linear(1, 1, bias=False)
     weight = net.weight.item()
@@ -161,8 +160,8 @@ def test_what_is_fetched_is_private(pair: ThreadedSession) -> None:
 
 
 def test_results_may_be_anything(pair: ThreadedSession) -> None:
-    marker = object()
-    assert pair.call_packed(lambda: marker).debug_get_from_remote(1) is marker
+    found = pair.call_packed(lambda: Fraction(1, 3)).debug_get_from_all()
+    assert found == [Fraction(1, 3)] * 2
     assert pair.call_packed(lambda: None).debug_get_from_all() == [None, None]
 
 

@@ -31,6 +31,10 @@ BINARY = [
 ]
 
 
+def registers(session: ThreadedSession) -> list[int]:
+    return session.call_packed(lambda: len(current_worker().registers)).debug_get_from_all()
+
+
 def tensor(session: ThreadedSession, *values: float) -> Any:  # torch's stubs know no DRef
     return session.call_packed(torch.tensor, [float(v) for v in values])
 
@@ -131,16 +135,16 @@ def test_a_dref_that_is_dropped_frees_its_value_without_another_command(
     pair: ThreadedSession,
 ) -> None:
     pair.sync_all()
-    before = [len(worker.registers) for worker in pair._workers]
+    before = registers(pair)
     refs = [pair.call_packed(torch.zeros, 3) for _ in range(20)]
     pair.sync_all()
     del refs
     waited = threading.Event()
     for _ in range(200):
-        if [len(worker.registers) for worker in pair._workers] == before:
+        if registers(pair) == before:
             break
         waited.wait(0.02)
-    assert [len(worker.registers) for worker in pair._workers] == before
+    assert registers(pair) == before
 
 
 def test_drefs_dropped_by_the_collector_on_another_thread_are_freed(

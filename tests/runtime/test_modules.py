@@ -32,7 +32,7 @@ def python_file(tmp_path: Path) -> Path:
         "    global count\n"
         "    count += 1 + current_worker().rank\n"
         "    return count\n"
-        "def box(): return Box(count)\n"
+        "def box(): return Box(count).value\n"
         "not_a_function = 3\n"
     )
     return path
@@ -45,7 +45,7 @@ def test_each_worker_has_globals_of_its_own(pair: ThreadedSession, python_file: 
     assert type(count_up) is DPackedFunc
     count_up()
     assert count_up().debug_get_from_all() == [2, 4]
-    assert [box.value for box in module["box"]().debug_get_from_all()] == [2, 4]
+    assert module["box"]().debug_get_from_all() == [2, 4]
     assert pair.load_module(str(python_file))["count_up"]().debug_get_from_all() == [1, 2]
 
 
@@ -104,11 +104,20 @@ def test_a_function_that_a_module_lacks_is_named(
         pair.load_module(python_file)[name]().debug_get_from_all()
 
 
+@pytest.mark.one_process
 def test_an_unknown_function_is_an_error_at_once_with_near_names(pair: ThreadedSession) -> None:
     register_func("tests.modules.scale", len, override=True)
     with pytest.raises(UnknownFunctionError, match=r"did you mean .*'tests\.modules\.scale'"):
         pair.get_global_func("tests.modules.scales")
     assert pair.call_packed(int, 1).debug_get_from_all() == [1, 1]
+
+
+def test_an_unknown_function_poisons_what_it_is_called_for(pair: ThreadedSession) -> None:
+    if pair.engine == "threads":
+        return  # there it is seen at once
+    func = pair.get_global_func("tests.modules.nowhere")
+    with pytest.raises(WorkerError, match=r"no function named 'tests\.modules\.nowhere'"):
+        func().debug_get_from_all()
 
 
 def test_functions_are_found_by_name() -> None:

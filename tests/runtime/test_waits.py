@@ -14,12 +14,14 @@ import torch
 from discolab import (
     ArgumentError,
     DRef,
+    Session,
     SessionClosedError,
     ThreadedSession,
     WaitTimeoutError,
     WorkerError,
     current_worker,
 )
+from tests.conftest import Gate
 
 
 def hold_back(gate: Any, ranks: tuple[int, ...] = (0, 1)) -> int:
@@ -29,17 +31,10 @@ def hold_back(gate: Any, ranks: tuple[int, ...] = (0, 1)) -> int:
     return rank
 
 
-@pytest.fixture
-def gate() -> Any:
-    event = threading.Event()
-    yield event
-    event.set()
-
-
 def test_a_deadline_says_what_each_worker_does_and_the_work_goes_on(
-    pair: ThreadedSession, gate: threading.Event
+    pair: ThreadedSession, gate: Gate
 ) -> None:
-    ref = pair.call_packed(hold_back, _Passed(gate), (1,))
+    ref = pair.call_packed(hold_back, gate, (1,))
     start = time.monotonic()
     with pytest.raises(WaitTimeoutError) as info:
         ref.debug_get_from_all(timeout=0.2)
@@ -54,22 +49,8 @@ def test_a_deadline_says_what_each_worker_does_and_the_work_goes_on(
     assert ref.debug_get_from_all() == [0, 1]
 
 
-class _Passed:
-    """An event that goes to workers by reference: callables do."""
-
-    def __init__(self, event: threading.Event) -> None:
-        self.event = event
-
-    def wait(self, timeout: float) -> bool:
-        return self.event.wait(timeout)
-
-    def __call__(self) -> None: ...
-
-
 @pytest.mark.parametrize("what", ["sync_all", "sync_worker", "fetch", "copy", "set"])
-def test_every_wait_takes_a_deadline(
-    pair: ThreadedSession, gate: threading.Event, what: str
-) -> None:
+def test_every_wait_takes_a_deadline(pair: ThreadedSession, gate: Gate, what: str) -> None:
     ref = pair.empty(2, "float32")
     pair.call_packed(lambda: gate.wait(20))
     waits: dict[str, Callable[[], object]] = {
@@ -87,7 +68,7 @@ def test_every_wait_takes_a_deadline(
 
 @pytest.mark.parametrize("timeout", [0, 1e-9, np.float32(0)])
 def test_a_deadline_that_is_past_gives_up_at_once(
-    pair: ThreadedSession, gate: threading.Event, timeout: float
+    pair: ThreadedSession, gate: Gate, timeout: float
 ) -> None:
     pair.call_packed(lambda: gate.wait(20))
     start = time.monotonic()
@@ -149,7 +130,7 @@ def test_checks_of_a_wait_are_not_starved_by_wake_ups(pair: ThreadedSession) -> 
     assert max(pair.call_packed(wait).debug_get_from_all()) < 2
 
 
-def test_a_session_has_a_deadline_for_all_waits(gate: threading.Event) -> None:
+def test_a_session_has_a_deadline_for_all_waits(gate: Gate) -> None:
     session = ThreadedSession(1, timeout=0.1)
     session.call_packed(lambda: gate.wait(20))
     with pytest.raises(WaitTimeoutError):
@@ -160,7 +141,7 @@ def test_a_session_has_a_deadline_for_all_waits(gate: threading.Event) -> None:
 
 
 def test_a_failure_is_not_lost_with_the_wait_that_was_given_up(
-    pair: ThreadedSession, gate: threading.Event
+    pair: ThreadedSession, gate: Gate
 ) -> None:
     def fail_late() -> None:
         if current_worker().rank == 1:
@@ -189,7 +170,7 @@ def test_nobody_asked_is_nobody_waited_for(pair: ThreadedSession) -> None:
     assert pair.fetch(pair.call_packed(int), [1, 1, 0]) == [0, 0, 0]
 
 
-def test_shutdown_ends_the_waits_of_other_threads(gate: threading.Event) -> None:
+def test_shutdown_ends_the_waits_of_other_threads(gate: Gate) -> None:
     session = ThreadedSession(2, timeout=30)
     session.call_packed(lambda: gate.wait(20))
     with ThreadPoolExecutor(1) as pool:
@@ -201,8 +182,8 @@ def test_shutdown_ends_the_waits_of_other_threads(gate: threading.Event) -> None
     assert error is None or isinstance(error, SessionClosedError)
 
 
-def test_status_and_statistics_never_wait(pair: ThreadedSession, gate: threading.Event) -> None:
-    started = threading.Event()
+def test_status_and_statistics_never_wait(pair: ThreadedSession, gate: Gate) -> None:
+    started = Gate(gate.path + " started")
 
     def busy() -> None:
         started.set()
@@ -211,6 +192,7 @@ def test_status_and_statistics_never_wait(pair: ThreadedSession, gate: threading
     before = pair.statistics()
     refs = [pair.call_packed(busy), pair.call_packed(int), pair.call_packed(int)]
     assert started.wait(20)
+    time.sleep(0.05)
     stats = pair.statistics()
     assert stats.live_registers == before.live_registers + 3
     assert stats.commands_sent == before.commands_sent + 3
@@ -244,10 +226,8 @@ def test_two_threads_use_one_session(sess: ThreadedSession) -> None:
 
 
 def test_all_workers_run_commands_of_all_threads_in_one_order(sess: ThreadedSession) -> None:
-    orders: dict[int, list[tuple[int, int]]] = {rank: [] for rank in range(4)}
-
     def note(thread: int, number: int) -> None:
-        orders[current_worker().rank].append((thread, number))
+        current_worker().namespace.setdefault("order", []).append((thread, number))
 
     def send(thread: int) -> None:
         for number in range(200):
@@ -255,16 +235,20 @@ def test_all_workers_run_commands_of_all_threads_in_one_order(sess: ThreadedSess
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(send, range(3), timeout=60))
-    sess.sync_all()
+    orders = sess.pull("order")
     assert len(orders[0]) == 600
     assert orders[0] == orders[1] == orders[2] == orders[3]
+
+
+def registers(session: Session) -> list[int]:
+    return session.call_packed(lambda: len(current_worker().registers)).debug_get_from_all()
 
 
 def test_drefs_dropped_from_several_threads_leave_no_register_behind(
     sess: ThreadedSession,
 ) -> None:
     sess.sync_all()
-    before = [set(worker.registers) for worker in sess._workers]
+    before = registers(sess)
     refs: list[list[DRef]] = [[sess.call_packed(int, n) for n in range(2500)] for _ in range(4)]
     start = threading.Barrier(4)
 
@@ -276,12 +260,12 @@ def test_drefs_dropped_from_several_threads_leave_no_register_behind(
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(drop, refs, timeout=60))
     sess.sync_all()
-    assert [set(worker.registers) for worker in sess._workers] == before
+    assert registers(sess) == before
     sess._registers.validate()
 
 
 def test_a_busy_worker_does_not_freeze_the_dropping_of_drefs(
-    pair: ThreadedSession, gate: threading.Event
+    pair: ThreadedSession, gate: Gate
 ) -> None:
     refs = [pair.call_packed(int) for _ in range(1000)]
     pair.call_packed(lambda: gate.wait(60))
@@ -294,9 +278,7 @@ def test_a_busy_worker_does_not_freeze_the_dropping_of_drefs(
     pair.sync_all(timeout=60)
 
 
-def test_calls_wait_for_a_worker_that_is_far_behind(
-    pair: ThreadedSession, gate: threading.Event
-) -> None:
+def test_calls_wait_for_a_worker_that_is_far_behind(pair: ThreadedSession, gate: Gate) -> None:
     pair.call_packed(lambda: gate.wait(60))
     behind: list[int] = []
 
@@ -316,7 +298,7 @@ def test_calls_wait_for_a_worker_that_is_far_behind(
     assert refs[-1].debug_get_from_all() == [1, 1]
 
 
-def test_a_call_to_a_worker_far_behind_has_the_sessions_deadline(gate: threading.Event) -> None:
+def test_a_call_to_a_worker_far_behind_has_the_sessions_deadline(gate: Gate) -> None:
     session = ThreadedSession(1, timeout=0.5)
     session.call_packed(lambda: gate.wait(60))
 

@@ -1,0 +1,194 @@
+"""Workers as processes of this machine, each with its own GIL and device; worker 0 stays here.
+
+Their line is a pair of sockets that nobody else can connect to (remote/local_lines.py), and a
+zygote forks them (remote/zygote.py).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..runtime.errors import DiscoError
+from .placement import check_world, place_workers
+from .remote.black_box import BlackBox, new_box
+from .remote.local_lines import HAVE_LOCAL_LINES, LocalLines, socket_pair
+from .remote.session import HEARTBEAT, START_TIMEOUT, Progress, RemoteSession
+from .remote.zygote import Zygote, the_zygote
+
+
+class ProcessSession(RemoteSession):
+    """A session whose workers are processes of this machine, but for worker 0.
+
+    Parameters
+    ----------
+    num_workers, num_groups, devices, timeout
+        As for `ThreadedSession`.
+    heartbeat
+        Seconds without a sign of life after which a worker is taken for frozen.
+    start_timeout
+        Seconds that starting may take.
+    progress
+        Called with a line of text now and then while starting takes long.
+
+    Raises
+    ------
+    ArgumentError
+        If the numbers do not fit or a device is not there.
+    DiscoError
+        If a worker could not start; none is left running then.
+
+    Examples
+    --------
+    >>> with ProcessSession(2) as sess:
+    ...     ranks = sess.call_packed(sess.get_global_func("runtime.disco.worker_id"))
+    ...     ranks.debug_get_from_all()
+    [0, 1]
+    """
+
+    engine = "processes"
+
+    def __init__(
+        self,
+        num_workers: int,
+        num_groups: int = 1,
+        devices: Any = None,
+        *,
+        timeout: float | None = None,
+        heartbeat: float = HEARTBEAT,
+        start_timeout: float = START_TIMEOUT,
+        progress: Progress | None = None,
+    ) -> None:
+        num_workers, num_groups = check_world(num_workers, num_groups)
+        placed = place_workers(num_workers, devices)
+        if not HAVE_LOCAL_LINES:
+            raise DiscoError(
+                "the engine 'processes' needs Linux; here use 'threads', or 'sockets' with a node "
+                "on this machine"
+            )
+        self._lines = LocalLines()
+        self._born_of: list[Zygote] = []
+        self._pids: dict[int, int] = {}
+        self._boxes: dict[int, BlackBox] = {}
+        super().__init__(
+            num_workers,
+            num_groups,
+            placed,
+            self._lines,
+            timeout=timeout,
+            heartbeat=heartbeat,
+            start_timeout=start_timeout,
+            progress=progress,
+        )
+        self._begin()
+
+    def _start_processes(self) -> None:
+        if self.num_workers == 1:
+            return
+        zygote = the_zygote()
+        self._born_of.append(zygote)
+        waited = 0.0
+        while not zygote.ready(0.2):
+            waited += 0.2
+            if waited > self._start_timeout:
+                raise DiscoError(
+                    f"no worker process was there after {self._start_timeout:g} s (start_timeout=)"
+                )
+            if waited > 1:
+                self._say(f"starting {self.num_workers} workers: importing torch ({waited:.0f} s)")
+        common = {
+            "num_workers": self.num_workers,
+            "num_groups": self.num_groups,
+            "threads": max(1, torch.get_num_threads() // self.num_workers),
+            "environ": dict(os.environ),
+            "path": sys.path,
+            "argv": sys.argv,
+            "folder": os.getcwd(),
+        }
+        for rank in range(1, self.num_workers):
+            own = {"rank": rank, "local_rank": rank, "device": str(self._devices[rank])}
+            self._start_process(zygote, rank, common | own)
+
+    def _start_process(self, zygote: Zygote, rank: int, settings: dict[str, Any]) -> None:
+        pairs = [socket_pair(), socket_pair()]
+        text, their_text = os.pipe()
+        self._boxes[rank], box = new_box()
+        theirs = [pairs[0][1].fileno(), pairs[1][1].fileno(), box, their_text]
+        try:
+            self._pids[rank] = pid = zygote.fork(settings, theirs)
+        except BaseException:
+            for pair in pairs:
+                pair[0].close()
+            os.close(text)
+            raise
+        finally:
+            for pair in pairs:
+                pair[1].close()
+            os.close(box)
+            os.close(their_text)
+        try:
+            process = os.pidfd_open(pid)
+        except (AttributeError, OSError):  # an old kernel; or it has ended already
+            process = -1
+        self._lines.add(rank, pairs[0][0], pairs[1][0], text, process)
+
+    def _end_process(self, rank: int) -> None:
+        for zygote in self._born_of:
+            if rank in self._pids and zygote.usable:
+                zygote.kill(self._pids[rank])
+
+    def _ender(self) -> Callable[[], None]:
+        pids, born_of = self._pids, self._born_of
+
+        def end() -> None:
+            for zygote in born_of:
+                for pid in pids.values():
+                    if zygote.usable:
+                        zygote.kill(pid)
+
+        return end
+
+    def _why_ended(self, rank: int) -> str:
+        pid = self._pids.get(rank)
+        self._exchange.put_out(rank, self._boxes[rank].read())
+        code = None
+        try:
+            for zygote in self._born_of:
+                code = zygote.status(pid) if pid is not None else None
+        except DiscoError:  # it has ended too
+            pass
+        return f"(pid {pid}) {_in_words(code)}"
+
+    def _frozen(self, rank: int, seconds: float) -> str:
+        pid = self._pids.get(rank)
+        state = _process_state(pid)
+        if state == "R":
+            return ""  # it computes, in a call that holds Python's lock
+        why = {"T": "it is stopped (SIGSTOP)", "t": "a debugger holds it"}.get(state, "")
+        silent = f"(pid {pid}) has given no sign of life for {seconds:.0f} s"
+        return f"{silent}: {why}" if why else silent
+
+
+def _in_words(code: int | None) -> str:
+    if code is None:
+        return "has gone"
+    if code < 0:
+        try:
+            return f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was killed by signal {-code}"
+    return f"exited with status {code}"
+
+
+def _process_state(pid: int | None) -> str:
+    """One letter, as Linux has it: R runs, S sleeps, T is stopped …"""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""

@@ -1,0 +1,100 @@
+"""Lines between a controller and its remote workers: what a transport must do.
+
+A worker's line carries commands (controller to worker, received by the worker's own thread),
+control messages (controller to worker, received by its link thread, also while it computes), and
+all that the worker says (one stream, in order). Messages are `Parcel`s; a line never loses, repeats
+or reorders them, and never blocks the controller. `local_lines` and `zmq_lines` are the transports.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+from .parcels import Parcel
+
+MESSAGE, TEXT, JOINED, END = "message", "text", "joined", "end"
+
+
+class Event(NamedTuple):
+    """Something that came in.
+
+    `kind` is MESSAGE (`data` is its bytes, `fd` its segment's descriptor or None), TEXT (bytes that
+    the worker's process wrote to its file descriptors 1 and 2), JOINED (somebody not known yet is
+    there, `data` is what it says of itself) or END (the line is broken; `data` says why, if it is
+    known).
+    """
+
+    kind: str
+    rank: int
+    data: Any = None
+    fd: int | None = None
+
+
+class Lines(ABC):
+    """The controller's ends of all lines of one session.
+
+    `send` is called by one thread at a time (the session's lock), `control` and `wake` on any
+    thread, `receive` on the reader thread alone.
+    """
+
+    segments: bool = False
+    """Whether parcels may have segments."""
+
+    @abstractmethod
+    def send(self, rank: int, parcel: Parcel) -> None:
+        """Queue a command; never blocks, and does nothing where the line is broken."""
+
+    @abstractmethod
+    def control(self, rank: int, parcel: Parcel) -> None:
+        """Queue a control message; as `send`."""
+
+    @abstractmethod
+    def receive(self, timeout: float) -> list[Event]:
+        """What has come in; waits up to `timeout` seconds for it, less after `wake`."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Have `receive` return."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of everything; the reader thread has ended."""
+
+
+class Wire(ABC):
+    """A worker's end of its line."""
+
+    segments: bool = False
+
+    @abstractmethod
+    def recv_command(self) -> tuple[Any, int | None] | None:
+        """Wait for the next command: its bytes and segment. None: the controller is gone."""
+
+    @abstractmethod
+    def recv_control(self, timeout: float) -> tuple[Any, int | None] | None:
+        """The next control message, None if there was none for `timeout` seconds.
+
+        Raises
+        ------
+        EOFError
+            If the controller is gone.
+        """
+
+    @abstractmethod
+    def send(self, parcel: Parcel) -> None:
+        """Say something; one thread at a time. May wait for room, not for an answer.
+
+        Raises
+        ------
+        EOFError
+            If the controller is gone.
+        """
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Have `recv_control` return."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of it, with what was said sent first."""

@@ -1,0 +1,375 @@
+"""A session whose workers, all but worker 0, live in other processes.
+
+What engines of this kind have in common; how worker processes come to be, and how they are ended,
+is theirs (`_start_processes`, `_end_process`).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ...runtime import functions
+from ...runtime.actions import DiscoAction
+from ...runtime.arguments import Register
+from ...runtime.channel import Channel, ThreadChannel
+from ...runtime.controller import check_timeout
+from ...runtime.errors import DiscoError, WorkerError
+from ...runtime.failures import Failure, name_ranks
+from ...runtime.link import Service
+from ...runtime.session import Session
+from ...runtime.status import WorkerStatus
+from ...runtime.worker import Worker
+from ..local_workers import LocalWorkers
+from . import messages
+from .exchange import Exchange
+from .lines import Lines
+
+HEARTBEAT = 10.0  # seconds without a word after which a worker is taken for frozen
+START_TIMEOUT = 120.0  # seconds that worker processes may take to be there
+_SILENT = 3.5  # seconds without a word after which `status` says so; a heartbeat comes every 2
+_LOOK = 0.1  # seconds that `status` waits for what workers say of themselves
+_END_GRACE = 1.0  # seconds that interrupted workers are given when a session ends
+_PROGRESS_AFTER = 1.0  # seconds of starting before it is said
+
+Progress = Callable[[str], None]
+
+
+class RemoteSession(Session):
+    """See the module; made by an engine.
+
+    Parameters
+    ----------
+    heartbeat
+        Seconds without a sign of life after which a wait for a worker fails.
+    start_timeout
+        Seconds that the worker processes may take to start.
+    progress
+        Called with a line of text when starting takes longer than a second; None: nothing is said.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        num_groups: int,
+        devices: Sequence[torch.device],
+        lines: Lines,
+        *,
+        timeout: float | None,
+        heartbeat: float,
+        start_timeout: float,
+        progress: Progress | None,
+    ) -> None:
+        self.heartbeat = _positive(heartbeat, "heartbeat")
+        self._start_timeout = _positive(start_timeout, "start_timeout")
+        self._progress, self._said = progress, ""
+        self._exchange = exchange = Exchange(num_workers, lines, weak_method(self._why_ended))
+        channel = ThreadChannel()
+        channels: list[Channel] = [channel, *exchange.channels.values()]
+        host_data: dict[int, torch.Tensor] = {}
+        super().__init__(channels, num_groups, devices, host_data, timeout)
+        # worker 0 last: it sends on what the others' channels have held back (exchange.py)
+        self._in_turn = (exchange.send_all, self._sends[0])
+        self._local = LocalWorkers([channel], num_workers, num_groups, devices, host_data)
+        exchange.adopt(self._local.workers[0], channel)
+        self._registered: dict[str, Any] = {}
+        self._path = list(sys.path)
+
+    def _begin(self) -> None:
+        """Start all workers, and wait until they are there; on any failure end them all."""
+        try:
+            weakref.finalize(self, _end_dropped, self._exchange, self._ender())
+            self._exchange.start()
+            self._start_processes()
+            self._local.start(self, max(1, torch.get_num_threads() // self._workers_per_machine()))
+            self._await_workers()
+        except BaseException:
+            self._closed = True
+            self._exchange.closing = True
+            for worker in self._local.workers:
+                worker.interrupt()
+                worker.channel.send((0, 0))
+            self._local.join(_END_GRACE)
+            self._end_all_processes()
+            self._exchange.stop()
+            raise
+
+    def _await_workers(self) -> None:
+        exchange, began = self._exchange, time.monotonic()
+        wanted = set(exchange.channels)
+        deadline, shown = began + self._start_timeout, False
+        while wanted - set(exchange.joined):
+            exchange.wait_until(
+                lambda: bool(exchange.failed or exchange.lost) or wanted <= set(exchange.joined),
+                0.2,
+            )
+            if exchange.failed:
+                rank, why = next(iter(exchange.failed.items()))
+                raise DiscoError(f"worker {rank} could not start: {why}")
+            if exchange.lost:
+                rank = next(iter(exchange.lost))
+                raise DiscoError(f"{exchange.obituary(rank)}\nno worker was left running")
+            now = time.monotonic()
+            missing = wanted - set(exchange.joined)
+            if missing and now > deadline:
+                raise DiscoError(
+                    f"{name_ranks(missing)} did not start within {self._start_timeout:g} s "
+                    "(start_timeout=)"
+                )
+            if missing and now - began > _PROGRESS_AFTER:
+                shown = True
+                self._say(self._starting(missing, now - began))
+        if shown:
+            self._say("")
+
+    def _say(self, text: str) -> None:
+        if self._progress is not None and text != self._said:
+            self._said = text
+            self._progress(text)
+
+    def _starting(self, missing: set[int], seconds: float) -> str:
+        """A line for people about who is there and who is missing."""
+        ready = self.num_workers - len(missing)
+        return (
+            f"starting {self.num_workers} workers: {ready} ready, waiting for "
+            f"{name_ranks(missing)} ({seconds:.0f} s)"
+        )
+
+    # -- what an engine of this kind provides ------------------------------------------------------
+
+    def _start_processes(self) -> None:
+        """Have the worker processes started; they say HELLO on their lines."""
+        raise NotImplementedError
+
+    def _end_process(self, rank: int) -> None:
+        """End a worker's process now, with what it has started."""
+        raise NotImplementedError
+
+    def _ender(self) -> Callable[[], None]:
+        """What ends all processes of a session that is gone; holds no session."""
+        raise NotImplementedError
+
+    def _why_ended(self, rank: int) -> str:
+        """What became of a worker's process: ``was killed by SIGKILL``."""
+        return "has gone"
+
+    def _frozen(self, rank: int, seconds: float) -> str:
+        """Why a worker may have been silent so long; "" if that is no reason to worry."""
+        return f"has given no sign of life for {seconds:.0f} s"
+
+    def _workers_per_machine(self) -> int:
+        return self.num_workers
+
+    # -- facts -----------------------------------------------------------------------------
+
+    def status(self) -> list[WorkerStatus]:
+        """What each worker does now; waits a tenth of a second at most."""
+        exchange = self._exchange
+        remote = [rank for rank in exchange.channels if rank not in exchange.lost]
+        before = {rank: exchange.states.get(rank) for rank in remote}
+        if not self._closed:
+            exchange.ask_states(remote)
+            exchange.wait_until(
+                lambda: all(
+                    exchange.states.get(rank) is not before[rank] or rank in exchange.lost
+                    for rank in remote
+                ),
+                _LOOK,
+            )
+        return [*self._local.status(), *(self._status_of(rank) for rank in exchange.channels)]
+
+    def _status_of(self, rank: int) -> WorkerStatus:
+        exchange, device = self._exchange, str(self._devices[rank])
+        channel, state = exchange.channels[rank], exchange.states.get(rank)
+        if self._closed:
+            return WorkerStatus(rank, device, "ended", "", 0.0, 0)
+        if rank in exchange.lost:
+            return WorkerStatus(rank, device, "dead", exchange.lost[rank], 0.0, 0)
+        silent = time.monotonic() - exchange.heard_at.get(rank, time.monotonic())
+        why = self._frozen(rank, silent) if silent > self.heartbeat else ""
+        if not why and silent > _SILENT:
+            why = f"{state.detail if state else ''} (no answer for {silent:.0f} s)".strip()
+        if state is None:
+            return WorkerStatus(rank, device, "starting", why, 0.0, 0)
+        queued = max(0, channel.sent - state.received)
+        return WorkerStatus(rank, device, state.state, why or state.detail, state.seconds, queued)
+
+    def workers_here(self) -> Mapping[int, Worker]:
+        """Worker 0."""
+        return self._exchange.workers_here()
+
+    @property
+    def services(self) -> Mapping[str, Service]:
+        """The services of layers above, by name (runtime/link.py)."""
+        return self._exchange.services
+
+    def processes(self) -> dict[int, int]:
+        """The process id of each remote worker, by rank."""
+        return dict(self._exchange.joined)
+
+    # -- calls -----------------------------------------------------------------------------
+
+    def _encode_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if sys.path != self._path:  # a folder was added since: modules may come from it
+            self._path = list(sys.path)
+            self.call_without_result(follow_path, self._path)
+        what, given, named, bind, site = super()._encode_call(func, args, kwargs)
+        packed = messages.Packed(given)
+        # checked and packed here: what can't be sent is told before anything is
+        packed.message = messages.encode_call(what, given, named, site)
+        return what, packed, named, bind, site
+
+    def _look_up(self, name: str) -> Register:
+        """As in `Session`; what is registered here only is sent along."""
+        found = functions.registered(name)
+        if found is not None and self._registered.get(name) is not found:
+            if not name.startswith("runtime."):
+                self.call_without_result(functions.register_there, name, found)
+            self._registered[name] = found
+        return super()._look_up(name)
+
+    def _flush_dropped(self) -> None:
+        """Remote workers forget with the next command that goes to them; under the lock."""
+        ids = self._registers.collect()
+        if not ids or self._closed:
+            return
+        self._sends[0]((DiscoAction.KILL_REG, 0, ids))
+        more = tuple(ids)
+        for channel in self._exchange.channels.values():
+            if len(channel.forget) + len(more) > messages.MOST_FORGOTTEN:
+                channel.send((DiscoAction.KILL_REG, 0, [*channel.take_forgotten(), *more]))
+            else:
+                channel.forget = (*channel.forget, *more) if channel.forget else more
+
+    def forget_dropped(self) -> None:
+        """As in `Session`."""
+        super().forget_dropped()
+        if any(channel.forget for channel in self._exchange.channels.values()):
+            with self._lock:
+                if not self._closed:
+                    for channel in self._exchange.channels.values():
+                        if channel.forget:
+                            channel.send((DiscoAction.KILL_REG, 0, []))
+
+    def told(self, failures: list[Failure]) -> WorkerError:
+        """As in `Session`; the workers are told that it was."""
+        numbers: dict[int, list[int]] = {}
+        for failure in failures:
+            if failure.rank in self._exchange.channels and failure.number:
+                numbers.setdefault(failure.rank, []).append(failure.number)
+        with self._lock:
+            if not self._closed:
+                for rank, found in numbers.items():
+                    self._exchange.channels[rank].send((DiscoAction.TOLD, 0, found))
+        return super().told(failures)
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def _interrupt_workers(self) -> None:
+        exchange = self._exchange
+        for rank in exchange.channels:
+            exchange.control(rank, messages.ANNOUNCE)
+        for worker in self._local.workers:
+            worker.announce_interrupt()
+        self._retry_interrupt(range(self.num_workers))
+
+    def _retry_interrupt(self, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            if rank:
+                self._exchange.control(rank, messages.RETRY)
+            else:
+                self._local.workers[0].retry_interrupt()
+
+    def _dead(self) -> list[int]:
+        return [*self._local.dead(), *(r for r, why in self._exchange.lost.items() if why)]
+
+    def _check_alive(self) -> None:
+        exchange = self._exchange
+        lost = sorted(rank for rank, why in exchange.lost.items() if why)
+        if lost:
+            told = "\n".join(exchange.obituary(rank) for rank in lost[:4])
+            raise DiscoError(
+                f"{told}\nThe session can't go on: make a new one (in a notebook: %disco_restart)"
+            )
+        now = time.monotonic()
+        for rank, heard in exchange.heard_at.items():
+            if now - heard > self.heartbeat and rank not in exchange.lost:
+                why = self._frozen(rank, now - heard)
+                if why:
+                    last = exchange.channels[rank].last_command()
+                    raise DiscoError(
+                        f"worker {rank} {why}{f' while it ran {last}' if last else ''}. If it "
+                        "comes back the session goes on; else make a new one (in a notebook: "
+                        "%disco_restart)"
+                    )
+        super()._check_alive()
+
+    def _join(self, timeout: float) -> list[int]:
+        exchange = self._exchange
+        exchange.closing = True
+        deadline = time.monotonic() + min(timeout, 1e9)
+        remote = set(exchange.channels)
+        try:
+            self._local_late(deadline)
+            exchange.wait_until(lambda: remote <= set(exchange.lost), deadline - time.monotonic())
+            late = remote - set(exchange.lost)
+            if late:
+                for rank in late:
+                    exchange.control(rank, messages.ANNOUNCE)
+                    exchange.control(rank, messages.RETRY)
+                exchange.wait_until(lambda: remote <= set(exchange.lost), _END_GRACE)
+            return self._local.join(max(0.0, deadline - time.monotonic()))
+        finally:  # after Ctrl-C too
+            self._end_all_processes()
+            exchange.stop()
+
+    def _local_late(self, deadline: float) -> None:
+        """Wait for worker 0, with the others: it may wait for them in a collective."""
+        thread = self._local.threads[0]
+        while thread.is_alive() and time.monotonic() < deadline:
+            thread.join(0.01)
+            if all(rank in self._exchange.lost for rank in self._exchange.channels):
+                break
+
+    def _end_all_processes(self) -> None:
+        for rank in self._exchange.channels:
+            try:
+                self._end_process(rank)
+            except DiscoError as exc:
+                sys.stderr.write(f"worker {rank}: {exc}\n")
+
+
+def weak_method(method: Any) -> Callable[..., Any]:
+    """A bound method that does not hold its object; gives "" once that is gone."""
+    ref = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> Any:
+        found = ref()
+        return "" if found is None else found(*args)
+
+    return call
+
+
+def follow_path(path: list[str]) -> None:
+    """Look for modules where the controller does (a worker function)."""
+    sys.path[:] = [*path, *(own for own in sys.path if own not in path)]
+
+
+def _positive(value: Any, name: str) -> float:
+    from ...runtime.errors import ArgumentError
+
+    seconds = check_timeout(value)
+    if not seconds:
+        raise ArgumentError(f"{name} is a number of seconds above 0, got {value!r}")
+    return seconds
+
+
+def _end_dropped(exchange: Exchange, end: Callable[[], None]) -> None:
+    """The session was dropped: let its workers do what is queued, and end; never waits."""
+    if not exchange.closing:
+        exchange.end_later(end)

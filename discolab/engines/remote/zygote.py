@@ -1,0 +1,330 @@
+"""The zygote: a process that has imported torch and discolab, and forks workers from itself.
+
+It has one thread and never touches a GPU, so forking it is safe; a worker is there in
+milliseconds, and shares the memory of the imported libraries. The controller starts it with its
+first session (`python -m discolab.worker`), and keeps it: it ends by itself when it has had no
+worker for a minute, and at once, with its workers, when the controller's process ends, however
+that happens.
+
+Requests and answers are JSON in a parcel, one answer a request:
+
+    {"fork": settings} with three descriptors   {"pid": 123} or {"error": "..."}
+    {"status": pid}                             {"status": null | exit code, negative: a signal}
+    {"kill": pid}                               {"killed": true}     its process group, by SIGKILL
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from ...runtime.errors import DiscoError
+from .local_lines import socket_pair
+from .parcels import Parcel, has_segment, pack, unpack
+
+PRELOAD: list[str] = []
+"""Modules that workers will want, by name: a layer above may add to it. They are imported once."""
+
+LINGER = 60.0  # seconds without a worker after which it ends
+_ANSWER = 60.0  # seconds that an answer may take; the first one waits for the imports
+_ROOM = 1 << 17
+_PR_SET_PDEATHSIG = 1
+
+
+class Zygote:
+    """The controller's end. `_lock` guards the socket: one request at a time."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket_pair()
+        self._pid = os.getpid()
+        with theirs:
+            # a session of its own: Ctrl-C in a terminal is for the controller to deal with
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "discolab.worker", str(theirs.fileno()), *PRELOAD],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(_paths())},
+            )
+        self._lock = threading.Lock()
+        self._ready = False
+
+    @property
+    def usable(self) -> bool:
+        """Whether it can be asked: it lives, and is this process's own."""
+        return self._pid == os.getpid() and self.process.poll() is None
+
+    def ready(self, timeout: float) -> bool:
+        """Wait up to `timeout` seconds until it has imported everything.
+
+        Raises
+        ------
+        DiscoError
+            If it has ended instead.
+        """
+        with self._lock:
+            if self._ready:
+                return True
+            self._socket.settimeout(timeout)
+            try:
+                self._ready = bool(self._receive())
+            except TimeoutError:
+                return False
+            return True
+
+    def fork(self, settings: dict[str, Any], fds: list[int]) -> int:
+        """Fork a worker; its process id."""
+        return int(self._ask({"fork": settings}, fds)["pid"])
+
+    def status(self, pid: int) -> int | None:
+        """How a worker has ended: exit code, or minus a signal's number; None: it lives."""
+        found: int | None = self._ask({"status": pid})["status"]
+        return found
+
+    def kill(self, pid: int) -> None:
+        """End a worker and what it has started, now."""
+        self._ask({"kill": pid})
+
+    def close(self) -> None:
+        """End it now, with all its workers."""
+        with self._lock:
+            self._socket.close()
+        if self._pid == os.getpid():
+            try:
+                self.process.wait(5)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+    def _ask(self, request: dict[str, Any], fds: list[int] | None = None) -> dict[str, Any]:
+        parcel = pack(json.dumps(request).encode(), segments=True)
+        all_fds = [*(fds or []), *([parcel.segment.fd] if parcel.segment else [])]
+        with self._lock:
+            try:
+                self._socket.settimeout(_ANSWER)
+                socket.send_fds(self._socket, [parcel.data], all_fds)
+                answer = self._receive()
+            except OSError as exc:
+                raise DiscoError(f"the process that starts workers does not answer: {exc}") from exc
+        if "error" in answer:
+            raise DiscoError(f"a worker's process can't be started: {answer['error']}")
+        return answer
+
+    def _receive(self) -> dict[str, Any]:
+        data = self._socket.recv(_ROOM)
+        if not data:
+            code = self.process.wait(10)
+            raise DiscoError(
+                f"the process that starts workers has ended (exit code {code}); what it wrote is "
+                f"above. Try it by hand: {sys.executable} -c 'import discolab'"
+            )
+        body, _ = unpack(data)
+        found: dict[str, Any] = json.loads(bytes(body))
+        return found
+
+
+_zygote: Zygote | None = None
+_start_lock = threading.Lock()
+
+
+def the_zygote() -> Zygote:
+    """The zygote of this process, started if there is none."""
+    global _zygote
+    with _start_lock:
+        if _zygote is None or not _zygote.usable:
+            if _zygote is not None and _zygote._pid == os.getpid():
+                _zygote.close()
+            _zygote = Zygote()
+        return _zygote
+
+
+def let_go() -> None:
+    """End the zygote now rather than after its minute."""
+    global _zygote
+    with _start_lock:
+        if _zygote is not None:
+            _zygote.close()
+            _zygote = None
+
+
+atexit.register(let_go)
+
+
+def _forked() -> None:
+    global _zygote, _start_lock
+    _zygote, _start_lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+def _paths() -> list[str]:
+    """Where this process finds modules: discolab may be run from a folder."""
+    return [path if path else os.getcwd() for path in sys.path]
+
+
+# -- in the zygote -------------------------------------------------------------------------
+
+
+class _Nursery:
+    """The zygote's own state; it has one thread."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self.alive: set[int] = set()
+        self.ended: dict[int, int] = {}
+        self.since = time.monotonic()  # since when there is no worker
+
+    def serve(self) -> None:
+        """Answer until the controller is gone, or nothing was asked for too long."""
+        poll = select.poll()
+        poll.register(self.socket.fileno(), select.POLLIN)
+        while True:
+            self._reap()
+            if not poll.poll(200):
+                if not self.alive and time.monotonic() - self.since > LINGER:
+                    return
+                continue
+            data, fds = self._receive()
+            if not data:
+                return
+            self.since = time.monotonic()
+            body, _ = unpack(data, fds.pop() if has_segment(data) else None)
+            try:
+                answer = self._answer(json.loads(bytes(body)), fds)
+            except Exception as exc:
+                answer = {"error": f"{type(exc).__name__}: {exc}"}
+            finally:
+                for fd in fds:
+                    os.close(fd)
+            self.socket.send(pack(json.dumps(answer).encode()).data)
+
+    def _receive(self) -> tuple[bytes, list[int]]:
+        fds = array.array("i")
+        data, ancillary, _, _ = self.socket.recvmsg(_ROOM, socket.CMSG_SPACE(8 * fds.itemsize))
+        for _, _, content in ancillary:
+            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+        return data, list(fds)
+
+    def _answer(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        if "fork" in request:
+            pid = os.fork()
+            if pid == 0:
+                _become_worker(request["fork"], fds, self.socket)
+            self.alive.add(pid)
+            return {"pid": pid}
+        if "status" in request:
+            for _ in range(60):  # its line may break a moment before it has ended
+                self._reap()
+                if request["status"] not in self.alive:
+                    break
+                time.sleep(0.005)
+            return {"status": self.ended.get(request["status"])}
+        pid = request["kill"]
+        if pid in self.alive:  # not reaped yet: the number is still its own
+            _kill(pid)
+        return {"killed": True}
+
+    def _reap(self) -> None:
+        for pid in tuple(self.alive):
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                self.alive.remove(pid)
+                self.ended[pid] = os.waitstatus_to_exitcode(status)
+                _kill(pid)  # what it has left behind
+                self.since = time.monotonic()
+
+
+def _kill(pid: int) -> None:
+    for end in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            end(pid, signal.SIGKILL)
+
+
+def main(fd: int, preload: Sequence[str] = ()) -> None:
+    """Be the zygote; `fd` is its end of the line."""
+    sock = socket.socket(fileno=fd)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    package = __name__.partition(".")[0]  # what takes time is done here, once
+    import_all((package, f"{__package__}.child", *preload))
+    sock.send(pack(b'{"ready": true}').data)
+    serve(sock)
+
+
+def import_all(names: Sequence[str]) -> None:
+    """Import what workers will want."""
+    for name in names:
+        with contextlib.suppress(Exception):  # who needs it is told when it is imported there
+            importlib.import_module(name)
+
+
+def serve(sock: socket.socket) -> None:
+    """Fork whenever it is asked for, until nobody asks any more; `sock` is our end of the line."""
+    nursery = _Nursery(sock)
+    try:
+        nursery.serve()
+    except (BrokenPipeError, ConnectionResetError):
+        pass
+    finally:
+        for pid in nursery.alive:
+            _kill(pid)
+
+
+def _become_worker(settings: dict[str, Any], fds: list[int], sock: socket.socket) -> NoReturn:
+    """In the forked process: be a worker, and end."""
+    code = 1
+    try:
+        die_with_parent()
+        os.setpgid(0, 0)
+        sock.close()
+        line = list(fds)
+        if line and not settings.get("own_text"):  # else it keeps our descriptors 1 and 2
+            text = line.pop()
+            for fd in (1, 2):
+                os.dup2(text, fd)
+            os.close(text)
+        code = _body(settings)(settings, *line)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(code)
+
+
+def _body(settings: dict[str, Any]) -> Callable[..., int]:
+    """What is to run in a forked process: a worker, or a node of a `SocketSession`."""
+    from . import child
+
+    if "node" in settings:
+        from ..node import run_forked
+
+        return run_forked
+    return child.run_connected if "connect" in settings else child.run_forked
+
+
+def die_with_parent() -> None:
+    """Have the kernel end this process when its parent ends (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+__all__ = ["Parcel", "Zygote", "let_go", "main", "the_zygote"]

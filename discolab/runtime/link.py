@@ -1,0 +1,120 @@
+"""What passes between a session and a worker in another process, besides commands and replies.
+
+A *service* is a layer's part on the controller, one object a session (`SERVICES`); what it and
+a worker say to each other goes over the worker's `Link`. Where all workers share the
+controller's address space there is none of this: `Worker.link` is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .failures import Failure
+
+if TYPE_CHECKING:
+    from .session import Session
+    from .worker import Worker
+
+
+class Link(Protocol):
+    """The worker's end. `tell` may be called on any thread.
+
+    `host` is the address of this machine at which the session's other workers reach it.
+    """
+
+    host: str
+
+    def tell(self, service: str, value: Any) -> None:
+        """Say something to a service of the session; in order with this worker's replies."""
+
+    def call_failed(self, ordinal: int) -> None:
+        """That call has failed: if it has told anything, say so, by the worker's state."""
+
+    def listen(self, service: str, handler: Callable[[Any], None]) -> None:
+        """Have `handler` called with what the service says: on the link's thread, so be quick."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """What one worker was at one moment; made where it lives.
+
+    Attributes
+    ----------
+    executed, sat_out, resumed_at, ended, interrupts
+        As `Worker` has them.
+    received
+        How many commands it has received.
+    busy
+        Whether a call runs.
+    state, detail, seconds
+        As `Worker.doing` tells them.
+    failed_calls
+        The last calls that failed, by their ordinal.
+    """
+
+    rank: int
+    executed: int
+    sat_out: int
+    resumed_at: int
+    ended: bool
+    interrupts: int
+    received: int
+    busy: bool
+    state: str
+    detail: str
+    seconds: float
+    failed_calls: tuple[tuple[int, Failure], ...]
+
+
+def state_of(worker: Worker, received: int) -> WorkerState:
+    """The state of a worker of this process. What it says was so before what it is asked next."""
+    executed = worker.executed  # first: what follows is then true of all calls up to it
+    failed = tuple(worker.failed_calls.copy())
+    busy = worker.current is not None
+    state, detail, seconds = worker.doing()
+    return WorkerState(
+        worker.worker_id,
+        executed,
+        worker.sat_out,
+        worker.resumed_at,
+        worker.ended,
+        worker.interrupts,
+        received,
+        busy,
+        state,
+        detail,
+        seconds,
+        failed,
+    )
+
+
+class Service:
+    """A layer's part on the controller. Nothing here may block or raise; a base that does nothing.
+
+    All but `close` are called on the session's reader thread, or, for worker 0 of it, on that
+    worker's own thread.
+    """
+
+    def receive(self, rank: int, value: Any) -> None:
+        """A worker has said something."""
+
+    def state(self, rank: int, state: WorkerState) -> None:
+        """What a worker is has come in; all that it said before is known."""
+
+    def lost(self, rank: int) -> None:
+        """A worker has died."""
+
+    def next_look(self) -> float | None:
+        """When `look` is to be called, on the clock of `time.monotonic`; None: not."""
+        return None
+
+    def look(self) -> None:
+        """Do what is due."""
+
+    def close(self) -> None:
+        """The session ends."""
+
+
+SERVICES: dict[str, Callable[[Session], Service]] = {}

@@ -1,0 +1,131 @@
+"""Calls that are held back for a moment, to go with the next question: late never, lost never."""
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from discolab import ProcessSession, current_worker
+from discolab.engines.remote import messages, parcels
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+
+
+@pytest.fixture
+def trio() -> Iterator[ProcessSession]:
+    session = ProcessSession(3, devices="cpu", timeout=20)
+    yield session
+    session.shutdown(cancel=True)
+
+
+def appears(file: Path, within: float = 10) -> bool:
+    deadline = time.monotonic() + within
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return file.exists()
+
+
+def wait_for(file: Path) -> None:
+    while not file.exists():
+        time.sleep(0.01)
+
+
+def test_a_call_runs_though_nothing_comes_after_it(trio: ProcessSession, tmp_path: Path) -> None:
+    def mark() -> None:
+        (tmp_path / str(current_worker().rank)).touch()
+
+    trio.sync_all()  # now worker 0 is idle, so that the call is held back
+    ref = trio.call_packed(mark)
+    assert all(appears(tmp_path / str(rank)) for rank in range(3))
+    del ref
+
+
+def test_others_get_their_calls_while_worker_0_is_busy(
+    trio: ProcessSession, tmp_path: Path
+) -> None:
+    def hold_worker_0() -> None:
+        if current_worker().rank == 0:
+            (tmp_path / "busy").touch()
+            wait_for(tmp_path / "2")
+
+    def mark() -> None:
+        (tmp_path / str(current_worker().rank)).touch()
+
+    trio.call_without_result(hold_worker_0)
+    assert appears(tmp_path / "busy")
+    trio.call_without_result(mark)
+    assert appears(tmp_path / "2"), "worker 0 waits for what worker 2 has not been told to do"
+    trio.sync_all()
+
+
+@pytest.mark.parametrize("large", [0, 1_000_000])
+def test_calls_arrive_in_order_with_small_and_large_arguments(
+    trio: ProcessSession, large: int
+) -> None:
+    def add(value: Any) -> None:
+        current_worker().namespace.setdefault("seen", []).append(
+            value if isinstance(value, int) else int(value.sum())
+        )
+
+    for number in range(300):
+        trio.call_without_result(add, number)
+    trio.call_without_result(add, torch.ones(large + 1))
+    trio.call_without_result(add, 301)
+    assert trio.pull("seen") == [[*range(300), large + 1, 301]] * 3
+
+
+def test_what_ctrl_c_has_half_sent_is_done_once(
+    trio: ProcessSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def count() -> int:
+        names = current_worker().namespace
+        names["count"] = names.get("count", 0) + 1
+        return int(names["count"])
+
+    trio.sync_all()
+    lines = trio._exchange.lines
+    send, ranks = lines.send, []
+
+    def interrupted(rank: int, parcel: parcels.Parcel) -> None:
+        send(rank, parcel)
+        ranks.append(rank)
+        if len(ranks) == 1:
+            raise KeyboardInterrupt
+
+    with trio._exchange.cork:  # worker 0 can't send it on first
+        ref = trio.call_packed(count)
+        monkeypatch.setattr(lines, "send", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            trio._exchange.flush_held()
+    assert ref.debug_get_from_all() == [1, 1, 1]
+    assert trio.call_packed(count).debug_get_from_all() == [2, 2, 2]
+    assert len(ranks) > 3, "nothing was sent a second time: this test tests nothing"
+
+
+def test_parcels_are_bundled_and_those_with_segments_stay_apart() -> None:
+    small = [parcels.pack(bytes([n]) * n) for n in range(1, 6)]
+    large = parcels.pack(b"head", [bytes(100_000)], segments=True)
+    assert large.segment is not None
+    bundles = parcels.bundle([*small[:3], large, *small[3:]])
+    assert [parcel.segment for parcel in bundles] == [None, large.segment, None]
+    assert parcels.unbundle(bundles[0].data) == [parcel.data for parcel in small[:3]]
+    assert parcels.unbundle(bundles[1].data) == [large.data]
+    assert parcels.unbundle(bundles[2].data) == [parcel.data for parcel in small[3:]]
+
+
+def test_bundles_stay_below_the_longest_message() -> None:
+    many = [parcels.pack(bytes(500))] * 400
+    bundles = parcels.bundle(many)
+    assert max(len(parcel.data) for parcel in bundles) <= parcels.LARGEST
+    found = [message for parcel in bundles for message in parcels.unbundle(parcel.data)]
+    assert found == [parcel.data for parcel in many]
+
+
+def test_a_reply_with_nothing_to_tell_is_told_from_other_messages() -> None:
+    assert messages.unpack_done(messages.pack_done(7, 1 << 40).data) == (7, 1 << 40)
+    for other in (messages.pack_message(messages.REPLY, 7, 9, []).data, b"", b"DONE", bytes(20)):
+        assert messages.unpack_done(other) is None
