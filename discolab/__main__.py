@@ -1,10 +1,14 @@
-"""Command line: ``python -m discolab demo``."""
+"""Command line: ``discolab demo``, ``discolab node``, ``discolab keys``."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
+import socket
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from .runtime import DiscoError
 
@@ -13,20 +17,117 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status."""
     parser = argparse.ArgumentParser(prog="discolab", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    demo = commands.add_parser("demo", help="train a tensor-parallel MLP on several workers")
-    demo.add_argument("--workers", type=int, default=4, help="how many (default 4)")
-    demo.add_argument("--steps", type=int, default=150, help="of gradient descent (default 150)")
+    _add_demo(commands)
+    _add_node(commands)
+    _add_keys(commands)
     args = parser.parse_args(argv)
-    from .demo import run
-
     try:
-        return 0 if run(args.workers, args.steps) else 1
+        return int(args.run(args))
     except DiscoError as exc:
         print(f"error: {exc}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
+
+
+def _add_demo(commands: Any) -> None:
+    demo = commands.add_parser("demo", help="train a tensor-parallel MLP on several workers")
+    demo.add_argument("--workers", type=int, default=4, help="how many (default 4)")
+    demo.add_argument("--steps", type=int, default=150, help="of gradient descent (default 150)")
+    demo.set_defaults(run=_demo)
+
+
+def _demo(args: argparse.Namespace) -> int:
+    from .demo import run
+
+    return 0 if run(args.workers, args.steps) else 1
+
+
+def _add_node(commands: Any) -> None:
+    text = (
+        "Run workers of a session that is on another machine. Started by torchrun, srun or mpirun, "
+        "each of the processes is a node with one worker."
+    )
+    node = commands.add_parser(
+        "node", help="run workers of another machine's session", description=text
+    )
+    node.add_argument(
+        "--connect", required=True, metavar="tcp://HOST:PORT", help="where the session is"
+    )
+    node.add_argument(
+        "--key-file", metavar="F", help="the session's keys (default: `discolab keys` says which)"
+    )
+    node.add_argument(
+        "--workers", type=int, metavar="N", help="how many (default: what the session has on each)"
+    )
+    node.add_argument(
+        "--devices",
+        metavar="D",
+        help="cpu, or cuda:0,cuda:1 (default: the GPUs in turn, or the CPU)",
+    )
+    node.add_argument(
+        "--rank", type=int, metavar="R", help="order among the nodes (default: as they come)"
+    )
+    node.add_argument(
+        "--wait",
+        type=float,
+        metavar="S",
+        help="for the session to be there (120; --stay: any time)",
+    )
+    node.add_argument(
+        "--stay", action="store_true", help="when a session has ended, wait for the next one"
+    )
+    node.set_defaults(run=_node)
+
+
+def _node(args: argparse.Namespace) -> int:
+    from .engines.keys import load_keys
+    from .engines.launchers import place_of
+    from .engines.node import run_nodes
+
+    signal.signal(signal.SIGTERM, _end)
+    place = place_of(os.environ)
+    workers, rank = args.workers, args.rank
+    if place is not None:
+        workers = 1 if workers is None else workers
+        rank = place.rank if rank is None else rank
+    if "" not in sys.path and os.getcwd() not in sys.path:  # modules beside the program
+        sys.path.insert(0, os.getcwd())
+    return run_nodes(
+        args.connect,
+        load_keys(args.key_file, make=False),
+        stay=args.stay,
+        workers=workers,
+        devices=args.devices,
+        rank=rank,
+        place=place,
+        wait=args.wait,
+        say=_say,
+    )
+
+
+def _say(text: str) -> None:
+    print(f"discolab node on {socket.gethostname()} (pid {os.getpid()}): {text}", flush=True)
+
+
+def _end(_number: int, _frame: Any) -> None:
+    raise SystemExit(143)
+
+
+def _add_keys(commands: Any) -> None:
+    keys = commands.add_parser(
+        "keys", help="say which file holds the keys, made if it is not there"
+    )
+    keys.set_defaults(run=_keys)
+
+
+def _keys(_args: argparse.Namespace) -> int:
+    from .engines.keys import default_file, load_keys
+
+    load_keys()
+    print(default_file())
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,50 @@
+"""What torchrun, srun and mpirun tell a process of its place, in its environment; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# names of rank, number of processes, rank on this machine; who starts others comes first, because
+# what it starts inherits the rest: mpirun under Slurm has Slurm's variables too
+_NAMES = (
+    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+    ("srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of a launcher's processes this one is."""
+
+    launcher: str
+    rank: int
+    size: int
+    local_rank: int
+
+
+def place_of(environ: Mapping[str, str]) -> Place | None:
+    """The place that a launcher has given to the process with this environment; None: no launcher.
+
+    Examples
+    --------
+    >>> place_of({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
+    Place(launcher='torchrun', rank=3, size=8, local_rank=1)
+    >>> place_of({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}).local_rank
+    0
+    >>> place_of({"RANK": "0"}) is None
+    True
+    """
+    for launcher, *names in _NAMES:
+        found = [_number(environ.get(name)) for name in names]
+        rank, size, local_rank = found
+        if rank is not None and size is not None and rank < size:
+            return Place(launcher, rank, size, local_rank or 0)
+    return None
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdigit() else None

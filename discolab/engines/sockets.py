@@ -1,0 +1,313 @@
+"""Workers on several machines: nodes connect to the session over TCP, with the keys of a file.
+
+Worker 0 is a thread of this process, the other workers of node 0 are processes of this machine,
+and each other node is a process that was started on its machine (`discolab node`, engines/node.py)
+and forks the workers there. All of them are reached over one port (remote/zmq_lines.py).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..runtime.arguments import parse_device
+from ..runtime.errors import ArgumentError, DiscoError
+from .gathering import Gathering
+from .keys import default_file, load_keys
+from .machines import checked_endpoint, machine, split_endpoint
+from .placement import check_world, place_workers
+from .remote.session import HEARTBEAT, START_TIMEOUT, Progress, RemoteSession
+from .remote.zmq_lines import ZmqLines
+from .remote.zygote import Zygote, the_zygote
+
+_LOOK = 0.2  # seconds between two looks at who is missing
+
+
+class SocketSession(RemoteSession):
+    """A session on several nodes; this process is node 0, the others connect to it.
+
+    Parameters
+    ----------
+    num_nodes, num_workers_per_node
+        How many nodes there are, this one included, and how many workers each runs. What counts
+        is how many workers the others bring together: launchers bring them one by one.
+    num_groups, devices, timeout
+        As for `ThreadedSession`; `devices` None: each node uses its own GPUs in turn.
+    host, port
+        Where nodes are awaited: an address of this machine that the others reach, or
+        ``"0.0.0.0"`` for all; by default the loopback interface. Port 0: any that is free.
+    key_file
+        The keys of the session, None: the user's own (`keys.default_file`), made if they are not
+        there. Whoever connects must have them.
+    spawn_nodes
+        Start the other nodes on this machine too, to try things out.
+    heartbeat, start_timeout
+        As for `ProcessSession`; the second counts from when all nodes are there, too.
+    progress
+        Called with a line of text on who has joined and who is missing; None: the lines go to
+        standard error. What is to be run on the other machines is printed.
+
+    Raises
+    ------
+    ArgumentError
+        If the numbers do not fit or a device is not there.
+    DiscoError
+        If the port is in use, the key file is not private, or the nodes do not come in time.
+
+    Examples
+    --------
+    >>> with SocketSession(2, 1, spawn_nodes=True) as sess:  # doctest: +SKIP
+    ...     ranks = sess.call_packed(sess.get_global_func("runtime.disco.worker_id"))
+    ...     ranks.debug_get_from_all()
+    [0, 1]
+    """
+
+    engine = "sockets"
+
+    def __init__(
+        self,
+        num_nodes: int,
+        num_workers_per_node: int,
+        num_groups: int = 1,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        devices: Any = None,
+        key_file: str | os.PathLike[str] | None = None,
+        spawn_nodes: bool = False,
+        timeout: float | None = None,
+        heartbeat: float = HEARTBEAT,
+        start_timeout: float = START_TIMEOUT,
+        progress: Progress | None = None,
+    ) -> None:
+        here = _positive_integer(num_workers_per_node, "num_workers_per_node")
+        self.num_nodes = _positive_integer(num_nodes, "num_nodes")
+        num_workers, num_groups = check_world(num_nodes * here, num_groups)
+        self._wanted, placed = _devices(num_workers, here, devices)
+        self._here, self._spawn = here, bool(spawn_nodes)
+        self._key_file = default_file() if key_file is None else Path(key_file).expanduser()
+        self._keys = load_keys(self._key_file)
+        lines = ZmqLines(checked_endpoint(host, port), self._keys)
+        self._host = host
+        try:
+            super().__init__(
+                num_workers,
+                num_groups,
+                placed,
+                lines,
+                timeout=timeout,
+                heartbeat=heartbeat,
+                start_timeout=start_timeout,
+                progress=progress or _print_line,
+            )
+        except BaseException:
+            lines.close()
+            raise
+        self._lines = lines
+        self._nodes = Gathering(lines, self._exchange, here, num_workers - here, here)
+        self._begin()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port at which nodes connect."""
+        host, port = split_endpoint(self._lines.endpoint)
+        if host in ("0.0.0.0", "::"):
+            import socket
+
+            host = socket.gethostname()
+        return host, port
+
+    @property
+    def command(self) -> str:
+        """What to run on each other machine."""
+        host, port = self.address
+        name = f"[{host}]" if ":" in host else host
+        words = ["discolab", "node", "--connect", f"tcp://{name}:{port}"]
+        words += ["--key-file", str(self._key_file), "--workers", str(self._here)]
+        return shlex.join(words)
+
+    # -- starting ----------------------------------------------------------------------------
+
+    def _start_processes(self) -> None:
+        zygote = the_zygote() if self._here > 1 or self._spawn else None  # it imports meanwhile
+        if self._spawn and self.num_nodes > 1:
+            zygote = self._ready_zygote()
+            for number in range(1, self.num_nodes):
+                self._spawn_node(zygote, number)
+        self._await_nodes()
+        self._place()
+        self._nodes.welcome(self._common(), self._device_names, self._threads)
+        if self._here > 1:
+            zygote = self._ready_zygote()
+            for rank in range(1, self._here):
+                self._start_worker(zygote, rank)
+
+    def _ready_zygote(self) -> Zygote:
+        zygote, waited = the_zygote(), 0.0
+        while not zygote.ready(_LOOK):
+            waited += _LOOK
+            if waited > self._start_timeout:
+                raise DiscoError(
+                    f"no worker process was there after {self._start_timeout:g} s (start_timeout=)"
+                )
+        return zygote
+
+    def _spawn_node(self, zygote: Zygote, number: int) -> None:
+        settings = {
+            "node": {
+                "connect": self._endpoint_here(),
+                "keys": self._keys.as_dict(),
+                "rank": number,
+                "workers": self._here,
+            },
+            **_process_settings(),
+        }
+        self._watch(self._nodes.brood.start(zygote, -number, settings))
+
+    def _start_worker(self, zygote: Zygote, rank: int) -> None:
+        text, theirs = os.pipe()
+        settings = {
+            **self._common(),
+            **_process_settings(),
+            "connect": self._endpoint_here(),
+            "keys": self._keys.as_dict(),
+            "rank": rank,
+            "local_rank": rank,
+            "device": self._device_names[rank],
+            "threads": self._threads[machine()],
+            "host": self._local_host(),
+        }
+        self._lines.watch_text(rank, text)
+        try:
+            self._watch(self._nodes.brood.start(zygote, rank, settings, theirs))
+        finally:
+            os.close(theirs)
+
+    def _endpoint_here(self) -> str:
+        """Where this machine's own processes connect."""
+        return self._lines.endpoint.replace("//0.0.0.0:", "//127.0.0.1:").replace("[::]", "[::1]")
+
+    def _watch(self, fd: int) -> None:
+        nodes = self._nodes
+        if fd >= 0:
+            self._lines.watch(fd, lambda: nodes.child_ended(fd))
+
+    def _await_nodes(self) -> None:
+        nodes = self._nodes
+        deadline = time.monotonic() + self._start_timeout
+        if not (nodes.complete or self._spawn):
+            print(f"On the other machines run: {self.command}", flush=True)
+        while not nodes.complete:
+            self._check_spawned()
+            nodes.tell_refusals()
+            missing, here = nodes.missing()
+            if missing and time.monotonic() > deadline:
+                why = "".join(f"\n    refused: {refusal}" for refusal in nodes.refused()[-8:])
+                raise DiscoError(
+                    f"{missing} of {self.num_workers} workers did not come within "
+                    f"{self._start_timeout:g} s (start_timeout=); joined: {here}. On the other "
+                    f"machines run: {self.command}{why}"
+                )
+            if missing and not self._spawn:
+                self._say(f"waiting for {missing} of {self.num_workers} workers; joined: {here}")
+            self._exchange.wait_until(lambda: nodes.complete, _LOOK)
+
+    def _check_spawned(self) -> None:
+        ended = [number for number in self._nodes.brood.codes if number < 0]
+        if ended and self._spawn:
+            raise DiscoError(
+                f"node {-ended[0]}, started on this machine, "
+                f"{self._nodes.brood.in_words(ended[0])}; what it wrote is in the terminal of the "
+                "session's process"
+            )
+
+    def _place(self) -> None:
+        """All nodes are there: what each worker computes on, where it is, and with what share."""
+        names = [str(device) for device in self._devices]
+        self.hosts = [machine()] * self._here
+        self._threads = {machine(): torch.get_num_threads()}
+        for party in self._nodes.parties():
+            self.hosts += [party.machine] * party.workers
+            self._threads.setdefault(party.machine, party.cores)
+            if self._wanted is None:
+                names[party.first : party.ranks.stop] = party.device_names(None)
+        for name in self._threads:
+            self._threads[name] = max(1, self._threads[name] // self.hosts.count(name))
+        self._device_names = names
+        self._devices = tuple(torch.device(name) for name in names)
+        self._exchange.hosts = self.hosts
+        link = self._local.workers[0].link
+        assert link is not None
+        link.host = self._local_host()
+
+    def _local_host(self) -> str:
+        """Where this machine's workers are reached: as the first node has reached it."""
+        reached = [party.reached for party in self._nodes.parties()]
+        return reached[0] if reached else "127.0.0.1"
+
+    def _common(self) -> dict[str, Any]:
+        return {
+            "num_workers": self.num_workers,
+            "num_groups": self.num_groups,
+            "token": self._lines.token.hex(),
+        }
+
+    def _workers_per_machine(self) -> int:
+        return self.hosts.count(machine())
+
+    # -- what becomes of the processes -----------------------------------------------------------
+
+    def _end_process(self, rank: int) -> None:
+        self._nodes.end()
+
+    def _end_all_processes(self) -> None:
+        self._nodes.end()
+
+    def _ender(self) -> Callable[[], None]:
+        return self._nodes.end
+
+    def _why_ended(self, rank: int) -> str:
+        return self._nodes.why_ended(rank)
+
+    def _frozen(self, rank: int, seconds: float) -> str:
+        return self._nodes.frozen(rank, seconds)
+
+
+def _positive_integer(value: Any, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ArgumentError(f"{name} must be a positive integer, got {value!r}")
+    return value
+
+
+def _devices(num_workers: int, here: int, wanted: Any) -> tuple[Any, list[torch.device]]:
+    """What the session wants for all, and the devices by rank; of nodes to come not yet known."""
+    if wanted is None or isinstance(wanted, str | torch.device):
+        own = place_workers(here, wanted)
+        rest = torch.device("cpu") if wanted is None else own[0]
+        return wanted, own + [rest] * (num_workers - here)
+    names = list(wanted)
+    if len(names) != num_workers:
+        place_workers(num_workers, names)  # raises
+    others = [parse_device(name) for name in names[here:]]
+    return names, place_workers(here, names[:here]) + [d or torch.device("cpu") for d in others]
+
+
+def _process_settings() -> dict[str, Any]:
+    return {
+        "environ": dict(os.environ),
+        "path": sys.path,
+        "argv": sys.argv,
+        "folder": os.getcwd(),
+    }
+
+
+def _print_line(text: str) -> None:
+    if text:
+        sys.stderr.write(f"{text}\n")
