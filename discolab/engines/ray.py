@@ -1,0 +1,321 @@
+"""Workers as Ray actors: Ray places them on a cluster, starts them and watches over them.
+
+Worker 0 is a thread of this process. Each other worker is the main thread of an actor's process,
+one bundle of a placement group each (ray_actors.py); it connects to the session's port
+(remote/zmq_lines.py), with keys made for this one session, and commands go that way: no call of
+Ray's is on the path.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..runtime.arguments import parse_device
+from ..runtime.errors import ArgumentError, DiscoError
+from .keys import Keys
+from .machines import checked_endpoint, machine
+from .placement import check_world, place_workers
+from .ray_actors import Actors, Slot, process_state
+from .ray_cluster import Cluster, join, leave
+from .ray_gpus import gpu_places, seen_here
+from .remote.session import HEARTBEAT, START_TIMEOUT, Progress, RemoteSession
+from .remote.zmq_lines import ZmqLines
+from .roster import versions
+
+_LOOK = 0.2  # seconds between two looks at who is missing
+
+
+class RaySession(RemoteSession):
+    """A session whose workers, but for worker 0, are actors of a Ray cluster.
+
+    Parameters
+    ----------
+    num_workers, num_groups, timeout, heartbeat, start_timeout, progress
+        As for `ProcessSession`; the cluster's part in starting counts too.
+    devices
+        ``"cpu"``, or ``"cuda"``: GPUs that Ray chooses. None: GPUs where the cluster and this
+        process have some.
+    address
+        The cluster: ``"auto"`` is the one that runs on this machine, ``"host:port"`` and
+        ``"ray://host:port"`` name one. None: the one that this process is in, or that $RAY_ADDRESS
+        names; where there is neither, one of our own on this machine, which ends with the last
+        session that uses it. A cluster that was there stays.
+    num_cpus, num_gpus
+        What each worker takes of the cluster; `num_gpus` None: one where workers compute on GPUs.
+        Worker 0 takes no CPU of it, but its share of GPUs, on this machine.
+    host, port
+        Where this process awaits its workers. None: the loopback interface for a cluster of our
+        own, else this machine's address in the cluster. Port 0: any that is free.
+
+    Raises
+    ------
+    ArgumentError
+        If the numbers do not fit, a device is not there, or Ray is not installed.
+    DiscoError
+        If the cluster is not there or has no room, or a worker could not start; what was started is
+        ended then.
+
+    Examples
+    --------
+    >>> with RaySession(2) as sess:  # doctest: +SKIP
+    ...     ranks = sess.call_packed(sess.get_global_func("runtime.disco.worker_id"))
+    ...     ranks.debug_get_from_all()
+    [0, 1]
+    """
+
+    engine = "ray"
+
+    def __init__(
+        self,
+        num_workers: int,
+        num_groups: int = 1,
+        devices: Any = None,
+        *,
+        address: str | None = None,
+        num_cpus: float = 1,
+        num_gpus: float | None = None,
+        host: str | None = None,
+        port: int = 0,
+        timeout: float | None = None,
+        heartbeat: float = HEARTBEAT,
+        start_timeout: float = START_TIMEOUT,
+        progress: Progress | None = None,
+    ) -> None:
+        num_workers, num_groups = check_world(num_workers, num_groups)
+        wanted = _kind(num_workers, devices)
+        Slot(num_cpus, 1 if num_gpus is None else num_gpus)  # what does not fit is told at once
+        checked_endpoint(host or "127.0.0.1", port)
+        began = time.monotonic()
+        cluster = join(address, num_workers, start_timeout, progress or _say_nothing)
+        try:
+            kind = wanted or _best_kind(cluster)
+            gpus = num_gpus if num_gpus is not None else float(kind == "cuda")
+            if kind == "cuda" and not gpus:
+                raise ArgumentError(
+                    "num_gpus=0 leaves workers no GPU: devices='cpu', or num_gpus=1"
+                )
+            self._slot = Slot(num_cpus, gpus)
+            self._keys = Keys.fresh()
+            lines = ZmqLines(checked_endpoint(host or cluster.host(), port), self._keys)
+        except BaseException:
+            leave(cluster)
+            raise
+        self._lines, self._cluster = lines, cluster
+        self._actors = actors = Actors(cluster, lines)
+        self._texts: list[int] = []  # ends of pipes that actors have not taken yet
+        try:
+            super().__init__(
+                num_workers,
+                num_groups,
+                [torch.device(kind, 0) if kind == "cuda" else torch.device(kind)] * num_workers,
+                lines,
+                timeout=timeout,
+                heartbeat=heartbeat,
+                start_timeout=start_timeout,
+                progress=progress,
+            )
+        except BaseException:
+            lines.close()
+            actors.end()
+            raise
+        self._exchange.services["ray"] = actors
+        exchange = self._exchange
+        lines.settled = lambda rank: exchange.closing or actors.is_settled(rank)
+        self._deadline = began + self._start_timeout
+        try:
+            self._begin()
+        finally:
+            while self._texts:
+                os.close(self._texts.pop())
+
+    # -- starting ----------------------------------------------------------------------------
+
+    def _start_processes(self) -> None:
+        self.hosts = [machine()]
+        if self.num_workers > 1:
+            self._start_actors()
+        self._exchange.hosts = self.hosts
+        link = self._local.workers[0].link
+        assert link is not None
+        link.host = self._cluster.host()
+
+    def _start_actors(self) -> None:
+        actors, remote = self._actors, range(1, self.num_workers)
+        bundles = [self._slot.bundle for _ in remote]
+        if self._devices[0].type == "cuda":
+            bundles.append(self._seat())  # last, so that the others have their ranks' indexes
+        self._reserve(bundles)
+        crew = [actors.engage(index, bundle) for index, bundle in enumerate(bundles)]
+        seat = crew.pop().gpus.remote() if len(crew) > len(remote) else None
+        actors.ask(crew, sys.path)
+        found, began = None, time.monotonic()
+        while found is None:
+            found = actors.found(_LOOK)
+            self._check_deadline("the Ray actors did not start")
+            if (seconds := time.monotonic() - began) > 1:
+                self._say(f"starting {len(crew)} Ray actors, which import torch ({seconds:.0f} s)")
+        _check_versions(found)
+        here = machine()
+        order = sorted(
+            range(len(crew)),
+            key=lambda i: (found[i]["machine"] != here, found[i]["machine"], found[i]["pid"]),
+        )
+        facts = [found[index] for index in order]
+        self.hosts += [fact["machine"] for fact in facts]
+        seen: list[Any] = [None for _ in remote]
+        if seat is not None:
+            seen = self._give_gpus(facts, actors.told(_LOOK + self._left(), seat))
+        for rank, index in zip(remote, order, strict=True):
+            settings = self._settings_of(rank, facts[rank - 1]) | {"gpus": seen[rank - 1]}
+            actors.work(rank, crew[index], facts[rank - 1], settings)
+
+    def _reserve(self, bundles: list[dict[str, float]]) -> None:
+        actors, count = self._actors, len(bundles)
+        actors.reserve(bundles)
+        while not actors.reserved():
+            fit, has = actors.room(self._slot)
+            needed = f"Ray has no room for {count} workers that take {self._slot} each: {has}"
+            if fit < count and self._cluster.local:
+                raise DiscoError(f"{needed}. Ask for fewer workers, or for less of it for each")
+            self._say(f"waiting: {needed}")
+            self._check_deadline(
+                f"{needed}. Ask for fewer workers, for less of it for each (num_cpus=, num_gpus=), "
+                "or end what holds it; it has not come free"
+            )
+
+    def _left(self) -> float:
+        return max(0.0, self._deadline - time.monotonic())
+
+    def _check_deadline(self, what: str) -> None:
+        if not self._left():
+            raise DiscoError(f"{what} within {self._start_timeout:g} s (start_timeout=)")
+
+    def _seat(self) -> dict[str, float]:
+        """The bundle with worker 0's share of this machine's GPUs, which an idle actor holds."""
+        here = self._cluster.node_here()
+        for node in self._cluster.ray.nodes():
+            if node["NodeID"] == here and node["Resources"].get("GPU", 0) >= self._slot.gpus:
+                return {"GPU": self._slot.gpus, f"node:{node['NodeManagerAddress']}": 0.001}
+        raise DiscoError(
+            "worker 0 lives in this process, and the cluster has no GPU on this machine for it: "
+            "start the session on a node with GPUs, or with devices='cpu'"
+        )
+
+    def _give_gpus(self, facts: list[dict[str, Any]], seat: list[str]) -> list[str]:
+        """Say where each worker computes; the GPUs that each actor sees."""
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        own = seen_here(visible, torch.cuda.device_count())
+        if seat[0] not in own:
+            raise DiscoError(
+                f"Ray gives worker 0 the GPU {seat[0]}, which this process does not see "
+                f"(CUDA_VISIBLE_DEVICES={visible})"
+            )
+        places = gpu_places(facts, machine(), own)
+        names = [f"cuda:{own.index(seat[0])}", *(device for _, device in places)]
+        self._devices = tuple(torch.device(name) for name in names)
+        self._local.workers[0].device = self._devices[0]
+        return [seen for seen, _ in places]
+
+    def _settings_of(self, rank: int, facts: dict[str, Any]) -> dict[str, Any]:
+        host, cpus = self._cluster.host(), max(1, int(self._slot.cpus))
+        local, beside = self._cluster.local, facts["machine"] == machine()
+        process = {"environ": dict(os.environ), "path": sys.path, "folder": os.getcwd()}
+        return {
+            "rank": rank,
+            "local_rank": self.hosts[:rank].count(self.hosts[rank]),
+            "num_workers": self.num_workers,
+            "num_groups": self.num_groups,
+            "device": str(self._devices[rank]),
+            "threads": max(1, torch.get_num_threads() // self.num_workers) if local else cpus,
+            "host": host if local else facts["address"],
+            "token": self._lines.token.hex(),
+            "keys": self._keys.as_dict(),
+            "connect": self._lines.endpoint.replace("//0.0.0.0:", f"//{host}:"),
+            "argv": sys.argv,
+            "like": process if local else None,
+            "text": self._text_of(rank) if beside else None,
+        }
+
+    def _text_of(self, rank: int) -> tuple[str, int, int]:
+        """A pipe for what a worker writes to its descriptors 1 and 2; how it is found."""
+        ours, theirs = os.pipe()
+        self._texts.append(theirs)
+        self._lines.watch_text(rank, ours)
+        found = os.fstat(theirs)
+        return f"/proc/{os.getpid()}/fd/{theirs}", found.st_dev, found.st_ino
+
+    def _workers_per_machine(self) -> int:
+        return self.hosts.count(machine())
+
+    # -- what becomes of the actors ----------------------------------------------------------------
+
+    def _end_all_processes(self) -> None:
+        self._actors.end()
+
+    def _ender(self) -> Callable[[], None]:
+        actors = self._actors
+        return lambda: actors.end(wait=False)
+
+    def _why_ended(self, rank: int) -> str:
+        return self._actors.why_ended(rank, self._exchange.joined.get(rank))
+
+    def _frozen(self, rank: int, seconds: float) -> str:
+        pid = self._exchange.joined.get(rank, 0)
+        if time.monotonic() - self._lines.heard.get(rank, 0.0) < seconds / 2:
+            return ""  # a long message is on its way
+        if self.hosts[rank] == machine():
+            state: str | None = process_state(pid)
+        else:
+            state = self._actors.process_state(rank, pid)
+        if state is None or state == "R":
+            return ""  # it computes, in a call that holds Python's lock
+        silent = f"{self._actors.where(rank, pid)} has given no sign of life for {seconds:.0f} s"
+        return f"{silent}: it is stopped (SIGSTOP)" if state == "T" else silent
+
+
+def _kind(num_workers: int, devices: Any) -> str | None:
+    """What kind of device all workers compute on; None: not said.
+
+    Raises
+    ------
+    ArgumentError
+        If they are of two kinds, none of torch's, or particular GPUs.
+    """
+    if devices is None:
+        return None
+    one = isinstance(devices, str | torch.device)
+    found = {(d.type, d.index) for d in place_workers(num_workers, devices)}
+    given = [parse_device(name) for name in ([devices] if one else devices)]
+    if any(device is not None and device.index is not None for device in given):
+        raise ArgumentError("Ray chooses the GPUs: say devices='cuda', not which")
+    kinds = {kind for kind, _ in found}
+    if len(kinds) > 1:
+        raise ArgumentError("with Ray all workers compute on GPUs, or all on the CPU")
+    return kinds.pop()
+
+
+def _best_kind(cluster: Cluster) -> str:
+    has = cluster.ray.cluster_resources().get("GPU", 0) > 0
+    return "cuda" if has and torch.cuda.is_available() else "cpu"
+
+
+def _check_versions(found: list[dict[str, Any]]) -> None:
+    ours = versions()
+    for facts in found:
+        for name, version in ours.items():
+            if facts["versions"].get(name) != version:
+                raise DiscoError(
+                    f"{facts['name']} ({facts['address']}) has {name} "
+                    f"{facts['versions'].get(name)}, the session has {version}: install the same "
+                    "version on all machines of the cluster"
+                )
+
+
+def _say_nothing(_: str) -> None:
+    pass
