@@ -1,7 +1,8 @@
 """Which backend a worker uses.
 
 `Worker.shared["discolab.ccl"]` maps ranks to backends; each worker writes its own entry.
-`Worker.shared["discolab.ccl.<name>"]` is the session's one backend object of that name.
+`Worker.shared["discolab.ccl.<name>"]` is the one backend object of that name that all workers of
+the session in this process share.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import Any, cast
 import torch
 
 from ..engines import hooks
+from ..engines.remote import zygote
 from ..runtime.errors import ArgumentError
+from ..runtime.link import SERVICES, Service
 from ..runtime.worker import Worker, current_worker
 from . import checks
 from .backend import Backend, BackendStatistics
@@ -46,6 +49,11 @@ def statistics() -> BackendStatistics:
     return backend_of(current_worker()).statistics()
 
 
+def has_hub(worker: Worker) -> bool:
+    """Whether a worker meets others at a hub: they live in several processes of one session."""
+    return worker.link is not None and worker.num_workers > 1
+
+
 def init(name: Any, device_ids: tuple[Any, ...]) -> str:
     """Choose the backend of the calling worker and, with `device_ids`, its GPU.
 
@@ -71,23 +79,28 @@ def init(name: Any, device_ids: tuple[Any, ...]) -> str:
         )
     if device_ids:
         _use_gpu(worker, device_ids)
-    _agree(worker, name)
+    fellows = _agree(worker, name)
     if name == "auto":
-        name = _automatic(worker)
+        name = _automatic(worker, fellows)
     else:
-        why_not = _obstacle(name, worker)
+        why_not = _obstacle(name, worker, fellows)
         if why_not:
             raise ArgumentError(f"init_ccl: {why_not}")
-    return f"{_choose(worker, name).name}: {_situation(worker, name)}"
+    return f"{_choose(worker, name).name}: {_situation(worker, name, fellows)}"
 
 
-def _agree(worker: Worker, name: str) -> None:
-    """Meet the other workers of this process, who must ask for the same."""
+def _agree(worker: Worker, name: str) -> Sequence[Any]:
+    """Meet the other workers, who must ask for the same; what those at a hub tell of themselves."""
     members = resolve(worker, "world", "init_ccl")
+    if has_hub(worker):
+        hub = _shared(worker, "gloo", lambda: _LIBRARIES["gloo"](worker))
+        found: Sequence[Any] = _remote("agree").agree(hub, worker, members, name)
+        return found
     if len(worker.peers) == len(members) > 1:
         asked = Signature(f"init_ccl({name!r})")
         call = Call("init_ccl", worker, members, asked, call_site(worker))
         _local(worker).barrier(call).wait()
+    return ()
 
 
 def _library(name: str) -> Any:
@@ -95,18 +108,36 @@ def _library(name: str) -> Any:
     return importlib.import_module(f".backends.{name}", __package__)
 
 
-def _automatic(worker: Worker) -> str:
-    """The name of the best backend; the same on all workers, for all see the same."""
+def _remote(name: str) -> Any:
+    """A module of `remote`, for workers that meet at a hub."""
+    return importlib.import_module(f".remote.{name}", __package__)
+
+
+def _automatic(worker: Worker, fellows: Sequence[Any] = ()) -> str:
+    """The name of the best backend; the same on all workers, for all see the same.
+
+    Without `fellows`, workers at a hub do not know which GPUs the others have.
+    """
+    if has_hub(worker):
+        several = worker.device.type == "cuda" and bool(fellows)
+        return "nccl" if several and not _remote("nccl").obstacle(fellows) else "gloo"
     if len(worker.peers) < worker.num_workers:
         return "mpi"
     several = worker.num_workers > 1 and worker.device.type == "cuda"
     return "nccl" if several and not _library("nccl").obstacle(_workers(worker)) else "local"
 
 
-def _obstacle(name: str, worker: Worker) -> str:
+def _obstacle(name: str, worker: Worker, fellows: Sequence[Any]) -> str:
     """Why the workers can't use a backend, "" if they can."""
     if name == "mpi":
         return str(_library("mpi").obstacle(worker))
+    if has_hub(worker):
+        if name == "local":
+            return (
+                "'local' reads the memory of all workers, and these have a process each; use "
+                "'gloo', or 'nccl' where each has a GPU of its own"
+            )
+        return str(_remote("nccl").obstacle(fellows)) if name == "nccl" else ""
     if len(worker.peers) < worker.num_workers:
         return f"{name!r} needs all workers in one process; for one process each there is 'mpi'"
     if name == "nccl":
@@ -114,11 +145,16 @@ def _obstacle(name: str, worker: Worker) -> str:
     return str(_library("gloo").obstacle()) if name == "gloo" else ""
 
 
-def _situation(worker: Worker, name: str) -> str:
+def _situation(worker: Worker, name: str, fellows: Sequence[Any]) -> str:
     count = worker.num_workers
     workers = f"{count} workers" if count > 1 else "1 worker"
     if name == "mpi":
         return f"{workers}, one a process"
+    if fellows:
+        devices = ", ".join(sorted({fellow.device for fellow in fellows}))
+        machines = len({fellow.machine for fellow in fellows})
+        where = f" of {machines} machines" if machines > 1 else ""
+        return f"{workers} in {count} processes{where} on {devices}"
     devices = ", ".join(sorted({str(peer.device) for peer in worker.peers.values()}))
     return f"{workers} in one process on {devices}"
 
@@ -145,6 +181,15 @@ def _leave(worker: Worker) -> None:
             backend.dismiss(worker)
 
 
+def _hub(exchange: Any) -> Service:
+    made: Service = importlib.import_module(".hub.hub", __package__).Hub(exchange)
+    return made
+
+
+SERVICES["ccl"] = _hub
+zygote.PRELOAD.append(f"{__package__}.remote.agree")  # and all that it needs
+
+
 def _nothing() -> None:
     pass
 
@@ -155,8 +200,16 @@ def _local(worker: Worker) -> LocalBackend:
 
 
 _LIBRARIES: dict[str, Callable[[Worker], Backend]] = {
-    "gloo": lambda worker: _library("gloo").GlooBackend(_local(worker)),
-    "nccl": lambda worker: _library("nccl").NcclBackend(_local(worker)),
+    "gloo": lambda worker: (
+        _remote("backend").HubBackend(worker)
+        if has_hub(worker)
+        else _library("gloo").GlooBackend(_local(worker))
+    ),
+    "nccl": lambda worker: (
+        _remote("nccl").NcclHubBackend(worker)
+        if has_hub(worker)
+        else _library("nccl").NcclBackend(_local(worker))
+    ),
     "mpi": lambda worker: _library("mpi").backend(worker),
 }
 

@@ -5,14 +5,16 @@ sends no command and waits for no worker, for they may be stuck; so it works dur
 one, and on a closed session. It changes nothing. What it finds are frozen records: the session
 and its workers go on while they are read.
 
-Of workers in other processes nothing is seen here but what `Session.status` says. How a
-`Diagnosis` is drawn is not decided here: `views` sets `Diagnosis.draw`.
+Where workers have processes of their own, the ledger and the board are the hub's, in this process;
+what the workers do they are asked on their links, which answer while they compute, and it waits
+0.3 s for that at most. How a `Diagnosis` is drawn is not decided here: `views` sets
+`Diagnosis.draw`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
@@ -23,17 +25,18 @@ from ..runtime.failures import Failure, name_ranks
 from ..runtime.ranks import parse_ranks
 from ..runtime.session import Session
 from ..runtime.status import WorkerStatus
-from ..runtime.worker import Worker
 from .backends.local import LocalBackend
-from .call import kind
+from .call import Call, kind
 from .groups import Group
-from .ledger import ledger_of
+from .ledger import Ledger, ledger_of
 from .meeting.board import Board
 from .meeting.cycles import cycle_of, stuck
+from .meeting.peers import Peer
 from .meeting.waits import RUNNING, Meeting, Reception, Wait
 from .rounds import Round, align, failed_in_collective, in_words
 
 _PATIENCE = 1.0  # seconds for a lock that is never held for long; then look without it
+_ANSWER = 0.3  # seconds that workers in other processes are given to say what they do
 
 
 @dataclass(frozen=True)
@@ -141,10 +144,9 @@ def doctor(session: Session, n: int = 8, ranks: Any = None, group: Any = None) -
         raise ArgumentError(f"n is how many collectives to show, 1 or more; got {n!r}")
     chosen = parse_ranks(ranks, session.num_workers, session.current_mesh)
     wanted = _wanted_groups(group, session)
-    here = session.workers_here()
-    waits, knots, parcels = _on_board(here)
+    here, board, stories = _seen(session)
+    waits, knots, parcels = _on_board(here, board)
     failures = {rank: dict(worker.failed_calls.copy()) for rank, worker in here.items()}
-    stories = {rank: ledger_of(worker).story(rank) for rank, worker in here.items()}
     rounds = align(stories, here, failures, chosen, n, wanted)
     shown = set(chosen)
     return Diagnosis(
@@ -161,6 +163,9 @@ def doctor(session: Session, n: int = 8, ranks: Any = None, group: Any = None) -
 
 def forget(session: Session) -> None:
     """Have the doctor forget the collectives that are over."""
+    hub = _hub(session)
+    if hub is not None:
+        hub.ledger.clear()
     for worker in session.workers_here().values():
         ledger_of(worker).clear()
 
@@ -191,13 +196,27 @@ def _title(session: Session) -> str:
     return f"{words}, shut down" if session.closed else words
 
 
-def _board(workers: Iterable[Worker]) -> Board | None:
-    """Where these workers meet, whatever their backend; None before their first collective."""
-    for worker in workers:
+def _hub(session: Session) -> Any:
+    """Where workers in several processes meet, None if they are threads of this one."""
+    return getattr(session, "services", {}).get("ccl") if session.num_workers > 1 else None
+
+
+def _seen(
+    session: Session,
+) -> tuple[Mapping[int, Peer], Board | None, Mapping[int, Sequence[Call]]]:
+    """The workers, where they meet (None before their first collective), and what they called."""
+    hub = _hub(session)
+    if hub is not None:
+        if not session.closed:
+            hub.refresh(_ANSWER)
+        ledger: Ledger = hub.ledger
+        return hub.peers, hub.board, {rank: ledger.story(rank) for rank in hub.peers}
+    here, board = session.workers_here(), None
+    for worker in here.values():
         local: LocalBackend | None = worker.shared.get("discolab.ccl.local")
         if local is not None:
-            return local.meetings.board
-    return None
+            board = local.meetings.board
+    return here, board, {rank: ledger_of(worker).story(rank) for rank, worker in here.items()}
 
 
 @contextmanager
@@ -214,9 +233,10 @@ def _held(lock: Lock) -> Iterator[None]:
 # -- what is there ---------------------------------------------------------------------------
 
 
-def _on_board(here: Mapping[int, Worker]) -> tuple[list[Edge], set[tuple[int, ...]], list[Parcel]]:
+def _on_board(
+    here: Mapping[int, Peer], board: Board | None
+) -> tuple[list[Edge], set[tuple[int, ...]], list[Parcel]]:
     """Who waits, the deadlocks among those, and messages; nothing from before an interrupt."""
-    board = _board(here.values())
     if board is None:
         return [], set(), []
     cut = max(worker.resumed_at for worker in here.values())
@@ -231,7 +251,7 @@ def _is_live(wait: Wait, cut: int) -> bool:
     return not wait.settled() and wait.ordinal >= cut
 
 
-def _edge(rank: int, wait: Wait, here: Mapping[int, Worker]) -> Edge:
+def _edge(rank: int, wait: Wait, here: Mapping[int, Peer]) -> Edge:
     whom = wait.missing()
     any_of = isinstance(wait, Reception) and len(wait.pairs) > 1
     doing = ""
@@ -246,15 +266,18 @@ def _edge(rank: int, wait: Wait, here: Mapping[int, Worker]) -> Edge:
     return Edge(rank, tuple(whom), any_of, what, site, seconds, doing)
 
 
-def _doing(meeting: Meeting, executor: Worker) -> str:
+def _doing(meeting: Meeting, executor: Any) -> str:
     """What goes on in a meeting to which all have come."""
     if not meeting.abroad:
         return f"worker {executor.worker_id} is doing it for all"
-    backend = executor.shared.get("discolab.ccl", {}).get(executor.worker_id)
-    return f"{'a library' if backend is None else backend.name} is moving the data"
+    name = getattr(executor, "backend", "")  # as the hub knows it
+    if not name:
+        backend = executor.shared.get("discolab.ccl", {}).get(executor.worker_id)
+        name = "a library" if backend is None else backend.name
+    return f"{name} is moving the data"
 
 
-def _knots(waiting: Mapping[int, Wait], here: Mapping[int, Worker]) -> set[tuple[int, ...]]:
+def _knots(waiting: Mapping[int, Wait], here: Mapping[int, Peer]) -> set[tuple[int, ...]]:
     """The sets of workers that wait for each other for ever."""
     found = set()
     for rank, wait in waiting.items():
@@ -266,7 +289,7 @@ def _knots(waiting: Mapping[int, Wait], here: Mapping[int, Worker]) -> set[tuple
     return found
 
 
-def _parcels(board: Board, here: Mapping[int, Worker], cut: int) -> list[Parcel]:
+def _parcels(board: Board, here: Mapping[int, Peer], cut: int) -> list[Parcel]:
     board.mailbox.purge(here)  # what a failed call has sent is no message
     return [
         Parcel(sender, receiver, kind(m.tensor.dtype, m.tensor.shape), tag, in_words(m.site))

@@ -15,11 +15,12 @@ from typing import Any
 from ..runtime.actions import site_text
 from ..runtime.errors import CollectiveError, WaitTimeoutError
 from ..runtime.failures import Failure
-from ..runtime.worker import Worker
 from .call import DONE, FAILED, P2P, WAITING, Call, Site
 from .groups import Group
 from .ledger import LENGTH
+from .meeting.peers import Peer
 
+_COLLECTIVE = ("CollectiveError", "CollectiveAborted")
 MISSING, STARTED, STOPPED, LEFT, LATE = "missing", "started", "stopped", "left", "late"
 _Key = tuple[Any, ...]
 
@@ -67,7 +68,7 @@ class Round:
 
 def align(
     stories: Mapping[int, Sequence[Call]],
-    workers: Mapping[int, Worker],
+    workers: Mapping[int, Peer],
     failures: Mapping[int, Mapping[int, Failure]],
     chosen: Collection[int],
     n: int,
@@ -144,7 +145,7 @@ def _members(calls: Mapping[int, Call]) -> Collection[int]:
 def _round(
     calls: Mapping[int, Call],
     stories: Mapping[int, Sequence[Call]],
-    workers: Mapping[int, Worker],
+    workers: Mapping[int, Peer],
     failures: Mapping[int, Mapping[int, Failure]],
 ) -> Round:
     one = next(iter(calls.values()))
@@ -184,7 +185,7 @@ def _late(
     return [call.rank for call in failed if call.began > over]
 
 
-def _entry(call: Call, worker: Worker, failure: Failure | None, odd: bool) -> Entry:
+def _entry(call: Call, worker: Peer, failure: Failure | None, odd: bool) -> Entry:
     seconds = (call.ended or time.monotonic()) - call.began
     return Entry(
         call.rank, _words(call), _state(call, worker, failure), odd, in_words(call.site), seconds
@@ -199,7 +200,7 @@ def _words(call: Call) -> str:
     return f"{signature.op} {'to' if signature.op == 'send' else 'from'} {whom}{signature.of}"
 
 
-def _state(call: Call, worker: Worker, failure: Failure | None) -> str:
+def _state(call: Call, worker: Peer, failure: Failure | None) -> str:
     if call.state is DONE:
         return DONE
     if call.ordinal < worker.resumed_at or (failure is not None and failure.interrupted):
@@ -211,7 +212,7 @@ def _state(call: Call, worker: Worker, failure: Failure | None) -> str:
     return LEFT if worker.executed > call.ordinal else WAITING
 
 
-def _waits_for(worker: Worker, call: Call) -> bool:
+def _waits_for(worker: Peer, call: Call) -> bool:
     call_of = getattr(worker.waiting_for, "call_of", None)
     return call_of is not None and call_of(call.rank) is call
 
@@ -220,7 +221,7 @@ def _absent(
     rank: int,
     ordinal: int,
     stories: Mapping[int, Sequence[Call]],
-    workers: Mapping[int, Worker],
+    workers: Mapping[int, Peer],
     failures: Mapping[int, Mapping[int, Failure]],
 ) -> Entry:
     """A member that has not called."""
@@ -254,9 +255,12 @@ def in_words(site: Site | None) -> str:
 
 def failed_in_collective(failure: Failure) -> bool:
     """Whether a failure is what a collective told, or follows from it."""
+    if failure.exception is None:  # it was in another process
+        return failure.type_name in _COLLECTIVE or _gave_up(failure)
     return isinstance(failure.exception, CollectiveError) or _gave_up(failure)
 
 
 def _gave_up(failure: Failure) -> bool:
     exception = failure.exception
-    return isinstance(exception, WaitTimeoutError) and " waiting for " in failure.message
+    late = failure.type_name == "WaitTimeoutError" and exception is None
+    return (late or isinstance(exception, WaitTimeoutError)) and " waiting for " in failure.message

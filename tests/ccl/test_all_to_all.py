@@ -16,6 +16,8 @@ from discolab.ccl.backends import jobs
 from discolab.engines import ThreadedSession
 from discolab.runtime import ArgumentError, Failure, WorkerError, current_worker
 
+pytestmark = pytest.mark.any_engine
+
 CHECK = hypothesis.settings(
     max_examples=80,
     deadline=None,

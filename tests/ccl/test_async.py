@@ -13,6 +13,8 @@ from discolab import ccl
 from discolab.ccl.backends import jobs
 from discolab.runtime import Failure, SessionError, WorkerError, current_worker
 
+pytestmark = pytest.mark.any_engine
+
 
 def rank() -> int:
     return current_worker().rank

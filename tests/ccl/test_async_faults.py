@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from discolab.runtime import (
     WorkerError,
     current_worker,
 )
+
+pytestmark = pytest.mark.any_engine
 
 
 def rank() -> int:
@@ -84,6 +87,7 @@ def waits_for(work: ccl.Work | None) -> Any:
     return work.wait() if work is not None else None
 
 
+@pytest.mark.one_process
 def test_the_cause_is_known_in_a_later_call(start: Any) -> None:
     """The member failed in the call of the collective, not in that of the wait."""
     with start(3) as sess:
@@ -118,17 +122,19 @@ def test_what_nobody_waits_for_leaves_nothing(start: Any) -> None:
         assert sess.call_packed(fine).debug_get_from_all() == [3.0] * 3
 
 
-def say_gave_up(gave_up: list[int]) -> None:
+def say_gave_up(gave_up: Path) -> None:
     """Let worker 0 go on, by other means than a message: it would be a deadlock until then."""
-    gave_up.append(rank())
-    current_worker().peers[0].wake()
+    (gave_up / str(rank())).touch()
 
 
-def until_gave_up(gave_up: list[int], count: int) -> None:
-    current_worker().wait_for(lambda: len(gave_up) == count, "the others to give up", 10)
+def until_gave_up(gave_up: Path, count: int) -> None:
+    def all_have() -> bool:
+        return len(list(gave_up.iterdir())) == count
+
+    current_worker().wait_for(all_have, "the others to give up", 10)
 
 
-def times_out(gave_up: list[int]) -> list[str]:
+def times_out(gave_up: Path) -> list[str]:
     """Worker 0 comes when the others have given up."""
     if rank() == 0:
         until_gave_up(gave_up, 2)
@@ -146,15 +152,14 @@ def times_out(gave_up: list[int]) -> list[str]:
     return texts
 
 
-def test_a_wait_with_a_timeout(start: Any) -> None:
+def test_a_wait_with_a_timeout(start: Any, tmp_path: Path) -> None:
     with start(3) as sess:
-        gave_up: list[int] = []
-        _, *others = sess.call_packed(lambda: times_out(gave_up)).debug_get_from_all()
+        _, *others = sess.call_packed(lambda: times_out(tmp_path)).debug_get_from_all()
         assert all("gave up after 0.05 s" in text for texts in others for text in texts)
         assert sess.call_packed(fine).debug_get_from_all() == [3.0] * 3
 
 
-def gives_up_on_the_last(gave_up: list[int]) -> list[float]:
+def gives_up_on_the_last(gave_up: Path) -> list[float]:
     """Worker 1 gives up on its third reception; the first two get what is sent first."""
     if rank() == 0:
         until_gave_up(gave_up, 1)
@@ -170,10 +175,9 @@ def gives_up_on_the_last(gave_up: list[int]) -> list[float]:
     return [*got, float(ccl.recv(torch.zeros(1), 0))]
 
 
-def test_who_gives_up_leaves_the_line(start: Any) -> None:
+def test_who_gives_up_leaves_the_line(start: Any, tmp_path: Path) -> None:
     with start(2) as sess:
-        gave_up: list[int] = []
-        got = sess.call_packed(lambda: gives_up_on_the_last(gave_up)).debug_get_from_remote(1)
+        got = sess.call_packed(lambda: gives_up_on_the_last(tmp_path)).debug_get_from_remote(1)
     assert got == [2.0, 0.0, 1.0, 3.0]
 
 

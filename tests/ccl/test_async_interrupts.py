@@ -17,7 +17,7 @@ from discolab.runtime import CollectiveError, WorkerError, current_worker
 
 # the exception of an interrupt may land in a callback of the garbage collector or of a weak
 # reference, where Python drops it; then it is sent again
-pytestmark = pytest.mark.usefixtures("drops_exceptions")
+pytestmark = [pytest.mark.usefixtures("drops_exceptions"), pytest.mark.any_engine]
 
 
 def rank() -> int:
@@ -111,6 +111,7 @@ def test_interrupt_lands_anywhere(start: Any, block: int, monkeypatch: pytest.Mo
             del ref
 
 
+@pytest.mark.one_process
 def test_what_an_interrupt_has_ended_is_not_waited_for(start: Any) -> None:
     with start(3) as sess:
         kept: dict[int, list[ccl.Work]] = {}

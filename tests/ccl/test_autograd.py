@@ -286,6 +286,7 @@ def test_all_reduce_in_both_directions_counts_a_shared_loss_n_times(start: Any) 
         assert sess.call_packed(gradients).debug_get_from_all() == [(3.0, 12.0)] * 4
 
 
+@pytest.mark.any_engine
 def test_data_and_tensor_parallel_over_a_mesh(start: Any) -> None:
     def check() -> None:
         rank = current_worker().rank
@@ -310,6 +311,7 @@ def test_data_and_tensor_parallel_over_a_mesh(start: Any) -> None:
 # -- from worker to worker -----------------------------------------------------------------------
 
 
+@pytest.mark.any_engine
 @pytest.mark.parametrize("backwards", [False, True])
 def test_a_pipeline_of_two_stages(start: Any, backwards: bool) -> None:
     """Gradients find their message in whatever order the stages run backward."""
@@ -342,6 +344,7 @@ def test_a_pipeline_of_two_stages(start: Any, backwards: bool) -> None:
 # -- what can go wrong ---------------------------------------------------------------------------
 
 
+@pytest.mark.any_engine
 def test_a_member_that_skips_backward_is_named(start: Any) -> None:
     def skip() -> None:
         x = torch.ones(2, requires_grad=current_worker().rank != 2)
@@ -405,6 +408,7 @@ def test_wrong_arguments_are_refused_before_anybody_waits(start: Any) -> None:
         sess.call_packed(check).debug_get_from_all()
 
 
+@pytest.mark.any_engine
 def test_backward_stays_on_the_workers_own_thread(start: Any) -> None:
     """On GPUs autograd would take threads of its own; their collectives would be refused."""
     with start(2) as sess:

@@ -17,6 +17,8 @@ from discolab.ccl.ledger import ledger_of
 from discolab.engines import ThreadedSession
 from discolab.runtime import ArgumentError, WorkerError, current_worker
 
+pytestmark = pytest.mark.any_engine
+
 CHECK = hypothesis.settings(
     max_examples=80,
     deadline=None,

@@ -10,6 +10,8 @@ from discolab import ccl
 from discolab.engines import ThreadedSession
 from discolab.runtime import ArgumentError, DRef, WorkerError, current_worker
 
+pytestmark = pytest.mark.any_engine
+
 
 def fill(*shape: int) -> torch.Tensor:
     """Different numbers on every worker."""
@@ -157,6 +159,7 @@ def test_dtype_must_be_the_same(start: Any) -> None:
             sess.sync_all()
 
 
+@pytest.mark.one_process
 def test_init_ccl(start: Any) -> None:
     with start(2) as sess:
         sess.init_ccl("local")

@@ -99,6 +99,7 @@ def later() -> None:
 HERE = Path(__file__).name
 
 
+@pytest.mark.any_engine
 @pytest.mark.parametrize(
     ("func", "ranks", "words"),
     [
@@ -127,6 +128,7 @@ def test_what_cannot_complete_is_told_with_the_users_lines(
     assert not any("distributed_c10d" in line for line in calls)  # the user's line, not torch's
 
 
+@pytest.mark.any_engine
 def test_an_exception_of_one_ends_the_others_collective(start: Start) -> None:
     def one_fails() -> None:
         if dist.get_rank() == 1:
@@ -140,6 +142,7 @@ def test_an_exception_of_one_ends_the_others_collective(start: Start) -> None:
         assert all("worker 1: failed: ValueError: mine" in messages[r] for r in (0, 2, 3))
 
 
+@pytest.mark.any_engine
 def test_an_exception_among_coalesced_calls(start: Start) -> None:
     def coalesce(fail: bool) -> list[float]:
         x, y = torch.ones(1), torch.ones(2)
@@ -161,6 +164,7 @@ def test_an_exception_among_coalesced_calls(start: Start) -> None:
             assert sess.call_packed(coalesce, False).debug_get_from_all() == [[16.0, 4.0, 4.0]] * 2
 
 
+@pytest.mark.any_engine
 def test_an_exception_within_backward(start: Start) -> None:
     import torch.distributed._functional_collectives as funcol
 
@@ -180,6 +184,7 @@ def test_an_exception_within_backward(start: Start) -> None:
         told(sess, backward)
 
 
+@pytest.mark.any_engine
 def test_a_timeout_is_kept(start: Start) -> None:
     def slow() -> None:
         group = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=0.2))
@@ -259,6 +264,7 @@ def spin() -> None:
 
 @may_print
 @pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+@pytest.mark.any_engine
 @pytest.mark.parametrize("func", WAITS)
 def test_interrupt_ends_a_wait(start: Start, func: Callable[[], None]) -> None:
     with start(3) as sess:
@@ -274,6 +280,7 @@ def test_interrupt_ends_a_wait(start: Start, func: Callable[[], None]) -> None:
             assert sess.call_packed(fine).debug_get_from_all() == [9.0] * 3
 
 
+@pytest.mark.any_engine
 @may_print
 def test_interrupt_lands_anywhere(start: Start) -> None:
     with start(3) as sess:
@@ -285,6 +292,7 @@ def test_interrupt_lands_anywhere(start: Start) -> None:
             del ref
 
 
+@pytest.mark.any_engine
 def test_a_key_that_nobody_can_store_any_more(start: Start) -> None:
     def alone() -> None:
         if dist.get_rank() == 0:
@@ -297,6 +305,7 @@ def test_a_key_that_nobody_can_store_any_more(start: Start) -> None:
 # -- what threads share --------------------------------------------------------------------------
 
 
+@pytest.mark.any_engine
 def test_two_sessions_at_once_and_one_after_another(start: Start) -> None:
     def total() -> tuple[int, float]:
         x = torch.tensor([1.0 + dist.get_rank()])
@@ -329,6 +338,7 @@ def test_dtensors_in_two_sessions_at_once(start: Start) -> None:
         assert [ref.debug_get_from_all() for ref in refs] == [[2] * 2, [3] * 3]
 
 
+@pytest.mark.any_engine
 def test_the_notebooks_own_process_group_goes_on(start: Start) -> None:
     import torch.distributed._functional_collectives as funcol
 
@@ -352,6 +362,7 @@ def test_the_notebooks_own_process_group_goes_on(start: Start) -> None:
         sys.excepthook = hook
 
 
+@pytest.mark.any_engine
 def test_all_is_put_back_at_the_end(start: Start) -> None:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import _random, _sharding_prop
@@ -413,6 +424,7 @@ def test_a_default_argument_of_a_module_means_the_callers_group(
         sys.modules.pop("captures_world", None)
 
 
+@pytest.mark.any_engine
 def test_workers_import_in_turn(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

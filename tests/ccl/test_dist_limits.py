@@ -59,6 +59,7 @@ def test_setting_the_default_dtype_is_told(start: Start) -> None:
         torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.any_engine
 def test_a_loader_with_processes_and_a_sampler(start: Start) -> None:
     def load() -> list[float]:
         data = TensorDataset(torch.arange(16.0))
@@ -78,6 +79,7 @@ class WhoLoads(IterableDataset[Any]):
         yield dist.get_rank(), dist.get_world_size(), int(os.environ["RANK"])
 
 
+@pytest.mark.any_engine
 def test_a_loaders_processes_know_the_rank(start: Start) -> None:
     def load() -> list[Any]:
         return next(iter(DataLoader(WhoLoads(), batch_size=None, num_workers=1)))
@@ -93,6 +95,7 @@ def test_sparse_tensors_are_refused(start: Start) -> None:
         sess.call_packed(lambda: dist.all_reduce(torch.eye(3).to_sparse())).debug_get_from_all()
 
 
+@pytest.mark.any_engine
 def test_a_thread_of_a_worker_is_told_that_it_takes_no_part(start: Start) -> None:
     from concurrent.futures import ThreadPoolExecutor
 

@@ -102,6 +102,7 @@ def everywhere(start: Start, func: Callable[..., Any], *args: Any, turns: int = 
 # -- DTensor ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.any_engine
 def test_dtensors_are_cut_put_together_and_multiplied(start: Start) -> None:
     def cut() -> None:
         from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -182,6 +183,7 @@ def test_gradients_through_dtensors(start: Start) -> None:
     everywhere(start, gradients)
 
 
+@pytest.mark.any_engine
 def test_random_dtensors_draw_from_the_workers_own_state(start: Start) -> None:
     def draw() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         from torch.distributed.tensor import Replicate, Shard, distribute_tensor, rand
@@ -204,6 +206,7 @@ def test_random_dtensors_draw_from_the_workers_own_state(start: Start) -> None:
 # -- tensor parallelism ----------------------------------------------------------------------------
 
 
+@pytest.mark.any_engine
 def test_column_and_row_parallel_layers(start: Start) -> None:
     def shard() -> None:
         from torch.distributed.tensor.parallel import (
@@ -283,6 +286,7 @@ def mine() -> slice:
     return slice(2 * rank, 2 * rank + 2)
 
 
+@pytest.mark.any_engine
 def test_fully_sharded_data_parallel(start: Start) -> None:
     def shard() -> None:
         from torch.distributed.fsdp import fully_shard
@@ -298,6 +302,7 @@ def test_fully_sharded_data_parallel(start: Start) -> None:
     everywhere(start, shard)
 
 
+@pytest.mark.any_engine
 def test_fully_sharded_and_tensor_parallel(start: Start) -> None:
     def shard() -> None:
         from torch.distributed.fsdp import fully_shard
@@ -337,6 +342,7 @@ def test_replicated_and_sharded(start: Start) -> None:
     everywhere(start, shard)
 
 
+@pytest.mark.any_engine
 def test_distributed_data_parallel(start: Start) -> None:
     def replicate() -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -376,6 +382,7 @@ def test_the_older_fully_sharded_data_parallel(start: Start) -> None:
 # -- functional collectives, compiled code, counting -----------------------------------------------
 
 
+@pytest.mark.any_engine
 def test_functional_collectives_and_their_gradients(start: Start) -> None:
     def functional() -> None:
         import torch.distributed._functional_collectives as funcol

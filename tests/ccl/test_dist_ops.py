@@ -16,7 +16,10 @@ from .conftest import Start
 N = 4
 
 # names that torch 2.13 has renamed: programs use the old ones
-pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning"),
+    pytest.mark.any_engine,
+]
 
 
 def run(sess: ThreadedSession, func: Callable[..., Any], *args: Any) -> list[Any]:

@@ -70,6 +70,7 @@ def test_schedules_with_one_stage_a_worker(start: Start, name: str) -> None:
     everywhere(start, run)
 
 
+@pytest.mark.any_engine
 def test_a_schedule_with_several_stages_a_worker(start: Start) -> None:
     def run() -> None:
         from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
@@ -121,6 +122,7 @@ def test_a_pipeline_of_sharded_stages(start: Start) -> None:
 # -- checkpoints -----------------------------------------------------------------------------------
 
 
+@pytest.mark.any_engine
 def test_a_checkpoint_is_loaded_in_another_layout(start: Start, tmp_path: Path) -> None:
     def save_and_load(turn: list[int]) -> None:
         import torch.distributed.checkpoint as dcp

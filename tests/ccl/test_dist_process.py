@@ -202,6 +202,7 @@ def test_an_interrupt_leaves_no_module_half_imported(name: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.one_process
 def test_an_interrupt_waits_for_what_is_held_back(pair: ThreadedSession) -> None:
     inside = threading.Event()
     seen: list[str] = []

@@ -17,6 +17,8 @@ from discolab.runtime import (
     current_worker,
 )
 
+pytestmark = pytest.mark.any_engine
+
 
 def rank() -> int:
     return current_worker().rank
@@ -270,6 +272,7 @@ def reduces() -> None:
     ccl.all_reduce(torch.ones(3))
 
 
+@pytest.mark.one_process
 def test_an_error_in_the_work_ends_it_on_all(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def out_of_memory(*_: Any) -> None:
         monkeypatch.undo()

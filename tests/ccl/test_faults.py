@@ -245,6 +245,7 @@ def clean() -> float:
     return float(ccl.all_reduce(torch.ones(())))
 
 
+@pytest.mark.any_engine
 @pytest.mark.parametrize(
     ("func", "ranks", "words"),
     [

@@ -13,7 +13,7 @@ from discolab.runtime import WorkerError, current_worker
 
 # the exception of an interrupt may land in a callback of the garbage collector or of a weak
 # reference, where Python drops it; then it is sent again
-pytestmark = pytest.mark.usefixtures("drops_exceptions")
+pytestmark = [pytest.mark.usefixtures("drops_exceptions"), pytest.mark.any_engine]
 
 
 def rank() -> int:

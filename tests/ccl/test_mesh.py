@@ -11,6 +11,8 @@ import torch
 from discolab import ArgumentError, ThreadedSession, WorkerError, ccl
 from discolab.runtime import Mesh, current_worker
 
+pytestmark = pytest.mark.any_engine
+
 
 def grid(**axes: int) -> Mesh:
     count = int(torch.tensor(list(axes.values())).prod())
@@ -154,6 +156,7 @@ def test_sessions_have_meshes_of_their_own(sess: ThreadedSession, pair: Threaded
     assert pair[mine].debug_get_from_remote(0) == grid(tp=2)
 
 
+@pytest.mark.one_process
 def test_a_mesh_that_some_workers_did_not_get_is_not_the_current_one(
     sess: ThreadedSession,
 ) -> None:

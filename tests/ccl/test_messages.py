@@ -11,6 +11,8 @@ from discolab import ccl
 from discolab.runtime import ArgumentError, CollectiveError, WaitTimeoutError, current_worker
 from discolab.runtime.errors import SessionError
 
+pytestmark = pytest.mark.any_engine
+
 
 def rank() -> int:
     return current_worker().rank

@@ -10,6 +10,8 @@ import torch
 from discolab import ccl
 from discolab.runtime import CollectiveError, WaitTimeoutError, WorkerError, current_worker
 
+pytestmark = pytest.mark.any_engine
+
 
 def rank() -> int:
     return current_worker().rank
@@ -32,7 +34,7 @@ def all_but_one(how: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("backend", ["local", "gloo"])
+@pytest.mark.parametrize("backend", ["auto", "gloo"])
 @pytest.mark.parametrize("how", ["returns", "raises"])
 def test_polling_ends_when_a_member_never_comes(start: Any, how: str, backend: str) -> None:
     with start(3) as sess:

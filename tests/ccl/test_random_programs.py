@@ -1,4 +1,5 @@
-"""Random programs: 500 that are right and go well, 500 with one fault of one worker.
+"""Random programs: 500 that are right and go well, 500 with one fault of one worker, on threads;
+some of them on processes, with everything through the hub and with nothing.
 
 Of a faulty one, all whom it leaves stuck must fail, nobody else, and the messages must name
 whose fault it is; afterwards the session works. A failing seed is rerun by its number:
@@ -7,7 +8,9 @@ whose fault it is; afterwards the session works. A failing seed is rerun by its 
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -16,9 +19,10 @@ import numpy as np
 import pytest
 import torch
 
-from discolab import ccl
+from discolab import Session, ccl, make_session
 from discolab.ccl.backends import jobs
 from discolab.ccl.ledger import ledger_of
+from discolab.ccl.remote import mail, programs, reducing, small
 from discolab.engines import ThreadedSession
 from discolab.runtime import Failure, WaitTimeoutError, WorkerError, current_worker
 
@@ -28,22 +32,49 @@ from .random_programs import FAULTS, Faulty, clean_program, execute, faulty_prog
 PROGRAMS = 500  # of each kind
 LAYOUTS = [(2, 1), (2, 2), (3, 1), (4, 1), (4, 2)]
 EACH = PROGRAMS // len(LAYOUTS)
+PROCESSES = [(3, 1), (4, 2)]
+EACH_ON_PROCESSES = int(os.environ.get("DISCOLAB_RANDOM_PROGRAMS", "15"))
 WATCHDOG = 10.0  # seconds; what takes longer hangs
 SMALL_BLOCK = 48  # bytes: some layouts do even these small tensors block by block
 LINE = re.compile(r"^  workers? ([\d, -]+): (.*)$", re.MULTILINE)
 MISSING = re.compile(r"missing: workers? ([\d, -]+)")
 
 
-@pytest.fixture(scope="module", params=LAYOUTS, ids=lambda layout: f"{layout[0]}-{layout[1]}")
-def lab(request: pytest.FixtureRequest) -> Iterator[ThreadedSession]:
-    """One session for all programs of a layout; half of them in blocks."""
-    workers, groups = request.param
+PARAMS = [("threads", *layout) for layout in LAYOUTS]
+PARAMS += [("processes", *layout) for layout in PROCESSES]
+
+
+@pytest.fixture(scope="module", params=PARAMS, ids=lambda param: "-".join(map(str, param)))
+def lab(request: pytest.FixtureRequest) -> Iterator[Session]:
+    """One session for all programs of a layout; half of them in blocks, and over lanes."""
+    engine, workers, groups = request.param
     with pytest.MonkeyPatch.context() as patch:
         if workers % 2 == 0:
             patch.setattr(jobs, "BLOCK", SMALL_BLOCK)
-        sess = ThreadedSession(workers, groups, devices="cpu", timeout=2 * WATCHDOG)
+        sess = make_session(workers, engine, num_groups=groups, devices="cpu", timeout=2 * WATCHDOG)
+        if engine != "threads":
+            sess.import_python_module(__name__)
+        if engine != "threads" and workers % 2 == 0:
+            for module, name, value in NOTHING_IS_SMALL:
+                patch.setattr(module, name, value)
+                sess.call_packed(set_limit, module.__name__, name, value).debug_get_from_all()
         yield sess
         sess.shutdown(cancel=True)
+
+
+NOTHING_IS_SMALL = [
+    (small, "LARGEST", 0), (reducing, "SMALL", 24), (reducing, "PART", SMALL_BLOCK),
+    (programs, "SPREAD", 24), (mail, "LARGEST", 0),
+]  # fmt: skip
+
+
+def set_limit(module: str, name: str, value: int) -> None:
+    setattr(sys.modules[module], name, value)
+
+
+def each(sess: Session) -> int:
+    """How many programs to run there."""
+    return EACH if isinstance(sess, ThreadedSession) else EACH_ON_PROCESSES
 
 
 # -- what is checked --------------------------------------------------------------------------
@@ -68,7 +99,7 @@ def same(got: Any, want: Any) -> bool:
     return right and bool(np.array_equal(got.double().numpy(), numbers))
 
 
-def run(sess: ThreadedSession, program: Program, queued: bool) -> dict[int, Any]:
+def run(sess: Session, program: Program, queued: bool) -> dict[int, Any]:
     """What each worker gives; the session must then be as good as new.
 
     With `queued` the next call is on its way before this one is over.
@@ -105,7 +136,7 @@ def check_results(got: dict[int, Any], outcome: Outcome) -> None:
                 assert same(*pair), f"worker {rank}, result {number}: {pair}"
 
 
-def check_rest(sess: ThreadedSession, outcome: Outcome) -> None:
+def check_rest(sess: Session, outcome: Outcome) -> None:
     """Nothing is left but what was sent and, rightly, not received."""
     left, _ = sess.call_packed(state).debug_get_from_remote(0)
     assert left.collectives == 0, left.waiting
@@ -176,8 +207,8 @@ def listing(program: Program) -> str:
     return "\n".join(f"worker {r}:\n  " + "\n  ".join(map(str, e)) for r, e in enumerate(program))
 
 
-def test_faulty_programs(lab: ThreadedSession) -> None:
-    for seed in range(EACH):
+def test_faulty_programs(lab: Session) -> None:
+    for seed in range(each(lab)):
         fault = FAULTS[seed % len(FAULTS)]
         if fault == "wrong peer" and lab.num_workers == 2:
             fault = "exception"
@@ -196,8 +227,8 @@ def test_faulty_programs(lab: ThreadedSession) -> None:
             raise
 
 
-def test_clean_programs(lab: ThreadedSession) -> None:
-    for seed in range(EACH):
+def test_clean_programs(lab: Session) -> None:
+    for seed in range(each(lab)):
         program = clean_program(seed, lab.num_workers, lab.num_groups, slow=seed % 10 == 0)
         outcome = foretell(program)
         try:

@@ -10,6 +10,8 @@ from discolab import ccl
 from discolab.engines import ThreadedSession
 from discolab.runtime import CollectiveError, WorkerError, current_worker
 
+pytestmark = pytest.mark.any_engine
+
 
 def rank() -> int:
     return current_worker().rank

@@ -11,7 +11,8 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ...runtime.errors import SessionError
@@ -38,6 +39,17 @@ def begin(target: Callable[..., None], *arguments: Any) -> None:
     begun.acquire()
     _thread.start_new_thread(_run, (begun, [target, *arguments]))
     begun.acquire()
+
+
+@contextmanager
+def busy() -> Iterator[None]:
+    """Within it the thread of the caller, which may live as long as the process, is one of them."""
+    me = threading.get_ident()
+    _running.add(me)
+    try:
+        yield
+    finally:
+        _running.discard(me)
 
 
 def idle() -> bool:

@@ -155,13 +155,14 @@ def _before_fork() -> None:
     world = _forking.world = world_here()
     if world is not None:
         world.default_group()
+        _forking.environ = environ.variables_of(world.worker)
 
 
 def _in_child() -> None:
     world = _forking.world
     if world is not None:  # by now `uninstall` has run here
         c10d._world = world
-        os.environ.update(environ.variables_of(world.worker))
+        os.environ.update(_forking.environ)
 
 
 if hasattr(os, "register_at_fork"):

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...runtime.worker import Worker, current_worker_or_none
+from ..choose import has_hub
 
 _WORLDS = "discolab.ccl.distributed.environ"
 _PORT = "discolab.ccl.distributed.port"
@@ -23,14 +24,25 @@ def variables_of(worker: Worker) -> dict[str, str]:
     found: dict[str, str] | None = everybody.get(worker.worker_id)
     if found is None:
         rank, size = str(worker.worker_id), str(worker.num_workers)
+        port, local_size, machine, machines = _place(worker)
         found = {
             "RANK": rank, "LOCAL_RANK": str(worker.local_worker_id), "ROLE_RANK": rank,
-            "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": str(len(worker.peers)),
-            "ROLE_WORLD_SIZE": size, "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1",
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_port(worker)),
+            "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": str(local_size),
+            "ROLE_WORLD_SIZE": size, "GROUP_RANK": str(machine), "GROUP_WORLD_SIZE": str(machines),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
         }  # fmt: skip
         found = everybody.setdefault(worker.worker_id, found)
     return found
+
+
+def _place(worker: Worker) -> tuple[int, int, int, int]:
+    """A port, the same for all workers; how many are on this machine, which it is, of how many."""
+    if has_hub(worker):
+        from ..remote.spoke import spoke_of
+
+        port, local_size, machine, machines = spoke_of(worker).ask("hello")
+        return port, local_size, machine, machines
+    return _port(worker), len(worker.peers), 0, 1
 
 
 def _port(worker: Worker) -> int:

@@ -1,8 +1,9 @@
-"""The key-value store of a session's process groups, in memory.
+"""The key-value store of a session's process groups.
 
-One `SessionStore` a session, in `Worker.shared`, used by all its workers and their threads.
-`_lock` guards `_data`. torch's own stores wait in C++, where nothing can interrupt them; here a
-worker waits as it does for everything else.
+One `SessionStore` a session, in `Worker.shared`, used by all its workers and their threads; where
+workers have processes of their own each has a `HubStore`, which keeps everything at the hub.
+torch's own stores wait in C++, where nothing can interrupt them; here a worker waits as it does for
+everything else.
 """
 
 from __future__ import annotations
@@ -18,13 +19,17 @@ import torch.distributed.distributed_c10d
 from ...runtime.errors import CollectiveError, WaitTimeoutError
 from ...runtime.interruptible import TICK
 from ...runtime.worker import Worker, current_worker_or_none
+from ..choose import has_hub
 
 _Store: Any = torch.distributed.distributed_c10d.Store  # its trampoline has no types
 _STORE = "discolab.ccl.distributed.store"
 
 
 class SessionStore(_Store):  # type: ignore[misc] # Any, see above
-    """A store for the workers of one session. Names of methods are those that torch calls."""
+    """A store for workers of one process, in memory. Names of methods are those that torch calls.
+
+    `_lock` guards `_data`.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +120,7 @@ class SessionStore(_Store):  # type: ignore[misc] # Any, see above
         """
         seconds = (timeout or self.timeout).total_seconds()
         worker = current_worker_or_none()
-        what = f"{', '.join(keys)} in the store of the process groups"
+        what = _waited_for(keys)
         try:
             if worker is None or worker.thread_id != threading.get_ident():
                 self._poll(keys, seconds, what)
@@ -131,10 +136,7 @@ class SessionStore(_Store):  # type: ignore[misc] # Any, see above
             others = [peer for peer in worker.peers.values() if peer is not worker]
             gone = all(peer.ended or peer.executed > worker.executed for peer in others)
             if gone and not self.check(keys):
-                raise CollectiveError(
-                    f"worker {worker.worker_id} waits for {what}, and all other workers have "
-                    "ended this call without storing it"
-                )
+                raise CollectiveError(_nobody_left(worker, what))
 
         self._waiting.add(worker)
         try:
@@ -155,12 +157,119 @@ class SessionStore(_Store):  # type: ignore[misc] # Any, see above
             worker.wake()
 
 
-def store_of(worker: Worker) -> SessionStore:
+class HubStore(_Store):  # type: ignore[misc] # Any, see above
+    """A store for one of the workers of several processes; see `SessionStore` for the methods."""
+
+    def __init__(self, worker: Worker) -> None:
+        from ..remote.spoke import spoke_of
+
+        super().__init__()
+        self._worker, self._spoke = worker, spoke_of(worker)
+
+    def set(self, key: str, value: Any) -> None:
+        """Store a value."""
+        self._ask("set", [key], [_as_bytes(value)])
+
+    def get(self, key: str) -> bytes:
+        """The value of a key; waits until there is one."""
+        return self.multi_get([key])[0]
+
+    def add(self, key: str, value: int) -> int:
+        """Add to a number, 0 at first; the sum."""
+        return int(self._ask("add", key, value))
+
+    def compare_set(self, key: str, expected_value: Any, desired_value: Any) -> bytes:
+        """Store a value if the present one is as expected; the value that is there then."""
+        return bytes(
+            self._ask("compare_set", key, _as_bytes(expected_value), _as_bytes(desired_value))
+        )
+
+    def append(self, key: str, value: Any) -> None:
+        """Put bytes behind those that are there."""
+        self._ask("append", key, _as_bytes(value))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """The values of several keys; waits until there are all."""
+        return [bytes(value) for value in self._wait("get", keys, self.timeout)]
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[Any]) -> None:
+        """Store several values."""
+        self._ask("set", list(keys), [_as_bytes(value) for value in values])
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are there."""
+        return bool(self._ask("check", list(keys)))
+
+    def deleteKey(self, key: str) -> bool:  # noqa: N802 - the name that torch calls
+        """Forget a key; whether it was there."""
+        return bool(self._ask("delete", key))
+
+    delete_key = deleteKey
+
+    def getNumKeys(self) -> int:  # noqa: N802 - the name that torch calls
+        """How many keys there are."""
+        return int(self._ask("count"))
+
+    num_keys = getNumKeys
+
+    def has_extended_api(self) -> bool:
+        """That there are append, multi_get and multi_set."""
+        return True
+
+    def clone(self) -> HubStore:
+        """Itself: it may be used from any thread."""
+        return self
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until all keys are there.
+
+        Raises
+        ------
+        torch.distributed.DistStoreError, CollectiveError
+            As that of `SessionStore`.
+        """
+        self._wait("wait", keys, timeout or self.timeout)
+
+    def _wait(self, what: str, keys: Sequence[str], timeout: timedelta) -> Sequence[bytes]:
+        words = _waited_for(keys)
+        try:
+            found = self._ask(what, list(keys), words=words, timeout=timeout.total_seconds())
+        except WaitTimeoutError as exc:
+            raise torch.distributed.DistStoreError(str(exc)) from None
+        if found is None:
+            raise CollectiveError(_nobody_left(self._worker, words))
+        values: Sequence[bytes] = found
+        return values
+
+    def _ask(
+        self, what: str, *args: Any, words: str = "the store", timeout: float | None = None
+    ) -> Any:
+        worker = self._worker
+        own = worker.thread_id == threading.get_ident()
+        return self._spoke.ask(
+            "store", worker.executed if own else -1, "store", what, *args,
+            what=words, timeout=timeout,
+        )  # fmt: skip
+
+
+def store_of(worker: Worker) -> Any:
     """The store of a worker's session."""
-    store: SessionStore | None = worker.shared.get(_STORE)
+    store: Any = worker.shared.get(_STORE)
     if store is None:
-        store = worker.shared.setdefault(_STORE, SessionStore())
+        made = HubStore(worker) if has_hub(worker) else SessionStore()
+        store = worker.shared.setdefault(_STORE, made)
     return store
+
+
+def _waited_for(keys: Sequence[str]) -> str:
+    return f"{', '.join(keys)} in the store of the process groups"
+
+
+def _nobody_left(worker: Worker, what: str) -> str:
+    return (
+        f"worker {worker.worker_id} waits for {what}, and all other workers have ended this call "
+        "without storing it"
+    )
 
 
 def _as_bytes(value: Any) -> bytes:

@@ -13,19 +13,27 @@ ordinal, and `refresh` drops what is from before the last interrupt.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ...runtime.errors import CollectiveAborted, CollectiveError
-from ...runtime.worker import Worker
 from ..call import DONE, FAILED, Call
 from .mailbox import Mailbox
+from .peers import Peer
 from .waits import RUNNING, Key, Meeting, Post, Wait
 
 _Counts = dict[tuple[tuple[int, ...], str], int]
 
 
 class Board:
-    """Meetings that are open or have failed, messages, and who waits for what."""
+    """Meetings that are open or have failed, messages, and who waits for what.
+
+    Attributes
+    ----------
+    cut
+        The call in which the last interrupt ended: what is from before it is void.
+    on_fail
+        Called with each wait that fails, under the lock.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -33,19 +41,22 @@ class Board:
         self.failed: dict[Key, Meeting] = {}
         self.mailbox = Mailbox()
         self.waiting: dict[int, Wait] = {}
+        self.cut = 0
+        self.on_fail: Callable[[Wait], None] | None = None
         self._counts: dict[int, tuple[int, _Counts]] = {}
-        self._cut = 0
 
     # -- meetings --------------------------------------------------------------------------
 
     def join(self, post: Post) -> Meeting:
         """Enter a post; the meeting is RUNNING if it was the last, or may have failed already."""
         call = post.call
-        worker, group = call.worker, call.group
+        worker: Peer = call.worker
+        group = call.group
         self.refresh(worker)
         if self.failed:
             self.sweep(worker.peers)
-        call.number = self._next_number(call)
+        if call.number < 0:  # or it was counted where it was made
+            call.number = self._next_number(call)
         key = (group.ranks, group.tag, call.ordinal, call.number)
         meeting = self.failed.get(key) or self.open.get(key)
         if meeting is None:
@@ -90,6 +101,8 @@ class Board:
                 self.failed[wait.key] = wait
             for rank, post in wait.posts.items():
                 wait.posts[rank] = Post(post.call)
+        if self.on_fail is not None:
+            self.on_fail(wait)
 
     def rest(self, rank: int, wait: Wait) -> None:
         """Say that a worker no longer waits."""
@@ -98,12 +111,12 @@ class Board:
 
     # -- order -----------------------------------------------------------------------------
 
-    def refresh(self, worker: Worker) -> None:
+    def refresh(self, worker: Peer) -> None:
         """Drop what is from before the last interrupt, which ended it on all workers."""
         cut = worker.resumed_at
-        if cut <= self._cut:
+        if cut <= self.cut:
             return
-        self._cut = cut
+        self.cut = cut
         for meeting in [meeting for meeting in self.open.values() if meeting.ordinal < cut]:
             self.fail(meeting, CollectiveAborted, f"{meeting} was ended by an interrupt")
         for key in [key for key in self.failed if key[2] < cut]:
@@ -112,7 +125,7 @@ class Board:
             del self.waiting[rank]
         self.mailbox.cut(cut)
 
-    def sweep(self, peers: Mapping[int, Worker]) -> None:
+    def sweep(self, peers: Mapping[int, Peer]) -> None:
         """Forget failed meetings to which nobody can come any more, and void messages."""
         self.mailbox.purge(peers)
         for key, meeting in list(self.failed.items()):
@@ -131,5 +144,5 @@ class Board:
         return number
 
 
-def _may_come(peer: Worker | None, meeting: Meeting) -> bool:
+def _may_come(peer: Peer | None, meeting: Meeting) -> bool:
     return peer is not None and not peer.ended and peer.executed <= meeting.ordinal

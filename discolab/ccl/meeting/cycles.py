@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from ...runtime.worker import Worker
 from ..call import WAITING
 from .mailbox import failed_in
+from .peers import Peer
 from .waits import RUNNING, Meeting, Reception, Wait
 
 
-def cycle_of(
-    rank: int, waiting: Mapping[int, Wait], peers: Mapping[int, Worker]
-) -> dict[int, Wait]:
+def cycle_of(rank: int, waiting: Mapping[int, Wait], peers: Mapping[int, Peer]) -> dict[int, Wait]:
     """The workers that wait for `rank` and for which it waits, through others; with their waits.
 
     A wait with a timeout of its own is not for ever. One that is hopeless by itself is no part of
@@ -33,7 +31,7 @@ def cycle_of(
     return {other: waits[other] for other in sorted(mine) if rank in _reach(other, waits)}
 
 
-def stuck(rank: int, waiting: Mapping[int, Wait], peers: Mapping[int, Worker]) -> dict[int, Wait]:
+def stuck(rank: int, waiting: Mapping[int, Wait], peers: Mapping[int, Peer]) -> dict[int, Wait]:
     """For a recv from any worker: whom it waits for, with their waits, if none can ever go on.
 
     The largest set of workers each of which waits for one that is in it too; of a recv from
@@ -58,7 +56,7 @@ def _patient(wait: Wait, rank: int) -> bool:
     return call is not None and call.patient
 
 
-def _held_by(wait: Wait, held: Mapping[int, Wait], peers: Mapping[int, Worker]) -> bool:
+def _held_by(wait: Wait, held: Mapping[int, Wait], peers: Mapping[int, Peer]) -> bool:
     if isinstance(wait, Reception):
         return all(
             sender in held
@@ -85,7 +83,7 @@ def to_fail(cycle: Mapping[int, Wait]) -> list[Wait]:
     ]
 
 
-def hopeless(wait: Wait, peers: Mapping[int, Worker]) -> bool:
+def hopeless(wait: Wait, peers: Mapping[int, Peer]) -> bool:
     """Whether this wait will fail whatever the others do."""
     if isinstance(wait, Meeting):
         return wait.disagree or any(is_gone(peers.get(rank), wait) for rank in needed(wait))
@@ -103,17 +101,17 @@ def needed(wait: Wait) -> Collection[int]:
     return [rank for rank, call in calls.items() if call is None or not call.asynchronous]
 
 
-def is_idle(peer: Worker, wait: Wait) -> bool:
+def is_idle(peer: Peer, wait: Wait) -> bool:
     """Whether a worker has done all its work, and was in the call of the wait."""
     return peer.executed > wait.ordinal and peer.current is None and peer.channel.pending() == 0
 
 
-def is_gone(peer: Worker | None, wait: Wait) -> bool:
+def is_gone(peer: Peer | None, wait: Wait) -> bool:
     """Whether a worker has left the call of a wait, or ended."""
     return peer is None or peer.ended or peer.executed > wait.ordinal
 
 
-def sender_lost(wait: Reception, sender: Worker | None) -> bool:
+def sender_lost(wait: Reception, sender: Peer | None) -> bool:
     """Whether the sender has ended, or failed in the call of the recv."""
     return sender is None or sender.ended or bool(failed_in(sender, wait.ordinal))
 

@@ -10,28 +10,35 @@ as in Disco: such a message is for a later call, and the send fails where there 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from ...runtime.actions import site_text
 from ...runtime.errors import CollectiveError
-from ...runtime.worker import Worker
 from ..call import Site
+from .peers import Peer
 
 Pair = tuple[int, int, str]  # ranks of sender and receiver, and the tag
 
 
 @dataclass(slots=True)
 class Message:
-    """A tensor on its way, a copy; `direct` if the session called the send, not a user's code."""
+    """A tensor on its way, a copy; `direct` if the session called the send, not a user's code.
 
-    tensor: torch.Tensor
+    Where it is on the way between processes, `tensor` says only of what dtype and shape it is.
+    """
+
+    tensor: Any
     ordinal: int
     site: Site | None
-    events: list[torch.cuda.Event]
+    events: Sequence[torch.cuda.Event] = ()
     direct: bool = False
+
+    def drop(self) -> None:
+        """Nobody will receive it."""
 
 
 class Mailbox:
@@ -52,13 +59,15 @@ class Mailbox:
         """How many messages are on their way."""
         return len(self._boxes.get(pair, ()))
 
-    def put(self, pair: Pair, message: Message, peers: Mapping[int, Worker]) -> None:
+    def put(self, pair: Pair, message: Message, peers: Mapping[int, Peer]) -> None:
         """Append a message, unless an interrupt or a failure has made it void already."""
         if message.ordinal >= self._cut:
             self._boxes.setdefault(pair, deque()).append(message)
             self._purge(pair, peers)
+        else:
+            message.drop()
 
-    def take(self, pair: Pair, ordinal: int, peers: Mapping[int, Worker]) -> Message | None:
+    def take(self, pair: Pair, ordinal: int, peers: Mapping[int, Peer]) -> Message | None:
         """The oldest valid message for a recv in the call `ordinal`, removed; None without one.
 
         What the sender sent after it failed in that very call is for the receiver's later calls.
@@ -76,6 +85,7 @@ class Mailbox:
         if not box:
             del self._boxes[pair]
         if any(failed_in(peers.get(r), message.ordinal) is None for r in _parties(pair, message)):
+            message.drop()
             raise CollectiveError(
                 f"recv on worker {pair[1]}: the next message from worker {pair[0]}{_at(message)} "
                 "was sent too long ago: so many calls have failed since that it may belong to one "
@@ -92,7 +102,7 @@ class Mailbox:
         """What is on its way, by pair."""
         return [(pair, list(box)) for pair, box in sorted(self._boxes.items())]
 
-    def purge(self, peers: Mapping[int, Worker]) -> None:
+    def purge(self, peers: Mapping[int, Peer]) -> None:
         """Drop all void messages."""
         for pair in list(self._boxes):
             self._purge(pair, peers)
@@ -102,9 +112,12 @@ class Mailbox:
         self._cut = ordinal
         self._dropped.clear()
         for pair, box in list(self._boxes.items()):
+            for message in box:
+                if message.ordinal < ordinal:
+                    message.drop()
             self._keep(pair, [message for message in box if message.ordinal >= ordinal])
 
-    def _purge(self, pair: Pair, peers: Mapping[int, Worker]) -> None:
+    def _purge(self, pair: Pair, peers: Mapping[int, Peer]) -> None:
         if not any(peers[rank].failed_calls for rank in pair[:2] if rank in peers):
             return
         kept = []
@@ -112,6 +125,7 @@ class Mailbox:
             parties = _parties(pair, message)
             failed = [rank for rank in parties if failed_in(peers.get(rank), message.ordinal)]
             if failed:
+                message.drop()
                 self._dropped[pair] = (
                     f"a message that worker {pair[0]} sent{_at(message)} in an earlier call was "
                     f"dropped, because that call failed on worker {failed[0]}"
@@ -127,7 +141,7 @@ class Mailbox:
             self._boxes.pop(pair, None)
 
 
-def failed_in(peer: Worker | None, ordinal: int) -> bool | None:
+def failed_in(peer: Peer | None, ordinal: int) -> bool | None:
     """Whether the call `ordinal` has failed on `peer`; None if that is forgotten."""
     if peer is None or peer.executed <= ordinal:
         return False

@@ -1,11 +1,12 @@
 """Sending and receiving through the board's mailbox.
 
-`Postman.pending` holds, for each pair and tag, the receptions that were started and not yet
+`Postbox._pending` holds, for each pair and tag, the receptions that were started and not yet
 waited for, in order; each belongs to the receiver's thread alone, so it needs no lock.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import Any
 
@@ -24,24 +25,22 @@ from .waits import Reception
 Route = tuple[int | None, int, str]  # sender (None: any), receiver, tag
 
 
-class Postman:
-    """Messages between the workers of one address space."""
+class Postbox(ABC):
+    """What some workers receive, in the order in which they began to, wherever it comes from."""
 
-    def __init__(self, meetings: Meetings) -> None:
-        self._meetings = meetings
+    def __init__(self) -> None:
         self._pending: dict[Route, deque[MessageWork]] = {}
 
-    def send(self, call: Call, src: torch.Tensor, peer: int, tag: str) -> None:
-        """Put a copy of `src` in the mailbox."""
-        worker, board = call.worker, self._meetings.board
-        copy = moves.copy_of(src)
-        direct = worker.current is not None and call.site is worker.current[-1]
-        message = Message(copy, call.ordinal, call.site, moves.posted([copy]), direct)
-        with board.lock:
-            board.refresh(worker)
-            board.mailbox.put((worker.worker_id, peer, tag), message, worker.peers)
-        worker.peers[peer].wake()
-        call.close(DONE)
+    @abstractmethod
+    def _next_message(self, work: MessageWork, timeout: float | None) -> tuple[int, Message]:
+        """Wait for the message that is due to the first in a line; it and who has sent it."""
+
+    @abstractmethod
+    def _is_there(self, work: MessageWork, ahead: int) -> bool:
+        """Whether so many messages have come, the last of them for `work`, or none can come."""
+
+    def _gone(self, work: MessageWork) -> None:  # noqa: B027 - not all must know
+        """Nothing is to be received for a work any more."""
 
     def recv(self, call: Call, out: torch.Tensor, peer: int | None, tag: str) -> MessageWork:
         """Line up for the next message of that route."""
@@ -58,6 +57,7 @@ class Postman:
             ordinal = work.call.ordinal
             if ordinal < worker.resumed_at or failed_in(worker, ordinal) is not False:
                 line.remove(work)
+                self._gone(work)
         return line
 
     def complete(self, work: MessageWork, timeout: float | None) -> None:
@@ -75,6 +75,7 @@ class Postman:
             except WaitTimeoutError as exc:
                 first = work  # who gave up leaves the line, those before it stay there
                 work.end(exc, FAILED)
+                self._gone(work)
                 raise
             except BaseException as exc:
                 left = CollectiveAborted(f"{first.call.signature} was left: {type(exc).__name__}")
@@ -91,16 +92,38 @@ class Postman:
         line = self._line(work.route, work.call.worker)
         if work not in line:
             return True
-        ahead = list(line).index(work) + 1
-        board = self._meetings.board
+        return self._is_there(work, list(line).index(work) + 1)
+
+
+class Postman(Postbox):
+    """Messages between the workers of one address space."""
+
+    def __init__(self, meetings: Meetings) -> None:
+        super().__init__()
+        self._meetings = meetings
+
+    def send(self, call: Call, src: torch.Tensor, peer: int, tag: str) -> None:
+        """Put a copy of `src` in the mailbox."""
+        worker, board = call.worker, self._meetings.board
+        copy = moves.copy_of(src)
+        direct = worker.current is not None and call.site is worker.current[-1]
+        message = Message(copy, call.ordinal, call.site, moves.posted([copy]), direct)
         with board.lock:
-            board.refresh(work.call.worker)
-            board.mailbox.purge(work.call.worker.peers)
+            board.refresh(worker)
+            board.mailbox.put((worker.worker_id, peer, tag), message, worker.peers)
+        worker.peers[peer].wake()
+        call.close(DONE)
+
+    def _is_there(self, work: MessageWork, ahead: int) -> bool:
+        worker, board = work.call.worker, self._meetings.board
+        with board.lock:
+            board.refresh(worker)
+            board.mailbox.purge(worker.peers)
             pairs = self._pairs(work)
             if sum(board.mailbox.count(pair) for pair in pairs) >= ahead:
                 return True
             wait = Reception(board.mailbox, pairs, work.call)
-            return verdicts.lost(board, wait, work.call.worker) is not None
+            return verdicts.lost(board, wait, worker) is not None
 
     def _next_message(self, work: MessageWork, timeout: float | None) -> tuple[int, Message]:
         call, meetings = work.call, self._meetings
@@ -137,7 +160,10 @@ class Postman:
 class MessageWork(Work):
     """One reception. Those of one route are served in the order in which they were started."""
 
-    def __init__(self, postman: Postman, route: Route, call: Call, out: torch.Tensor) -> None:
+    at_hub: Any = None
+    """What is known of it where the messages come from."""
+
+    def __init__(self, postman: Postbox, route: Route, call: Call, out: torch.Tensor) -> None:
         self._postman, self.route, self.call, self._out = postman, route, call, out
         self._error: Exception | None = None
         self.over = False

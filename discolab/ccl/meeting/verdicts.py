@@ -17,6 +17,7 @@ from ...runtime.worker import Worker
 from ..call import WAITING, Signature, Site, kind
 from .board import Board
 from .cycles import cycle_of, is_gone, is_idle, needed, sender_lost, stuck, to_fail
+from .peers import Peer
 from .waits import RUNNING, Meeting, Reception, Wait
 
 SECOND_LOOK = 0.02  # seconds from a suspicion to the next look
@@ -34,7 +35,7 @@ class Verdict(NamedTuple):
     text: str
 
 
-def judge(board: Board, wait: Wait, worker: Worker) -> Verdict | None:
+def judge(board: Board, wait: Wait, worker: Peer) -> Verdict | None:
     """Whether the wait of `worker` can never end; None while it may.
 
     Returns
@@ -68,13 +69,13 @@ def judge(board: Board, wait: Wait, worker: Worker) -> Verdict | None:
     return _no_sender(board, wait, worker)
 
 
-def absent(board: Board, meeting: Meeting, worker: Worker) -> Verdict | None:
+def absent(board: Board, meeting: Meeting, worker: Peer) -> Verdict | None:
     """On a collective that a member has left, or to which one can't come any more."""
     gone = [rank for rank in needed(meeting) if is_gone(worker.peers.get(rank), meeting)]
     return _absent(board, meeting, worker, gone) if gone else None
 
 
-def abandon(board: Board, worker: Worker) -> None:
+def abandon(board: Board, worker: Peer) -> None:
     """Fail what can't complete, be it that nobody waits: started, and left alone by a member."""
     for meeting in list(board.open.values()):
         verdict = absent(board, meeting, worker)
@@ -82,7 +83,7 @@ def abandon(board: Board, worker: Worker) -> None:
             board.fail(meeting, verdict.error, verdict.text)
 
 
-def lost(board: Board, wait: Wait, worker: Worker) -> Verdict | None:
+def lost(board: Board, wait: Wait, worker: Peer) -> Verdict | None:
     """On a recv whose senders have ended, or failed in the same call: nothing for it can come."""
     if isinstance(wait, Reception) and all(
         sender_lost(wait, worker.peers.get(rank)) for rank in wait.senders
@@ -91,16 +92,16 @@ def lost(board: Board, wait: Wait, worker: Worker) -> Verdict | None:
     return None
 
 
-def disagreement(board: Board, meeting: Meeting, worker: Worker) -> str | None:
+def disagreement(board: Board, meeting: Meeting, worker: Peer) -> str | None:
     """What the members of a meeting disagree about, None if they do not."""
     if meeting.disagree:
         what = " and the ".join(_differences([p.call.signature for p in meeting.posts.values()]))
         head = f"collective #{meeting.number + 1} in {meeting.group}: members disagree on the "
-        return head + what + _account(board, meeting, worker)
+        return head + what + account(board, meeting, worker)
     if meeting.state is RUNNING and meeting.first.signature.op == "all_to_all":
         misfit = _misfit(meeting)
         if misfit:
-            return f"{meeting.title()}: {misfit}" + _account(board, meeting, worker)
+            return f"{meeting.title()}: {misfit}" + account(board, meeting, worker)
     return None
 
 
@@ -133,11 +134,11 @@ def _misfit(meeting: Meeting) -> str:
     return ""
 
 
-def gave_up(board: Board, wait: Wait, worker: Worker, timeout: float) -> str:
+def gave_up(board: Board, wait: Wait, worker: Peer, timeout: float) -> str:
     """The text of a timeout: who has joined, who has not, and what those do."""
     head = f"gave up after {timeout:g} s waiting for {wait}"
     if isinstance(wait, Meeting):
-        return head + _account(board, wait, worker)
+        return head + account(board, wait, worker)
     assert isinstance(wait, Reception)
     told = _folded((rank, _state(board, wait, worker, rank)) for rank in wait.senders)
     return f"{head}{told}{_dropped(board, wait)}"
@@ -168,11 +169,11 @@ def where(site: Site | None) -> str:
 # -- reasons ---------------------------------------------------------------------------------
 
 
-def _absent(board: Board, meeting: Meeting, worker: Worker, gone: list[int]) -> Verdict:
+def _absent(board: Board, meeting: Meeting, worker: Peer, gone: list[int]) -> Verdict:
     """A member has ended the command (or for ever) without the others."""
     failed = any(_failure(meeting, worker, worker.peers.get(rank)) is not None for rank in gone)
     error = CollectiveAborted if failed else CollectiveError
-    text = f"{meeting.title()} can't complete" + _account(board, meeting, worker)
+    text = f"{meeting.title()} can't complete" + account(board, meeting, worker)
     return Verdict([meeting], error, text)
 
 
@@ -187,12 +188,12 @@ def _deadlock(cycle: Mapping[int, Wait], board: Board) -> str:
     return "deadlock: these workers wait for each other for ever" + _folded(sorted(lines.items()))
 
 
-def _is_idle(wait: Reception, worker: Worker) -> bool:
+def _is_idle(wait: Reception, worker: Peer) -> bool:
     """Whether the senders have done all their work without sending."""
     return all(is_idle(worker.peers[rank], wait) for rank in wait.senders)
 
 
-def _no_sender(board: Board, wait: Reception, worker: Worker) -> Verdict:
+def _no_sender(board: Board, wait: Reception, worker: Peer) -> Verdict:
     failed = any(
         _failure(wait, worker, worker.peers.get(rank)) is not None for rank in wait.senders
     )
@@ -215,7 +216,7 @@ def _dropped(board: Board, wait: Reception) -> str:
 # -- accounts --------------------------------------------------------------------------------
 
 
-def _account(board: Board, meeting: Meeting, worker: Worker) -> str:
+def account(board: Board, meeting: Meeting, worker: Peer) -> str:
     """One line for each thing that members did, in the order of their ranks."""
     return _folded((rank, _state(board, meeting, worker, rank)) for rank in meeting.group.ranks)
 
@@ -227,12 +228,14 @@ def _folded(lines: Iterable[tuple[int, str]]) -> str:
     return "".join(f"\n  {name_ranks(ranks)}: {text}" for text, ranks in same.items())
 
 
-def _state(board: Board, wait: Wait, worker: Worker, rank: int) -> str:
+def _state(board: Board, wait: Wait, worker: Peer, rank: int) -> str:
     """What one worker did about a wait that `worker` takes part in."""
     peer = worker.peers.get(rank)
     if isinstance(wait, Meeting) and rank in wait.posts:
         call = wait.posts[rank].call
         left = ", and has left it" if _left(peer, wait, rank) else ""
+        if peer is not None and peer.died:
+            left = ", and has died"
         return f"called {call.signature}{where(call.site)}{left}"
     if peer is None:
         return "is not in this process"
@@ -242,7 +245,7 @@ def _state(board: Board, wait: Wait, worker: Worker, rank: int) -> str:
             return f"failed with another: {failure.type_name}"
         return f"failed: {failure.headline.splitlines()[0]}"
     if peer.ended:
-        return "has ended"
+        return "has died" if peer.died else "has ended"
     if peer.sat_out == wait.ordinal:
         return "is not among the workers that were asked to run this (-t)"
     if peer.executed > wait.ordinal:
@@ -256,7 +259,7 @@ def _state(board: Board, wait: Wait, worker: Worker, rank: int) -> str:
     return f"has not come to it yet: {' '.join(filter(None, peer.doing()[:2]))}"
 
 
-def _left(peer: Worker | None, meeting: Meeting, rank: int) -> bool:
+def _left(peer: Peer | None, meeting: Meeting, rank: int) -> bool:
     call = meeting.call_of(rank)
     went_on = call is not None and call.asynchronous
     return meeting.state is WAITING and not went_on and is_gone(peer, meeting)
@@ -267,7 +270,7 @@ def _site(wait: Wait, rank: int) -> Site | None:
     return call.site if call is not None else None
 
 
-def _failure(wait: Wait, worker: Worker, peer: Worker | None) -> Failure | None:
+def _failure(wait: Wait, worker: Peer, peer: Peer | None) -> Failure | None:
     """What went wrong on `peer` in the call of a wait, be it in binding an argument."""
     if peer is None:
         return None

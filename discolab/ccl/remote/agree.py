@@ -1,0 +1,71 @@
+"""What the workers of several processes tell each other before they choose a backend."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ...runtime.worker import Worker
+from ..call import Call, Signature
+from ..groups import Group
+from ..meeting.verdicts import call_site
+from .backend import HubBackend
+from .works import Job
+
+_BOOT = "/proc/sys/kernel/random/boot_id"
+
+
+class Fellow(NamedTuple):
+    """What one worker tells: its device, the machine that it is on, and its GPU's own name."""
+
+    rank: int
+    device: str
+    machine: str
+    gpu: str
+    nccl: bool
+
+
+def agree(backend: HubBackend, worker: Worker, members: Group, name: str) -> list[Fellow]:
+    """Meet all workers, who must ask for the same; what they tell, by rank.
+
+    Raises
+    ------
+    CollectiveError
+        If they ask for different backends.
+    """
+    call = Call("init_ccl", worker, members, Signature(f"init_ccl({name!r})"), call_site(worker))
+    told = json.dumps(_fellow(worker)).encode()
+    gathering = _Gathering()
+    backend.join(call, gathering, told).wait()
+    return [Fellow(*json.loads(one)) for one in gathering.given]
+
+
+def _fellow(worker: Worker) -> Fellow:
+    gpu = ""
+    if worker.device.type == "cuda":
+        gpu = str(getattr(torch.cuda.get_device_properties(worker.device), "uuid", worker.device))
+    nccl = torch.distributed.is_nccl_available()
+    return Fellow(worker.worker_id, str(worker.device), machine(), gpu, nccl)
+
+
+def machine() -> str:
+    """The same in all processes of one machine, and different on another one."""
+    try:
+        with open(_BOOT, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+class _Gathering(Job):
+    """A collective of a few bytes."""
+
+    given: Sequence[bytes] = ()
+
+    def absorb(self, given: Sequence[bytes]) -> None:
+        """See `Job`."""
+        self.given = given

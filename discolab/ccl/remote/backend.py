@@ -1,0 +1,206 @@
+"""The backend of workers in several processes: they meet at the hub, and move tensors themselves.
+
+The hub says when all members are there and agree (ccl/hub). What is small goes to it with the
+calls and comes back to all; what is large goes from member to member over a lane of Gloo, on each
+worker's conductor (conductor.py). Either way the results are those of `local`, bit by bit. Tensors
+on a GPU are copied to the host for it and back.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ...runtime.worker import Worker
+from .. import moves
+from ..backend import Backend, BackendStatistics, Tensor, Tensors
+from ..call import Call, kinds_of
+from ..groups import Group
+from ..hub import letters
+from ..hub.calls import Data
+from ..work import Finished, Work
+from . import gloo_lane, programs, small
+from .conductor import Conductor, Connect, ProcessGroup
+from .mail import RemotePostman
+from .patterns import CROSSWISE, LIKE_BY_LIKE, PART_BY_PART, TO_ALL, Pattern
+from .spoke import Spoke, spoke_of
+from .works import HubWork, Job
+
+_Counts = dict[tuple[tuple[int, ...], str], int]
+
+
+class HubBackend(Backend):
+    """See the module. Each worker has its own; `gloo` here, and what others build on it."""
+
+    name = "gloo"
+
+    def __init__(self, worker: Worker) -> None:
+        self.spoke: Spoke = spoke_of(worker)
+        self.conductor = Conductor(worker, self.name)
+        self._connect: Connect = functools.partial(gloo_lane.connect, self.spoke)
+        self._postman = RemotePostman(self.spoke, self.conductor, self._connect)
+        self._counts: tuple[int, _Counts] = (-1, {})
+        self.spoke.listen(letters.CLOSE, self._close)
+
+    # -- the operations ----------------------------------------------------------------------------
+
+    def all_reduce(self, call: Call, srcs: Tensors, outs: Tensors, reduction: str) -> Work:
+        """See `Backend`."""
+        pattern = Pattern(LIKE_BY_LIKE, len(call.group), len(srcs), reduction=reduction)
+        return self.start(call, pattern, srcs, outs)
+
+    def reduce(self, call: Call, srcs: Tensors, outs: Tensors, reduction: str, root: int) -> Work:
+        """See `Backend`."""
+        taker = call.group.index(root)
+        pattern = Pattern(LIKE_BY_LIKE, len(call.group), len(srcs), None, taker, reduction)
+        return self.start(call, pattern, srcs, outs)
+
+    def all_gather(self, call: Call, srcs: Tensors, outs: Tensors) -> Work:
+        """See `Backend`."""
+        return self.start(call, Pattern(TO_ALL, len(call.group), len(srcs)), srcs, outs)
+
+    def gather(self, call: Call, srcs: Tensors, outs: Tensors, root: int) -> Work:
+        """See `Backend`."""
+        taker = call.group.index(root)
+        pattern = Pattern(TO_ALL, len(call.group), len(srcs), None, taker)
+        return self.start(call, pattern, srcs, outs)
+
+    def reduce_scatter(self, call: Call, srcs: Tensors, outs: Tensors, reduction: str) -> Work:
+        """See `Backend`."""
+        pattern = Pattern(PART_BY_PART, len(call.group), len(outs), reduction=reduction)
+        return self.start(call, pattern, srcs, outs)
+
+    def broadcast(self, call: Call, srcs: Tensors, outs: Tensors, root: int) -> Work:
+        """See `Backend`."""
+        giver = call.group.index(root)
+        return self.start(
+            call, Pattern(LIKE_BY_LIKE, len(call.group), len(outs), giver), srcs, outs
+        )
+
+    def scatter(self, call: Call, srcs: Tensors, outs: Tensors, root: int) -> Work:
+        """See `Backend`."""
+        giver = call.group.index(root)
+        return self.start(call, Pattern(PART_BY_PART, len(call.group), 1, giver), srcs, outs)
+
+    def all_to_all(self, call: Call, srcs: Tensors, outs: Tensors) -> Work:
+        """See `Backend`."""
+        return self.start(call, Pattern(CROSSWISE, len(call.group), 1), srcs, outs)
+
+    def barrier(self, call: Call) -> Work:
+        """See `Backend`."""
+        return self.start(call, Pattern(LIKE_BY_LIKE, len(call.group), 0), (), ())
+
+    def send(self, call: Call, src: Tensor, peer: int, tag: str) -> Work:
+        """See `Backend`. Copies at once and never waits."""
+        self._postman.send(call, src, peer, tag)
+        return Finished()
+
+    def recv(self, call: Call, out: Tensor, peer: int | None, tag: str) -> Work:
+        """See `Backend`."""
+        return self._postman.recv(call, out, peer, tag)
+
+    def start(self, call: Call, pattern: Pattern, srcs: Tensors, outs: Tensors) -> Work:
+        """Join the others in a collective."""
+        me = call.group.index(call.rank)
+        job = HostJob(pattern, me, srcs, outs, self._connect)
+        parts = (srcs, outs) if pattern.kind == CROSSWISE else None
+        return self.join(call, job, small.pack(pattern, me, srcs), parts)
+
+    def join(
+        self, call: Call, job: Job, data: Data, parts: tuple[Tensors, Tensors] | None = None
+    ) -> Work:
+        """Tell the hub of a call, with what the worker gives if that is small."""
+        call.number = self._next_number(call)
+        work = HubWork(self.spoke, self.conductor, call, job)
+        alone = len(call.group) == 1
+        self.spoke.tell(
+            letters.JOIN,
+            work.seq,
+            call.ordinal,
+            call.number,
+            call.group.ranks,
+            call.group.tag,
+            call.name,
+            letters.signature_out(call.signature),
+            letters.site_out(call.site),
+            call.timeout,
+            letters.flags_of(call),
+            None if parts is None else tuple(_kinds(part) for part in parts),
+            b"" if alone else data,
+        )
+        if alone:
+            work.alone()
+        return work
+
+    def _next_number(self, call: Call) -> int:
+        """How many collectives of this group the worker has called before in this command."""
+        ordinal, counts = self._counts
+        if ordinal != call.ordinal:
+            counts = {}
+            self._counts = (call.ordinal, counts)
+        key = (call.group.ranks, call.group.tag)
+        number = counts.get(key, 0)
+        counts[key] = number + 1
+        return number
+
+    # -- the backend -------------------------------------------------------------------------------
+
+    def admit(self, worker: Worker) -> None:
+        """See `Backend`."""
+        self.spoke.tell(letters.USE, self.name)
+
+    def dismiss(self, worker: Worker) -> None:
+        """See `Backend`. What is small goes through the hub still, whatever comes next."""
+        self.spoke.tell(letters.DISMISS)
+        self.conductor.end()
+
+    def forget(self, worker: Worker, group: Group) -> None:
+        """See `Backend`."""
+        self.spoke.tell(letters.FORGET, group.ranks, group.tag)
+
+    def statistics(self) -> BackendStatistics:
+        """See `Backend`; of the whole session. Asks the hub."""
+        collectives, messages, waiting = self.spoke.ask(letters.STATISTICS)
+        return BackendStatistics(self.name, collectives, messages, tuple(waiting))
+
+    def _close(self, ranks: Sequence[int], number: int) -> None:
+        self.conductor.close(tuple(ranks), number)
+
+
+class HostJob(Job):
+    """A collective through host memory."""
+
+    def __init__(
+        self, pattern: Pattern, me: int, srcs: Tensors, outs: Tensors, connect: Connect
+    ) -> None:
+        self.connect = connect
+        self._pattern, self._me, self._outs = pattern, me, outs
+        self._staged = [(out, torch.empty_like(out, device="cpu")) for out in outs if out.is_cuda]
+        staged = {id(out): host for out, host in self._staged}
+        self._hosts = [staged.get(id(out), out) for out in outs]
+        self._srcs = [src.cpu() if src.is_cuda else src for src in srcs]
+
+    def absorb(self, given: Sequence[bytes]) -> None:
+        """See `Job`."""
+        small.unpack(self._pattern, self._me, given, self._hosts)
+
+    def carry_out(self, end: ProcessGroup, void: Callable[[], bool]) -> None:
+        """See `Job`."""
+        steps = programs.program(self._pattern, self._me, self._srcs, self._hosts, gloo_lane.room)
+        gloo_lane.carry_out(end, steps, void)()
+
+    def alone(self) -> None:
+        """See `Job`."""
+        steps = programs.program(self._pattern, self._me, self._srcs, self._hosts)
+        programs.alone(steps)
+
+    def adopt(self) -> None:
+        """See `Job`."""
+        for out, host in self._staged:
+            moves.as_bytes(out).copy_(moves.as_bytes(host))
+
+
+def _kinds(tensors: Tensors) -> tuple[letters.WireKind, ...]:
+    return tuple(map(letters.kind_out, kinds_of(tensors)))

@@ -1,0 +1,68 @@
+"""Which of a member's tensors go to whom. No state.
+
+A collective is a `Pattern`, the members that give and those that take. All members know all of it,
+so each can tell alone what it gives to another one and what it takes from it, in the same order.
+Members are counted by their places in the group here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LIKE_BY_LIKE, TO_ALL, PART_BY_PART, CROSSWISE = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """One collective among `members`; `count` tensors belong together (Backend's k).
+
+    Attributes
+    ----------
+    kind
+        LIKE_BY_LIKE: the k-th sources of all into the k-th outputs of all.
+        TO_ALL: the k-th source of the i-th member into the (k * n + i)-th outputs of all.
+        PART_BY_PART: the (k * n + i)-th sources of all into the k-th output of the i-th member.
+        CROSSWISE: the j-th source of the i-th member into the i-th output of the j-th.
+    giver, taker
+        The only member that gives, or takes; None: all do.
+    reduction
+        How what comes from several members is reduced; None: there is only one.
+    """
+
+    kind: int
+    members: int
+    count: int
+    giver: int | None = None
+    taker: int | None = None
+    reduction: str | None = None
+
+    @property
+    def givers(self) -> list[int]:
+        """Who gives."""
+        return list(range(self.members)) if self.giver is None else [self.giver]
+
+    @property
+    def takers(self) -> list[int]:
+        """Who takes."""
+        return list(range(self.members)) if self.taker is None else [self.taker]
+
+    @property
+    def same_for_all(self) -> bool:
+        """Whether a member gives the same to all."""
+        return self.kind in (LIKE_BY_LIKE, TO_ALL)
+
+    def gives(self, to: int) -> list[int]:
+        """Which of its sources a giver gives to a taker."""
+        if self.kind in (LIKE_BY_LIKE, TO_ALL):
+            return list(range(self.count))
+        if self.kind == PART_BY_PART:
+            return [k * self.members + to for k in range(self.count)]
+        return [to]
+
+    def takes(self, of: int) -> list[int]:
+        """For which of its outputs a taker gets those from a giver."""
+        if self.kind in (LIKE_BY_LIKE, PART_BY_PART):
+            return list(range(self.count))
+        if self.kind == TO_ALL:
+            return [k * self.members + of for k in range(self.count)]
+        return [of]
