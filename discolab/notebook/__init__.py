@@ -70,9 +70,9 @@ def disco_doctor(n: int = 8, **options: Any) -> Any:
     return the_lab().disco_doctor(n, **options)
 
 
-def disco_restart(name: str | None = None) -> Any:
+def disco_restart(name: str | None = None, **options: Any) -> Any:
     """See `Lab.disco_restart`."""
-    return the_lab().disco_restart(name)
+    return the_lab().disco_restart(name, **options)
 
 
 def disco_shutdown(name: str | None = None) -> None:

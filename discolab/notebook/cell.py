@@ -20,14 +20,15 @@ from typing import Any
 import torch
 
 from .. import ccl
-from ..runtime.calls import told
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError, DiscoError, WaitTimeoutError
 from ..runtime.failures import Failure, name_ranks
 from ..runtime.session import Session
 from ..runtime.sources import place
 from ..runtime.worker import Worker, current_worker
+from .cells import keep_source
 
+AFTER_CELL = "discolab.notebook.after_cell"  # in `Worker.shared`: functions for the end of a cell
 WORKER_NAMES = ("rank", "world_size", "device", "worker", "ccl", "torch", "dist")
 
 
@@ -92,9 +93,13 @@ def run_cell(source: str, filename: str, targets: list[int] | None) -> Any:
         return None
     prepare_namespace()
     body, last = compile_cell(source, filename)
-    # one dict for globals and locals, so that functions see what the cell defines
-    exec(body, worker.namespace)
-    return None if last is None else eval(last, worker.namespace)
+    try:
+        # one dict for globals and locals, so that functions see what the cell defines
+        exec(body, worker.namespace)
+        return None if last is None else eval(last, worker.namespace)
+    finally:
+        for end in worker.shared.get(AFTER_CELL, ()):
+            end()
 
 
 run_cell.disco_command = "the cell"  # type: ignore[attr-defined]
@@ -103,6 +108,7 @@ run_cell.disco_command = "the cell"  # type: ignore[attr-defined]
 @functools.lru_cache(maxsize=256)
 def compile_cell(source: str, filename: str) -> tuple[CodeType, CodeType | None]:
     """Compile a cell: all but the last expression, and that expression if there is one."""
+    keep_source(filename, source)
     tree = ast.parse(source, filename)
     last = None
     expression = tree.body[-1] if tree.body else None
@@ -115,6 +121,18 @@ def compile_cell(source: str, filename: str) -> tuple[CodeType, CodeType | None]
 def list_names() -> list[str]:
     """The variables of this worker that the user made (a worker function)."""
     return sorted(n for n in current_worker().namespace if not n.startswith("_"))
+
+
+def complete_on_worker(text: str) -> list[str]:
+    """What `text`, a name or ``a.b``, may be completed to (a worker function; worker 0 only)."""
+    worker = current_worker()
+    if worker.worker_id != 0:
+        return []
+    import rlcompleter  # here: it sets up the terminal, which workers of other processes have not
+
+    completer = rlcompleter.Completer(worker.namespace)
+    found = completer.attr_matches(text) if "." in text else completer.global_matches(text)
+    return sorted({word.rstrip("(): ") for word in found})
 
 
 def has_value(value: Any) -> bool:
@@ -196,7 +214,7 @@ class CellRun:
         if failures and all(f.interrupted for f in failures):
             raise CellInterrupted(self._stops())
         if failures:
-            raise told(failures)
+            raise self.session.told(failures)
 
     def get(self, timeout: float | None = None, interrupt: bool = True) -> DRef | None:
         """Wait, and return the DRef of the last expression; None if it has no value."""
@@ -232,8 +250,6 @@ def check_syntax(source: str, filename: str) -> None:
     ------
     CellSyntaxError
     """
-    lines = [line + "\n" for line in source.splitlines()]
-    linecache.cache[filename] = (len(source), None, lines, filename)
     try:
         compile_cell(source, filename)
     except SyntaxError as exc:

@@ -8,7 +8,6 @@ and after ``-t`` the axes of the session's mesh.
 from __future__ import annotations
 
 import re
-import rlcompleter
 from itertools import pairwise
 from typing import Any
 
@@ -23,21 +22,11 @@ from ..ccl.choose import BACKENDS
 from ..engines import ENGINES
 from ..runtime.errors import DiscoError
 from ..runtime.mesh import Mesh
-from ..runtime.worker import current_worker
+from .cell import complete_on_worker
 from .lab import Lab
 
 _PATIENCE = 0.3  # seconds
 _EXPRESSION = re.compile(r"[A-Za-z_][\w.]*(?:\[[\w'\"]*\][\w.]*)*$")
-
-
-def complete_on_worker(text: str) -> list[str]:
-    """What `text`, a name or ``a.b``, may be completed to (a worker function; worker 0 only)."""
-    worker = current_worker()
-    if worker.worker_id != 0:
-        return []
-    completer = rlcompleter.Completer(worker.namespace)
-    found = completer.attr_matches(text) if "." in text else completer.global_matches(text)
-    return sorted({word.rstrip("(): ") for word in found})
 
 
 def _in_script(before: list[str]) -> bool:

@@ -1,7 +1,7 @@
 """The notebook's sessions and what can be done with them: what the magics call.
 
-Each `disco_*` function here is the Python form of the magic of the same name. One `Lab` an
-IPython shell; it is used from the shell's thread, or from any thread that runs a cell.
+Each `disco_*` method here and in sessions.py is the Python form of the magic of the same name. One
+`Lab` an IPython shell; it is used from the shell's thread, or from any thread that runs a cell.
 """
 
 from __future__ import annotations
@@ -12,44 +12,32 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ..ccl.doctor import Diagnosis, doctor, forget
 from ..ccl.rounds import failed_in_collective
-from ..engines import make_session
+from ..engines.remote import zygote
 from ..runtime import sources
 from ..runtime.controller import check_timeout
 from ..runtime.dref import DRef
-from ..runtime.errors import ArgumentError, SessionError, WorkerError
+from ..runtime.errors import ArgumentError, DiscoError, SessionError, WorkerError
 from ..runtime.failures import Failure, name_ranks, summarize
-from ..runtime.mesh import Mesh, parse_axes
 from ..runtime.ranks import parse_ranks
 from ..runtime.session import Session
 from ..runtime.worker import current_worker
 from ..views import doctor_view as _doctor_view  # noqa: F401 - draws a Diagnosis
-from . import bars, prompts
-from .cell import (
-    WORKER_NAMES,
-    CellInterrupted,
-    CellRun,
-    check_syntax,
-    has_value,
-    prepare_namespace,
-)
+from . import bars, errors_shown, prompts
+from .cell import CellInterrupted, CellRun, check_syntax, has_value
 from .live import PROGRESS_AFTER, LiveView
-from .output import OutputCapture
 from .script import read_script, run_script
+from .sessions import Sessions
+from .worker_shell import set_up
 
 _CELL_FILE = re.compile(r"(Cell In\[\d+\])(\.\d+)?")
 
 
-class Lab:
-    """The sessions of one shell, by the names that they have in the notebook."""
+class Lab(Sessions):
+    """One shell's sessions, and the cells that run on them."""
 
     def __init__(self, shell: Any) -> None:
-        self.shell = shell
-        self.output = OutputCapture(shell)
-        self.sessions: dict[str, Session] = {}
-        self.current: str | None = None
-        self._settings: dict[str, dict[str, Any]] = {}
+        super().__init__(shell)
         self._cells: dict[str, int] = {}
         self._background: list[CellRun] = []  # not yet known to have ended
 
@@ -60,6 +48,9 @@ class Lab:
         self.output.install()
         prompts.install(getattr(self.shell, "kernel", None))
         bars.install()
+        errors_shown.install()
+        self._notebook_cells.install()
+        zygote.PRELOAD.append(set_up.__module__)
         sources.namers.append(self.cell_name)
         WorkerError.hint = staticmethod(doctor_hint)
         self.shell.events.register("post_run_cell", self._after_cell)
@@ -72,6 +63,9 @@ class Lab:
         self.shell.events.unregister("post_run_cell", self._after_cell)
         sources.namers.remove(self.cell_name)
         WorkerError.hint = None
+        zygote.PRELOAD.remove(set_up.__module__)
+        self._notebook_cells.uninstall()
+        errors_shown.uninstall()
         bars.uninstall()
         prompts.uninstall()
         self.output.uninstall()
@@ -79,182 +73,17 @@ class Lab:
     def _after_cell(self, *_: Any) -> None:
         self.output.install()  # a library may have replaced the streams
         self.output.flush()
-        for run in [run for run in self._background if run.ready()]:
-            self._background.remove(run)
-            failures = [failure for failure in run.failures if not failure.interrupted]
-            if failures:
-                words = f"in the background: {summarize(failures)}"
-                hint = doctor_hint(failures)
-                print("\n".join(filter(None, [words, hint])), file=sys.stderr)
+        for run in list(self._background):
+            words = _end_of(run)
+            if words is not None:
+                self._background.remove(run)
+                if words:
+                    print(words, file=sys.stderr)
 
     def cell_name(self, filename: str) -> str | None:
         """``Cell In[3]`` for the file name of a ``%%disco`` or an ordinary cell."""
         match = _CELL_FILE.fullmatch(filename)
-        if match:
-            return match[1]
-        known = getattr(self.shell.compile, "_filename_map", {})
-        return f"Cell In[{known[filename]}]" if filename in known else None
-
-    # -- sessions ------------------------------------------------------------------------------
-
-    def session(self, name: str | None = None) -> Session:
-        """The session of that name, or the one used last.
-
-        Raises
-        ------
-        SessionError
-            If there is none; says how to start one.
-        """
-        name = name or self.current
-        if name is None:
-            raise SessionError("no session is running: start one with %disco_session 4")
-        found = self.sessions.get(name)
-        if found is None:
-            names = ", ".join(self.sessions) or "none"
-            raise SessionError(f"there is no session {name!r} (running: {names})")
-        if found.closed:
-            raise SessionError(
-                f"session {name!r} was shut down: %disco_restart starts it again with the same "
-                "settings"
-            )
-        return found
-
-    def disco_session(
-        self,
-        num_workers: int,
-        *,
-        engine: str = "threads",
-        devices: str | Sequence[str] | None = None,
-        groups: int = 1,
-        ccl: str = "auto",
-        mesh: str | None = None,
-        name: str = "sess",
-    ) -> Session:
-        """Start a session and bind it to `name` in the notebook.
-
-        A session of that name is shut down first. It becomes the one that ``%%disco`` uses.
-        With `mesh` (``dp=2,tp=2``) its workers are arranged as `disco_mesh` does it.
-
-        Raises
-        ------
-        ArgumentError
-            If something does not fit; a session already there is then left alone.
-        """
-        if not name.isidentifier():
-            raise ArgumentError(f"a session's name is a Python name, got {name!r}")
-        settings: dict[str, Any] = {"engine": engine, "devices": devices, "groups": groups}
-        settings |= {"ccl": ccl, "mesh": mesh}
-        session = make_session(num_workers, engine=engine, num_groups=groups, devices=devices)
-        try:
-            session.init_ccl(ccl)
-            if mesh:
-                session.mesh(**parse_axes(mesh))
-        except BaseException:
-            session.shutdown(cancel=True)
-            raise
-        self._stop(name)
-        session.name = name
-        outside_of_cells = LiveView(self.shell, self.output, session, progress_after=-1)
-        session.tick = outside_of_cells.tick  # type: ignore[method-assign]
-        session.call_without_result(prepare_namespace)
-        self.sessions[name] = session
-        self._settings[name] = {"num_workers": num_workers, **settings}
-        self.current = name
-        self.shell.user_ns[name] = session
-        return session
-
-    def disco_mesh(self, axes: str | None = None, *, session: str | None = None) -> Mesh | None:
-        """Arrange a session's workers in a mesh, ``dp=2,tp=2``; without axes, the one there is.
-
-        Raises
-        ------
-        ArgumentError
-            If the axes can't be read, or do not fit the number of workers.
-        """
-        sess = self.session(session)
-        return sess.mesh(**parse_axes(axes)) if axes else sess.current_mesh
-
-    def disco_shutdown(self, name: str | None = None) -> None:
-        """Stop a session's workers now; what they run is interrupted."""
-        name = name or self.current
-        if name not in self.sessions:
-            self.session(name)  # raises with the names that there are
-        assert name is not None
-        self._stop(name)
-
-    def _stop(self, name: str) -> None:
-        if name in self.sessions:
-            left = self.sessions[name].shutdown(cancel=True)
-            self.output.flush()
-            if left:
-                print(
-                    f"{name}: {name_ranks(left)} did not stop, inside a call that Python can't "
-                    "interrupt; left behind until that returns"
-                )
-
-    def disco_restart(self, name: str | None = None) -> Session:
-        """Start a session anew with the same settings; its workers' values are gone."""
-        name = name or self.current
-        if name is None or name not in self._settings:
-            raise SessionError("there is nothing to restart: start one with %disco_session 4")
-        self._stop(name)
-        return self.disco_session(name=name, **self._settings[name])
-
-    def disco_status(self, name: str | None = None) -> str:
-        """What each worker does now, as text; never waits."""
-        if self.current is None:
-            return "no session is running: start one with %disco_session 4"
-        name = name or self.current
-        if name not in self.sessions:
-            self.session(name)  # raises with the names that there are
-        session = self.sessions[name]
-        if session.closed:
-            return f"{name}: shut down (%disco_restart starts it again)"
-        counts = session.statistics()
-        rows = [("worker", "device", "state", "for", "queued", "")]
-        for s in counts.workers:
-            seconds = "" if s.state == "idle" else f"{s.seconds:.1f} s"
-            rows.append((str(s.rank), s.device, s.state, seconds, str(s.queued), s.detail))
-        widths = [max(len(row[i]) for row in rows) for i in range(6)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
-        head = f"{name}: {session!r}, {counts.live_registers} live registers"
-        return "\n".join([head, *lines])
-
-    def disco_doctor(
-        self,
-        n: int = 8,
-        *,
-        targets: str | Iterable[int] | None = None,
-        group: str | None = None,
-        clear: bool = False,
-        session: str | None = None,
-    ) -> Diagnosis:
-        """What the collectives of a session do and did; never waits, so it works during a hang.
-
-        Parameters
-        ----------
-        n
-            How many collectives of each worker.
-        targets
-            The workers to look at, a rank set; None: all.
-        group
-            ``world``, ranks, or an axis of the mesh: collectives of these groups only.
-        clear
-            Forget what is over, after this look.
-
-        Raises
-        ------
-        ArgumentError
-            If an argument can't be read.
-        """
-        sess = self.session(session)
-        found = doctor(sess, n, targets, group)
-        if clear:
-            forget(sess)
-        return found
+        return match[1] if match else self._notebook_cells.name(filename)
 
     # -- cells ---------------------------------------------------------------------------------
 
@@ -345,7 +174,8 @@ class Lab:
         group_outputs: str = "order",
     ) -> DRef | None:
         """Wait for a cell and show its output."""
-        view = LiveView(self.shell, self.output, run.session, stream, progress_after)
+        watch = self._watches.get(run.session)
+        view = LiveView(self.shell, self.output, run.session, stream, progress_after, watch)
         with self.output.during_cell(group_outputs), self._showing(run.session, view):
             return run.get(timeout, interrupt)
 
@@ -469,16 +299,22 @@ class Lab:
         for name, values in fetched.items():
             self.shell.user_ns[name] = values[0] if single else values
 
-    def describe(self, session: Session) -> str:
-        """One line for a session that has just started."""
-        kinds = ", ".join(sorted({str(device) for device in session.devices}))
-        backend, mesh = session.collectives.partition(":")[0], session.current_mesh
-        names = [*WORKER_NAMES, *(["mesh"] if mesh else [])]
-        return (
-            f"{session.name}: {name_ranks(range(session.num_workers))} on {kinds} "
-            f"({session.engine}, {backend} collectives{f', mesh {mesh}' if mesh else ''}); "
-            f"names in %%disco: {', '.join(names)}"
-        )
+
+def _end_of(run: CellRun) -> str | None:
+    """How a cell in the background has ended, "" if it did well; None while it runs."""
+    if not run.ready():
+        if run.session.closed:
+            return ""
+        try:
+            run.session._check_alive()
+        except DiscoError as exc:
+            return f"in the background: {exc}"
+        return None
+    failures = [failure for failure in run.failures if not failure.interrupted]
+    if not failures:
+        return ""
+    words = f"in the background: {summarize(failures)}"
+    return "\n".join(filter(None, [words, doctor_hint(failures)]))
 
 
 def doctor_hint(failures: Sequence[Failure]) -> str:

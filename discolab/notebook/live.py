@@ -13,11 +13,17 @@ from typing import Any
 
 from ..runtime.failures import name_ranks
 from ..runtime.session import Session
+from .lock_watch import LockWatch
 from .output import OutputCapture
 
 _OUTPUT_EVERY = 0.2  # seconds
 _PROGRESS_EVERY = 1.0  # seconds
 PROGRESS_AFTER = 2.0  # seconds before the first line about progress
+
+
+def is_watched(shell: Any) -> bool:
+    """Whether somebody looks at the cell that runs: the kernel may ask for input there."""
+    return bool(getattr(getattr(shell, "kernel", None), "_allow_stdin", False))
 
 
 class LiveView:
@@ -29,6 +35,8 @@ class LiveView:
         Show output as it comes; None: where somebody watches.
     progress_after
         Seconds before the line about progress, where somebody watches; negative: never.
+    watch
+        Looks on with each tick.
     """
 
     def __init__(
@@ -38,8 +46,9 @@ class LiveView:
         session: Session,
         stream: bool | None = None,
         progress_after: float = PROGRESS_AFTER,
+        watch: LockWatch | None = None,
     ) -> None:
-        watched = bool(getattr(getattr(shell, "kernel", None), "_allow_stdin", False))
+        watched = is_watched(shell)
         self._output = output
         self._session = session
         self._stream = watched if stream is None else stream
@@ -48,11 +57,14 @@ class LiveView:
         quiet = progress_after < 0 or not watched
         self._next_progress = float("inf") if quiet else self._began + progress_after
         self._line: Any = None
+        self._watch = watch
 
     def tick(self) -> None:
         """Show what is due."""
         now = time.monotonic()
-        if self._stream and now >= self._next_output:
+        if self._watch is not None:
+            self._watch.look()
+        if self._stream and now >= self._next_output and self._output.settled():
             self._next_output = now + _OUTPUT_EVERY
             self._output.flush(whole_lines=True)
         if now >= self._next_progress:
@@ -62,6 +74,8 @@ class LiveView:
 
     def end(self) -> None:
         """Take the line away."""
+        if self._watch is not None:
+            self._watch.rest()
         if self._line is not None:
             self._show("")
 

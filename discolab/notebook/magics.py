@@ -91,6 +91,10 @@ def one_line_errors(method: Callable[..., Any]) -> Callable[..., Any]:
             text = f"{type(exc).__name__}: {exc}"
             exc._render_traceback_ = lambda: [text]  # type: ignore[attr-defined]
             raise
+        except KeyboardInterrupt as exc:
+            if not hasattr(exc, "_render_traceback_"):
+                exc._render_traceback_ = lambda: ["KeyboardInterrupt: stopped"]  # type: ignore[attr-defined]
+            raise
 
     return wrapped
 
@@ -129,6 +133,27 @@ class DiscoMagics(Magics):
     @argument("--groups", type=int, default=1, help="cut the workers in this many groups")
     @argument("--ccl", default="auto", help="collective backend: auto, local, gloo, nccl")
     @argument("--mesh", metavar="AXES", help="arrange the workers in a mesh: dp=2,tp=2")
+    @argument(
+        "--nodes",
+        metavar="N",
+        help="sockets: how many nodes the workers are on; local:2 starts two on this machine",
+    )
+    @argument("--host", metavar="ADDRESS", help="sockets, ray: where workers connect to")
+    @argument("--port", type=int, metavar="PORT", help="sockets, ray: the port there")
+    @argument("--key-file", metavar="FILE", help="sockets: the keys of the session")
+    @argument("--address", metavar="ADDRESS", help="ray: the cluster; auto: the one here")
+    @argument(
+        "--heartbeat",
+        type=float,
+        metavar="S",
+        help="processes, sockets, ray: seconds of silence after which a worker is taken for frozen",
+    )
+    @argument(
+        "--start-timeout",
+        type=float,
+        metavar="S",
+        help="processes, sockets, ray: seconds that the workers may take to be there",
+    )
     @argument("--name", default="sess", help="the variable that holds the session")
     @line_magic
     @one_line_errors
@@ -152,6 +177,13 @@ class DiscoMagics(Magics):
             ccl=args.ccl,
             mesh=args.mesh,
             name=args.name,
+            nodes=args.nodes,
+            host=args.host,
+            port=args.port,
+            key_file=args.key_file,
+            address=args.address,
+            heartbeat=args.heartbeat,
+            start_timeout=args.start_timeout,
         )
         print(self.lab.describe(session))
 
@@ -173,7 +205,7 @@ class DiscoMagics(Magics):
     @line_magic
     @one_line_errors
     def disco_status(self, line: str) -> None:
-        """Show what each worker does now; never waits."""
+        """Show what each worker does now; never waits for them."""
         print(self.lab.disco_status(arguments_of(DiscoMagics.disco_status, line).name))
 
     @magic_arguments()
@@ -197,12 +229,15 @@ class DiscoMagics(Magics):
 
     @magic_arguments()
     @argument("name", nargs="?", help="the session (default: the one used last)")
+    @argument("--engine", help=f"on another engine, one of: {', '.join(ENGINES)}")
+    @argument("--nodes", metavar="N", help="sockets: how many nodes the workers are on")
     @line_magic
     @one_line_errors
     def disco_restart(self, line: str) -> None:
         """Start the session anew with the same settings; values on workers are gone."""
-        name = arguments_of(DiscoMagics.disco_restart, line).name
-        print(self.lab.describe(self.lab.disco_restart(name)))
+        args = arguments_of(DiscoMagics.disco_restart, line)
+        session = self.lab.disco_restart(args.name, engine=args.engine, nodes=args.nodes)
+        print(self.lab.describe(session))
 
     @magic_arguments()
     @argument("name", nargs="?", help="the session (default: the one used last)")

@@ -3,7 +3,8 @@
 While installed, `sys.stdout` and `sys.stderr` are `WorkerStream`s around the kernel's own, and
 the display publisher's `publish` and `clear_output` look first who calls. A worker's thread
 (and a thread that its code started) writes into its worker's list; everybody else goes straight
-through. Appending to a list is atomic; `flush` runs on the thread that shows the output and
+through. What workers of other processes put out comes by the service ``output``, from a session's
+reader thread. Appending to a list is atomic; `flush` runs on the thread that shows the output and
 takes a list as a whole, under `_lock`.
 """
 
@@ -11,11 +12,14 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
+from ..runtime.link import SERVICES, Service
 from ..runtime.worker import Worker, current_worker_or_none
+from ..views.formats import strip_addresses
 from .folding import blocks, label, merge
 from .screen import UP, Screen
 
@@ -23,7 +27,13 @@ from .screen import UP, Screen
 # "type": stdout, then stderr, then displays. The words are those of ipyparallel.
 GROUPINGS = ("order", "engine", "type")
 
-# one thing that a worker put out: ("stdout" | "stderr", text) or ("display", data, metadata)
+# Workers of other processes are heard a moment after worker 0. Lines that belong together are shown
+# together if live output waits for a pause, though not for long.
+_PAUSE = 0.12  # seconds
+_LONGEST_WAIT = 0.4  # seconds
+
+# one thing that a worker put out: ("stdout" | "stderr", text) or ("display", data, metadata);
+# from another process also ("clear", ""): forget what came before
 Item = tuple[Any, ...]
 
 
@@ -59,16 +69,44 @@ class WorkerStream:
         return getattr(self.original, name)
 
 
+class WorkerOutput(Service):
+    """What a session's workers in other processes put out, kept beside that of its worker 0.
+
+    Once the capture is gone, `otherwise` has it.
+    """
+
+    def __init__(self, capture: OutputCapture, exchange: Any, otherwise: Service) -> None:
+        self._capture = capture
+        self._otherwise = otherwise
+        self._key = id(exchange.workers_here()[0].shared)
+
+    def receive(self, rank: int, value: Any) -> None:
+        """See `Service`."""
+        if not self._capture.installed:
+            self._otherwise.receive(rank, value)
+            return
+        for item in value:
+            if item[0] == "clear":
+                self._capture.forget(self._key, rank)
+            else:
+                self._capture.keep(self._key, rank, item)
+
+
 class OutputCapture:
-    """Keeps the output of all workers of this process and shows it when told to."""
+    """Keeps the output of all workers and shows it when told to."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._lock = threading.Lock()
         self._kept: dict[int, dict[int, list[Item]]] = {}
+        self._oldest, self._newest = (
+            0.0,
+            0.0,
+        )  # when the first was kept that nobody has seen, the last
         self._grouping = "order"
         self._publish: Any = None
         self._clear: Any = None
+        self._service_before: Any = None
 
     # -- in place and out ----------------------------------------------------------------------
 
@@ -79,6 +117,16 @@ class OutputCapture:
         if self._publish is None:
             self._publish, self._clear = publisher.publish, publisher.clear_output
             publisher.publish, publisher.clear_output = self._on_publish, self._on_clear
+            self._service_before = SERVICES.get("output", lambda _: Service())
+            SERVICES["output"] = self._make_service
+
+    @property
+    def installed(self) -> bool:
+        """Whether it is in place."""
+        return self._publish is not None
+
+    def _make_service(self, exchange: Any) -> Service:
+        return WorkerOutput(self, exchange, self._service_before(exchange))
 
     def uninstall(self) -> None:
         """Put everything back; what others wrapped since is left alone."""
@@ -90,6 +138,7 @@ class OutputCapture:
             publisher = self._shell.display_pub
             publisher.publish, publisher.clear_output = self._publish, self._clear
             self._publish = self._clear = None
+            SERVICES["output"] = self._service_before
 
     @contextmanager
     def during_cell(self, grouping: str = "order") -> Iterator[None]:
@@ -125,16 +174,32 @@ class OutputCapture:
         if worker is None:
             self._clear(wait)
         else:
-            self._of(worker)[worker.worker_id] = []
+            self.forget(id(worker.shared), worker.worker_id)
 
     # -- keeping and showing -------------------------------------------------------------------
 
     def add(self, worker: Worker, item: Item) -> None:
-        """Keep one thing that `worker` put out."""
-        self._of(worker).setdefault(worker.worker_id, []).append(item)
+        """Keep one thing that `worker`, of this process, put out."""
+        self.keep(id(worker.shared), worker.worker_id, item)
 
-    def _of(self, worker: Worker) -> dict[int, list[Item]]:
-        key = id(worker.shared)
+    def keep(self, key: int, rank: int, item: Item) -> None:
+        """Keep one thing; `key` tells sessions apart: the id of what their worker 0 shares."""
+        self._of(key).setdefault(rank, []).append(item)
+        self._newest = time.monotonic()
+        self._oldest = self._oldest or self._newest
+
+    def settled(self) -> bool:
+        """Whether what is kept may be shown now, rather than a moment later with more of it."""
+        now = time.monotonic()
+        return bool(self._oldest) and (
+            now - self._newest >= _PAUSE or now - self._oldest >= _LONGEST_WAIT
+        )
+
+    def forget(self, key: int, rank: int) -> None:
+        """Drop what a worker has put out and nobody has seen."""
+        self._of(key)[rank] = []
+
+    def _of(self, key: int) -> dict[int, list[Item]]:
         kept = self._kept.get(key)
         if kept is None:
             with self._lock:
@@ -143,6 +208,7 @@ class OutputCapture:
 
     def flush(self, whole_lines: bool = False) -> None:
         """Show what was kept. With `whole_lines` text after the last newline stays."""
+        self._oldest = 0.0
         if not any(items for kept in self._kept.values() for items in kept.values()):
             return
         with self._lock:
@@ -204,11 +270,11 @@ def _grouped(
 
 
 class _Bundle:
-    """A display by content, so that equal ones fold."""
+    """A display by content, so that equal ones fold, wherever in memory the objects are."""
 
     def __init__(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
         self.data, self.metadata = data, metadata
-        self._key = repr((data, metadata))
+        self._key = strip_addresses(repr((data, metadata)))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Bundle) and self._key == other._key

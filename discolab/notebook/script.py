@@ -20,6 +20,7 @@ from typing import Any
 
 from ..runtime.errors import ArgumentError, SessionError
 from ..runtime.worker import current_worker
+from .cells import keep_source
 
 _lock = threading.Lock()
 _running: list[tuple[str, ...]] = []  # the command line of each worker that runs a script
@@ -61,6 +62,7 @@ def run_script(path: str, source: str, args: list[str]) -> None:
         "__package__": None,
         "__spec__": None,
     }
+    keep_source(path, source)  # the file need not be on this worker's machine
     code = compile(source, path, "exec")
     worker = current_worker()
     worker.program = names

@@ -16,6 +16,7 @@ import torch
 
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError
+from ..runtime.failures import Failure
 from .describe import describe
 from .formats import format_number
 from .html import render_html
@@ -58,6 +59,8 @@ def before_after(*stages: DRef) -> Moved:
         If there are fewer than two, or they are of several sessions.
     WaitTimeoutError
         If a worker is busy for 5 seconds.
+    DiscoError
+        If one has died.
 
     Examples
     --------
@@ -69,9 +72,19 @@ def before_after(*stages: DRef) -> Moved:
     if any(stage.session is not session for stage in stages):
         raise ArgumentError("before_after: the values are of several sessions")
     described = [session.call_packed(record_of, stage) for stage in stages]
-    records = [session.peek(record, timeout=_PATIENCE) for record in described]
+    records = [_answers(session.peek(record, timeout=_PATIENCE)) for record in described]
     heads = [stage.name or ("before" if i == 0 else "after") for i, stage in enumerate(stages)]
     return Moved(before_after_parts(heads, records))
+
+
+def _answers(answers: Mapping[int, Any]) -> _Records:
+    """What the workers have answered, as records; of a poisoned value what has failed."""
+    return {
+        rank: {"kind": "failure", "message": answer.headline}
+        if isinstance(answer, Failure)
+        else answer
+        for rank, answer in answers.items()
+    }
 
 
 def record_of(value: Any) -> dict[str, Any]:

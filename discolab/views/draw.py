@@ -1,22 +1,25 @@
 """Ask the workers for records of a DRef, and draw it: what a notebook shows for one.
 
-Runs on the controller. It waits at most a second: a worker that is busy is drawn as busy.
+Runs on the controller. It waits at most a second: a worker that is busy is drawn as busy, one that
+has died as dead.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Any, Literal
 
 from ..runtime.dref import DRef
 from ..runtime.errors import DiscoError, WaitTimeoutError
 from ..runtime.failures import Failure
+from ..runtime.status import WorkerStatus
 from .describe import describe
 from .dref_view import dref_parts
 from .html import render_html
 from .parts import Part
 from .text import render_text
 
-_PATIENCE = 1.0  # seconds
+_PATIENCE = 0.8  # seconds, with what status takes less than one
 _DRAWING = "drawing a value"
 describe.disco_command = _DRAWING  # type: ignore[attr-defined]  # what status calls it
 
@@ -38,27 +41,20 @@ def draw_dref(ref: DRef, stats: Literal["auto"] | bool = "auto") -> Part:
     """
     session = ref.session
     described = session.call_packed(describe, ref, stats)
-    try:
-        answers = session.peek(described, timeout=_PATIENCE)
-    except WaitTimeoutError as exc:
-        answers = exc.partial
-        busy = [status for status in session.status() if status.state != "idle"]
-        if all(status.detail.startswith(_DRAWING) for status in busy):
-            session.interrupt(timeout=0.2)  # nothing but a slow __repr__ is in the way
-    states = {status.rank: status for status in session.status()}
+    answers = answers_of(described, _PATIENCE)
     records: dict[int, dict[str, Any]] = {}
+    lacking = [rank for rank in range(session.num_workers) if answers.get(rank) is None]
+    states = session.status() if lacking else []
+    busy = [status for status in states if status.state not in ("idle", "dead")]
+    if busy and all(status.detail.startswith(_DRAWING) for status in busy):
+        session.interrupt(timeout=0.2)  # nothing but a slow __repr__ is in the way
     for rank in range(session.num_workers):
         answer = answers.get(rank)
         if isinstance(answer, Failure):
-            records[rank] = {
-                "kind": "failure",
-                "message": f"{answer.headline} (in {answer.summary})",
-            }
-        elif answer is None:
-            status = states[rank]
-            records[rank] = {"kind": "pending", "message": f"{status.state} {status.detail}"}
+            message = f"{answer.headline} (in {answer.summary})"
+            records[rank] = {"kind": "failure", "message": message}
         else:
-            records[rank] = answer
+            records[rank] = answer or _without_answer(states[rank])
     return dref_parts(
         records,
         name=ref.name,
@@ -66,6 +62,33 @@ def draw_dref(ref: DRef, stats: Literal["auto"] | bool = "auto") -> Part:
         placements=ref.placements,
         num_groups=session.num_groups,
     )
+
+
+def answers_of(ref: DRef, patience: float) -> dict[int, Any]:
+    """What workers answer within `patience` seconds; of one that has died nothing."""
+    session = ref.session
+    ticket = session.request(ref)
+    deadline = time.monotonic() + patience
+    try:
+        return session.wait(ticket, patience)
+    except WaitTimeoutError:
+        pass
+    except DiscoError:  # some have died: those that live answer all the same
+        gone = {status.rank for status in session.status() if status.state == "dead"}
+        if not gone:
+            raise
+        while not gone.issuperset(ticket.missing) and time.monotonic() < deadline:
+            ticket.acquire(0.02)
+    return dict(ticket.values)
+
+
+def _without_answer(status: WorkerStatus) -> dict[str, Any]:
+    """The record of a worker that has not answered."""
+    if status.state == "dead":
+        return {"kind": "dead", "message": status.detail}
+    if status.state == "idle":  # as far as is known: it may be stopped
+        return {"kind": "missing", "message": status.detail}
+    return {"kind": "pending", "message": f"{status.state} {status.detail}"}
 
 
 def dref_bundle(ref: DRef) -> dict[str, str]:

@@ -28,8 +28,8 @@ from .layout import (
     placements_of,
     read_placements,
 )
-from .notes import BAD, note_parts, problem_parts
-from .parts import Line, Part, Role, Stack, Text
+from .notes import BAD, note_parts, problem_parts, role_of
+from .parts import Line, Part, Stack, Text
 from .rank_table import children_parts, rank_table
 from .summary import head_words, summarize, tensor_words
 
@@ -83,7 +83,8 @@ def dref_parts(
     ----------
     records : mapping of rank to record
         From `describe`; or ``{"kind": "failure", "message": …}`` for a poisoned register, or
-        ``{"kind": "pending", "message": …}`` for a busy worker. A missing rank is shown as such.
+        ``{"kind": "pending", "message": …}`` for a busy worker, or ``{"kind": "dead", …}`` for one
+        that has died. A missing rank is shown as such.
     name : str or None
         What the user calls the DRef.
     num_workers : int
@@ -293,12 +294,11 @@ def _compared(survey: _Survey) -> dict[int, str] | None:
 
 def _state(survey: _Survey) -> list[Text]:
     spans = []
-    states = grouped({rank: BAD[str(record["kind"])] for rank, record in survey.bad.items()})
-    for words, ranks in states:
+    states = grouped({rank: str(record["kind"]) for rank, record in survey.bad.items()})
+    for kind, ranks in states:
         whole = len(states) == 1 and not survey.good and survey.num_workers > 1
         place = f"all {_where(survey)}" if whole else _workers(ranks)
-        role: Role = "error" if words == "failed" else "warning"
-        spans += [Text(" · "), Text(f"{place} {words}", role)]
+        spans += [Text(" · "), Text(f"{place} {BAD[kind]}", role_of(kind))]
     return spans
 
 

@@ -14,7 +14,12 @@ from .formats import cut
 from .parts import Details, Part, Role, Text
 
 #: Kinds of record that stand for a worker without a value.
-BAD = {"failure": "failed", "pending": "still busy", "missing": "gave no answer"}
+BAD = {
+    "failure": "failed",
+    "dead": "died",
+    "pending": "still busy",
+    "missing": "gave no answer",
+}
 
 _LINE_LIMIT = 300
 _MESSAGE_LIMIT = 4000
@@ -58,11 +63,16 @@ def problem_parts(records: Mapping[int, Mapping[str, Any]]) -> list[Part]:
         words = {rank: text for rank, (which, text) in states.items() if which == kind and text}
         for text, ranks in grouped(words):
             first, _, rest = text.partition("\n")
-            role: Role = "error" if kind == "failure" else "warning"
+            role: Role = role_of(kind)
             parts.append(Text(f"[{ranks}] {cut(first, _LINE_LIMIT)}", role))
             if rest.strip():
                 parts.append(Details(f"[{ranks}] whole message", Text(text)))
     return _limited(parts)
+
+
+def role_of(kind: str) -> Role:
+    """How serious a kind of `BAD` is."""
+    return "error" if kind in ("failure", "dead") else "warning"
 
 
 def _message(record: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from .compare import odd_ranks
 from .formats import format_bytes, format_number, format_shape
 from .layout import Plan
-from .notes import BAD
+from .notes import BAD, role_of
 from .parts import Column, Details, Part, Role, Row, Table, Text
 from .summary import head_words, summarize
 
@@ -89,7 +89,7 @@ def _column(title: str) -> Column:
 def _cells(record: Mapping[str, Any]) -> dict[str, Text]:
     kind = record.get("kind")
     if kind in BAD:
-        return {"state": Text(BAD[str(kind)], "error" if kind == "failure" else "warning")}
+        return {"state": Text(BAD[str(kind)], role_of(str(kind)))}
     if kind != "tensor":
         return {"type": Text(str(record.get("type", ""))), "value": Text(summarize(record))}
     found = record.get("stats")

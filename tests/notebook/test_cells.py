@@ -278,3 +278,13 @@ def test_tqdm_gives_one_bar_a_worker(nb: Any) -> None:
     assert [line[:13] for line in lines] == [f"[{r}] r{r}: 100%|" for r in range(4)]
     here = nb.ok("from tqdm import tqdm\nfor i in tqdm(range(3), ncols=40): pass").stderr
     assert "100%" in here
+
+
+def test_an_error_of_ours_in_an_ordinary_cell_shows_the_users_lines(nb: Any) -> None:
+    nb.ok("def ask(ref):\n    return ref.debug_get_from_remote(9)")
+    result = nb.fails("ask(sess['rank'])")
+    assert result.error["ename"] == "ArgumentError"
+    assert "---->   1 ask(sess['rank'])" in result.traceback
+    assert "line 2, in ask" in result.traceback
+    assert result.traceback.endswith(f"ArgumentError: {result.error['evalue']}")
+    assert "discolab/" not in result.traceback

@@ -1,0 +1,244 @@
+"""The sessions of a notebook by their names: start, restart, status, doctor, mesh, the end.
+
+The first half of a `Lab`, which adds the cells that run on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ..ccl.doctor import Diagnosis, doctor, forget
+from ..runtime.errors import ArgumentError, SessionError
+from ..runtime.failures import name_ranks
+from ..runtime.mesh import Mesh, parse_axes
+from ..runtime.session import Session
+from .cell import WORKER_NAMES
+from .cells import CellTeller
+from .live import LiveView
+from .lock_watch import LockWatch
+from .output import OutputCapture
+from .starting import Settings
+from .worker_shell import set_up
+
+
+class Sessions:
+    """The sessions of one shell, by the names that they have in the notebook."""
+
+    def __init__(self, shell: Any) -> None:
+        self.shell = shell
+        self.output = OutputCapture(shell)
+        self.sessions: dict[str, Session] = {}
+        self.current: str | None = None
+        self._notebook_cells = CellTeller(shell)
+        self._settings: dict[str, Settings] = {}
+        self._watches: WeakKeyDictionary[Session, LockWatch] = WeakKeyDictionary()
+
+    def session(self, name: str | None = None) -> Session:
+        """The session of that name, or the one used last.
+
+        Raises
+        ------
+        SessionError
+            If there is none; says how to start one.
+        """
+        name = name or self.current
+        if name is None:
+            raise SessionError("no session is running: start one with %disco_session 4")
+        found = self.sessions.get(name)
+        if found is None:
+            names = ", ".join(self.sessions) or "none"
+            raise SessionError(f"there is no session {name!r} (running: {names})")
+        if found.closed:
+            raise SessionError(
+                f"session {name!r} was shut down: %disco_restart starts it again with the same "
+                "settings"
+            )
+        return found
+
+    def disco_session(
+        self,
+        num_workers: int,
+        *,
+        engine: str = "threads",
+        devices: str | Sequence[str] | None = None,
+        groups: int = 1,
+        ccl: str = "auto",
+        mesh: str | None = None,
+        name: str = "sess",
+        **options: Any,
+    ) -> Session:
+        """Start a session and bind it to `name` in the notebook.
+
+        A session of that name is shut down first. It becomes the one that ``%%disco`` uses.
+
+        Parameters
+        ----------
+        num_workers, devices
+            As for `make_session`.
+        engine
+            Where the workers live, one of `engines.ENGINES`.
+        groups
+            Cuts the workers in this many equal groups.
+        ccl
+            The collective backend, as for `Session.init_ccl`.
+        mesh
+            Arranges the workers as `disco_mesh` does it: ``dp=2,tp=2``.
+        options
+            What only some engines take: see their classes. One that is None is left out.
+
+        Raises
+        ------
+        ArgumentError
+            If something does not fit; a session already there is then left alone.
+        """
+        if not name.isidentifier():
+            raise ArgumentError(f"a session's name is a Python name, got {name!r}")
+        given = {option: value for option, value in options.items() if value is not None}
+        settings = Settings(num_workers, engine, devices, groups, ccl, mesh, given)
+        settings.check()
+        return self._start(name, settings)
+
+    def _start(self, name: str, settings: Settings) -> Session:
+        before = self._settings.get(name)
+        if before is not None and settings.takes_the_place_of(before):
+            self._stop(name)
+        session = settings.start(self.shell, self._set_up)
+        self._stop(name)
+        session.name = name
+        self.sessions[name] = session
+        self._settings[name] = settings
+        self.current = name
+        self.shell.user_ns[name] = session
+        return session
+
+    def _set_up(self, session: Session) -> None:
+        """Prepare a session and its workers for cells."""
+        watch = self._watches[session] = LockWatch(session)
+        view = LiveView(self.shell, self.output, session, progress_after=-1, watch=watch)
+        session.tick = view.tick  # type: ignore[method-assign]  # for waits outside of cells
+        session.call_packed(set_up, self._notebook_cells.known()).debug_get_from_all()
+
+    def disco_mesh(self, axes: str | None = None, *, session: str | None = None) -> Mesh | None:
+        """Arrange a session's workers in a mesh, ``dp=2,tp=2``; without axes, the one there is.
+
+        Raises
+        ------
+        ArgumentError
+            If the axes can't be read, or do not fit the number of workers.
+        """
+        sess = self.session(session)
+        return sess.mesh(**parse_axes(axes)) if axes else sess.current_mesh
+
+    def disco_shutdown(self, name: str | None = None) -> None:
+        """Stop a session's workers now; what they run is interrupted."""
+        name = name or self.current
+        if name not in self.sessions:
+            self.session(name)  # raises with the names that there are
+        assert name is not None
+        self._stop(name)
+
+    def _stop(self, name: str) -> None:
+        if name in self.sessions:
+            left = self.sessions[name].shutdown(cancel=True)
+            self.output.flush()
+            if left:
+                print(
+                    f"{name}: {name_ranks(left)} did not stop, inside a call that Python can't "
+                    "interrupt; left behind until that returns"
+                )
+
+    def disco_restart(
+        self, name: str | None = None, *, engine: str | None = None, **options: Any
+    ) -> Session:
+        """Start a session anew with the same settings, or on another engine.
+
+        Its workers' values are gone. It need not be healthy: a worker may have died.
+
+        Parameters
+        ----------
+        engine
+            Where the workers are to live from now on; None: where they were.
+        options
+            As for `disco_session`; they are added to what the session was started with.
+        """
+        name = name or self.current
+        if name is None or name not in self._settings:
+            raise SessionError("there is nothing to restart: start one with %disco_session 4")
+        given = {option: value for option, value in options.items() if value is not None}
+        settings = self._settings[name].on(engine, given)
+        self._stop(name)
+        return self._start(name, settings)
+
+    def disco_status(self, name: str | None = None) -> str:
+        """What each worker does now, as text; waits for a tenth of a second at most."""
+        if self.current is None:
+            return "no session is running: start one with %disco_session 4"
+        name = name or self.current
+        if name not in self.sessions:
+            self.session(name)  # raises with the names that there are
+        session = self.sessions[name]
+        if session.closed:
+            return f"{name}: shut down (%disco_restart starts it again)"
+        watch = self._watches[session]
+        watch.measure()
+        counts = session.statistics()
+        rows = [("worker", "device", "state", "for", "queued", "")]
+        for s in counts.workers:
+            seconds = "" if s.state == "idle" else f"{s.seconds:.1f} s"
+            rows.append((str(s.rank), s.device, s.state, seconds, str(s.queued), s.detail))
+        widths = [max(len(row[i]) for row in rows) for i in range(6)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        head = f"{name}: {session!r}, {counts.live_registers} live registers"
+        hint = watch.hint()
+        return "\n".join([head, *lines, *([hint] if hint else [])])
+
+    def disco_doctor(
+        self,
+        n: int = 8,
+        *,
+        targets: str | Iterable[int] | None = None,
+        group: str | None = None,
+        clear: bool = False,
+        session: str | None = None,
+    ) -> Diagnosis:
+        """What the collectives of a session do and did; never waits, so it works during a hang.
+
+        Parameters
+        ----------
+        n
+            How many collectives of each worker.
+        targets
+            The workers to look at, a rank set; None: all.
+        group
+            ``world``, ranks, or an axis of the mesh: collectives of these groups only.
+        clear
+            Forget what is over, after this look.
+
+        Raises
+        ------
+        ArgumentError
+            If an argument can't be read.
+        """
+        sess = self.session(session)
+        found = doctor(sess, n, targets, group)
+        if clear:
+            forget(sess)
+        return found
+
+    def describe(self, session: Session) -> str:
+        """One line for a session that has just started."""
+        kinds = ", ".join(sorted({str(device) for device in session.devices}))
+        backend, mesh = session.collectives.partition(":")[0], session.current_mesh
+        names = [*WORKER_NAMES, *(["mesh"] if mesh else [])]
+        nodes = getattr(session, "num_nodes", None)
+        place = f"{session.engine} on {nodes} nodes" if nodes else session.engine
+        return (
+            f"{session.name}: {name_ranks(range(session.num_workers))} on {kinds} "
+            f"({place}, {backend} collectives{f', mesh {mesh}' if mesh else ''}); "
+            f"names in %%disco: {', '.join(names)}"
+        )
