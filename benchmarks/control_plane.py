@@ -1,11 +1,12 @@
 """Compare discolab's control plane with that of TVM's Disco, side by side in one run.
 
-    python benchmarks/control_plane.py                 # everything, a few minutes
-    python benchmarks/control_plane.py --rounds 2 --workers 4 --no-pin --no-extras
+    python benchmarks/control_plane.py                 # everything, about twenty minutes
+    python benchmarks/control_plane.py --rounds 2 --workers 4 --no-pin --no-extras --no-engines
 
 What is measured and how is told in benchmarks/README.md. This module only plans the run: each
 figure comes from a child process of its own (control_plane_child.py, cell_cost.py), and never
-do two of them run at once. The state is one `Results`, filled on the main thread.
+do two of them run at once. Workers in other processes have a program of their own, engines.py,
+which is a section here. The state is one `Results`, filled on the main thread.
 """
 
 from __future__ import annotations
@@ -14,20 +15,18 @@ import argparse
 import importlib.util
 import json
 import os
-import platform
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
+from children import HERE, ChildFailed, describe_machine, exit_on_sigterm, run_child, say
 from control_plane_report import Results, print_report
+from engines import ROUNDS, measure_engines
+from engines_report import print_engines
 
-HERE = Path(__file__).resolve().parent
 IMPORT_ROUNDS = 7
 CELLS = 200
-PATIENCE = 600  # seconds that a child may take
 
 # Import packages in the order given; print the seconds that torch took, and all the rest. Whoever
 # imports torch first has it imported, and timed, just before: so neither counts the other's work.
@@ -47,26 +46,6 @@ for name in sys.argv[1:]:
 taken["rest"] = time.perf_counter() - begin - taken["torch"]
 print(json.dumps(taken))
 """
-
-
-class ChildFailed(Exception):
-    """A child process gave no result; the text is the end of what it wrote."""
-
-
-def run_child(*arguments: str) -> dict[str, Any]:
-    """Run Python on this checkout and return the JSON object that it prints."""
-    paths = [str(HERE.parent), os.environ.get("PYTHONPATH", "")]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    command = [sys.executable, *arguments]
-    try:
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE)
-    except subprocess.TimeoutExpired:
-        raise ChildFailed(f"no result after {PATIENCE} s") from None
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not lines:
-        raise ChildFailed(done.stderr.strip()[-2000:] or f"exit code {done.returncode}")
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
 
 
 def missing_peer() -> str | None:
@@ -144,22 +123,6 @@ def measure_cells(results: Results) -> None:
     results.cells = run_child(str(HERE / "cell_cost.py"), f"--cells={CELLS}")
 
 
-def describe_machine() -> dict[str, Any]:
-    """What a reader must know about where the figures come from."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {
-        "system": f"{platform.system()} {platform.machine()}",
-        "cores": cores,
-        "python": platform.python_version(),
-        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
-    }
-
-
-def say(text: str) -> None:
-    """Progress, apart from the results."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -178,16 +141,23 @@ def parse_arguments() -> argparse.Namespace:
         "--no-extras", action="store_true", help="leave out the import and the %%%%disco cell"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples there")
+    parser.add_argument(
+        "--no-engines", action="store_true", help="leave out the workers in other processes"
+    )
+    parser.add_argument(
+        "--engine-rounds", type=int, default=ROUNDS, metavar="N", help=f"their rounds ({ROUNDS})"
+    )
     parser.set_defaults(pin="both")
     args = parser.parse_args()
-    if min(args.workers) < 1 or args.rounds < 1 or args.calls < 1:
-        parser.error("--workers, --rounds and --calls are positive numbers")
+    if min(*args.workers, args.rounds, args.calls, args.engine_rounds) < 1:
+        parser.error("--workers, --rounds, --calls and --engine-rounds are positive numbers")
     return args
 
 
 def main() -> int:
     """Measure, print, and write the JSON file; misses do not change the exit code."""
     args = parse_arguments()
+    exit_on_sigterm()
     results = Results(describe_machine())
     reason = missing_peer()
     if reason is not None:
@@ -201,10 +171,14 @@ def main() -> int:
         if not args.no_extras:
             measure_imports(results)
             measure_cells(results)
+        if not args.no_engines:
+            results.engines = measure_engines(args.engine_rounds, args.calls)
     except ChildFailed as exc:
         say(f"a measurement failed:\n{exc}")
         return 1
     print_report(results)
+    if results.engines is not None:
+        print_engines(results.engines)
     if args.json is not None:
         args.json.write_text(json.dumps(asdict(results), indent=1) + "\n")
     return 0

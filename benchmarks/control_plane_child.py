@@ -52,9 +52,9 @@ def load_discolab() -> tuple[Start, Noops, str]:
     return discolab.ThreadedSession, noops, discolab.__version__
 
 
-def load_tvm() -> tuple[Start, Noops, str]:
-    """The same of TVM. Its wheel finds Disco only if the libraries are loaded before it is."""
-    import tvm_ffi
+def load_disco() -> tuple[Any, str]:
+    """TVM's module of Disco and the version; the wheel has it only if libraries come before."""
+    import tvm_ffi  # noqa: F401  # the libraries need it
 
     spec = importlib.util.find_spec("tvm")
     assert spec is not None
@@ -63,8 +63,16 @@ def load_tvm() -> tuple[Start, Noops, str]:
         for path in sorted(Path(spec.origin).parent.rglob(name)):
             ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
     import tvm
-    from tvm.runtime.disco import ThreadedSession
+    from tvm.runtime import disco
 
+    return disco, tvm.__version__
+
+
+def load_tvm() -> tuple[Start, Noops, str]:
+    """The same of TVM."""
+    import tvm_ffi
+
+    disco, version = load_disco()
     tvm_ffi.register_global_func(PYTHON)(noop)
 
     def noops(session: Any) -> dict[str, Callable[[], Any]]:
@@ -73,7 +81,7 @@ def load_tvm() -> tuple[Start, Noops, str]:
             "packed": session.get_global_func(PACKED),
         }
 
-    return ThreadedSession, noops, tvm.__version__
+    return disco.ThreadedSession, noops, version
 
 
 def time_start(start: Start, workers: int) -> tuple[float, Any]:

@@ -28,6 +28,7 @@ class Results:
     imports: list[dict[str, float]] = field(default_factory=list)
     cells: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    engines: Any = None  # engines_report.EngineResults, if they were measured
 
     def of(self, side: str, workers: int, pinned: bool) -> dict[int, Sample]:
         """The samples of one side by round."""
