@@ -74,6 +74,7 @@ class HubWork(Work):
         self._absorbing = threading.Lock()
         self._missing: tuple[int, ...] = ()
         self._polled = 0.0
+        self._adopted = False
 
     # -- what the hub says, on the link's thread -------------------------------------------------
 
@@ -131,7 +132,9 @@ class HubWork(Work):
         if self._error is not None:
             kind, text = self._error
             raise kind(text)
-        self.job.adopt()
+        if not self._adopted:
+            self._adopted = True
+            self.job.adopt()
         return self.result
 
     def _roused(self) -> bool:
