@@ -144,6 +144,7 @@ def test_a_stopped_worker_is_told_and_may_come_back(
         with pytest.raises(DiscoError, match=words):
             shared.sync_worker(1)
         # of another machine that machine is asked
+        assert eventually(lambda: shared._actors.process_state(1, pid) == "T", 30)
         monkeypatch.setattr(shared, "hosts", ["here", "there", "there"])
         with pytest.raises(DiscoError, match=words):
             shared.sync_worker(1)
@@ -172,6 +173,7 @@ def test_actors_that_die_are_named(
     assert "crash' (called at" in str(told.value)
     assert "its last output:\n" in str(told.value)
     assert "Fatal Python error: Segmentation fault" in capsys.readouterr().out
+    assert eventually(lambda: session._exchange.said[1] and session._exchange.said[2])
     began = time.monotonic()
     os.kill(session.processes()[2], signal.SIGKILL)
     assert eventually(lambda: 2 in session._exchange.lost, 2)
@@ -213,7 +215,7 @@ def test_starting_and_stopping_leaves_nothing(start: Callable[..., Any]) -> None
 
     start(2).shutdown()
     before, held, pids = facts(), groups(), []
-    for _ in range(2):
+    for _ in range(1):
         session = start(2)
         pids += session.processes().values()
         session.sync_all()
