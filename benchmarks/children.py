@@ -11,12 +11,14 @@ from __future__ import annotations
 import json
 import os
 import platform
+import select
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,23 +52,15 @@ def run_child(*arguments: str, patience: float = PATIENCE) -> dict[str, Any]:
     ChildFailed
         If it exits with an error, prints no object, or takes longer than `patience` seconds.
     """
-    mark = uuid.uuid4().hex
-    paths = [str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), _MARK: mark}
     # files, not pipes: a process that outlives the child would keep a pipe open
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        child = subprocess.Popen(
-            [sys.executable, *arguments], env=env, stdout=out, stderr=err, start_new_session=True
-        )
+        child, mark = _start(arguments, stdout=out, stderr=err)
         try:
             code: int | None = child.wait(patience)
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            if child.poll() is None:
-                child.kill()
-                child.wait()
-            left = end_left_behind(mark)
+            left = _end(child, mark)
         texts = []
         for file in (out, err):
             file.seek(0)
@@ -79,6 +73,75 @@ def run_child(*arguments: str, patience: float = PATIENCE) -> dict[str, Any]:
         raise ChildFailed(f"no result after {patience:g} s", found)
     how = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
     raise ChildFailed("\n".join(filter(None, [texts[1].strip()[-2000:], how])), found)
+
+
+class WaitingChild:
+    """A child that measures once each time it is asked, and waits in between; use it in ``with``.
+
+    So several can take turns of a fraction of a second, and a load that comes and goes hits all.
+    """
+
+    def __init__(self, *arguments: str, patience: float = 120.0) -> None:
+        self._patience = patience
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by `__exit__`
+        pipe = subprocess.PIPE
+        self._child, self._mark = _start(arguments, stdin=pipe, stdout=pipe, stderr=self._errors)
+
+    def ask(self) -> dict[str, Any]:
+        """Have it measure once.
+
+        Raises
+        ------
+        ChildFailed
+            If no answer comes within `patience` seconds, or the child has ended.
+        """
+        give, take = self._child.stdin, self._child.stdout
+        assert give is not None
+        assert take is not None
+        try:
+            give.write(b"\n")
+            give.flush()
+        except BrokenPipeError:
+            pass  # told below
+        ready, _, _ = select.select([take], [], [], self._patience)
+        line = take.readline() if ready else b""
+        if line:
+            found: dict[str, Any] = json.loads(line)
+            return found
+        self._errors.seek(0)
+        text = self._errors.read().strip()[-2000:]
+        raise ChildFailed(text or f"no answer within {self._patience:g} s")
+
+    def __enter__(self) -> WaitingChild:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._child.stdin is not None
+        try:
+            self._child.stdin.close()  # it ends then
+            self._child.wait(GRACE)
+        except (BrokenPipeError, subprocess.TimeoutExpired):
+            pass
+        finally:
+            _end(self._child, self._mark)
+            self._errors.close()
+
+
+def _start(arguments: Sequence[str], **streams: Any) -> tuple[subprocess.Popen[bytes], str]:
+    """Start Python on this checkout, in a session of its own, with a mark by which it is found."""
+    mark = uuid.uuid4().hex
+    paths = [str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), _MARK: mark}
+    command = [sys.executable, *arguments]
+    return subprocess.Popen(command, env=env, start_new_session=True, **streams), mark
+
+
+def _end(child: subprocess.Popen[bytes], mark: str) -> int:
+    """End a child if it runs, and what it left behind; how many processes that were."""
+    if child.poll() is None:
+        child.kill()
+        child.wait()
+    return end_left_behind(mark)
 
 
 def exit_on_sigterm() -> None:

@@ -16,21 +16,24 @@ import importlib.util
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
 from children import (
     HERE,
     ChildFailed,
+    WaitingChild,
     describe_machine,
     exit_on_sigterm,
     load,
     run_child,
     say,
 )
-from engines_report import EngineResults, print_engines
+from engines_report import OURS, RIVAL, EngineResults, print_engines
 
 ROUNDS = 3
+TURNS = 20  # of the two sides that the first target compares
 PATIENCE = 240.0  # seconds that a side may take
 
 # The sides in the order in which they take turns, and the packages that each needs.
@@ -85,7 +88,28 @@ def measure_engines(
                     continue
                 sample = {**exc.found, "failed": text[-300:]}
             results.samples.append({**sample, "round": turn, "load": before})
+    if {OURS, RIVAL} <= set(left):
+        take_turns(results, (OURS, RIVAL))
     return results
+
+
+def take_turns(results: EngineResults, sides: tuple[str, str]) -> None:
+    """Fill in `turns`: a no-op of two sides, many times one after the other."""
+    say(f"engines, no-op, {TURNS} turns: {' and '.join(sides)}, load {load()}")
+    script = str(HERE / "engines_child.py")
+    try:
+        with ExitStack() as stack:
+            children = {
+                side: stack.enter_context(WaitingChild(script, side, "--turns")) for side in sides
+            }
+            for child in children.values():  # one after the other: starting, too, is work
+                child.ask()
+            for turn in range(TURNS):
+                order = sides if turn % 2 == 0 else sides[::-1]
+                results.turns.append({side: children[side].ask() for side in order})
+    except ChildFailed as exc:
+        results.notes.append(f"no turns of {' and '.join(sides)}:\n{_indented(str(exc))}")
+        say(results.notes[-1])
 
 
 def _indented(text: str, lines: int = 6) -> str:

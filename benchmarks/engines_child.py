@@ -1,6 +1,6 @@
 """Measure one runtime whose workers are processes, in a process of its own.
 
-Started by engines.py. Prints the figures so far as one JSON object on one line, again after each
+Started by engines.py. It prints the figures so far as one JSON object on one line, again after each
 figure: a runtime that takes the process down with it leaves those before. Everything here runs
 on the main thread, which is the controller.
 """
@@ -148,12 +148,23 @@ def measure(name: str, calls: int, seconds: float, say: Callable[[dict[str, Any]
     side.stop()
 
 
+def measure_in_turns(name: str, say: Callable[[dict[str, Any]], None]) -> None:
+    """Measure a no-op once for each line that comes in."""
+    side = SIDES[name]()
+    time_start(side)
+    repeat(side.call, 1.0, least=10, most=500)
+    for _ in sys.stdin:
+        say(time_calls(side.call, calls=300, seconds=1.0))
+    side.stop()
+
+
 def main() -> None:
     """Measure as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("side", choices=SIDES)
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=2.0, help="for each figure, about")
+    parser.add_argument("--turns", action="store_true", help="only a no-op, once a line of input")
     args = parser.parse_args()
     out = os.dup(1)
     os.dup2(2, 1)  # what the runtimes write must not come between the figures
@@ -166,7 +177,10 @@ def main() -> None:
         tempfile.tempdir = folder  # for keys
         os.environ["IPYTHONDIR"] = folder  # ipyparallel writes its profile there
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        measure(args.side, args.calls, args.seconds, say)
+        if args.turns:
+            measure_in_turns(args.side, say)
+        else:
+            measure(args.side, args.calls, args.seconds, say)
     sys.stdout.flush()
 
 

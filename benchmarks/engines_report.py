@@ -15,7 +15,7 @@ from typing import Any
 from control_plane_report import Row, Sample, show, table
 
 BIG_GB = 64 * 2**20 / 1e9
-OURS = "discolab-processes"
+OURS, RIVAL = "discolab-processes", "tvm-processes"
 NAMES = {
     "discolab-processes": "discolab, processes",
     "tvm-processes": "TVM ProcessSession",
@@ -37,6 +37,7 @@ class EngineResults:
 
     machine: dict[str, Any]
     samples: list[Sample] = field(default_factory=list)
+    turns: list[dict[str, Sample]] = field(default_factory=list)  # a no-op of two sides, in turns
     notes: list[str] = field(default_factory=list)
 
     def sides(self) -> list[str]:
@@ -53,6 +54,11 @@ class EngineResults:
         """`side` / `peer`, one for each round in which both were found."""
         mine, theirs = self.of(side, figure), self.of(peer, figure)
         return [mine[turn] / theirs[turn] for turn in mine if turn in theirs]
+
+
+def turn_ratios(results: EngineResults, what: str) -> list[float]:
+    """Ours / TVM's of two that ran within a second, one for each turn."""
+    return [turn[OURS][what] / turn[RIVAL][what] for turn in results.turns]
 
 
 # -- figures -----------------------------------------------------------------------------------
@@ -164,18 +170,18 @@ def _scaled(value: float | None, factor: float) -> float | None:
 def verdicts(results: EngineResults) -> list[Row]:
     """Each target with what was measured, and whether it is met."""
     rows: list[Row] = []
-    for text, figure, peer, most in (
-        ("first start, discolab processes / TVM ProcessSession", FIRST, "tvm-processes", 1.0),
-        ("start again, discolab processes / TVM ProcessSession", AGAIN, "tvm-processes", 1.0),
-        ("no-op, discolab processes / TVM ProcessSession", NOOP, "tvm-processes", 1.0),
-        ("no-op, discolab processes / ipyparallel", NOOP, "ipyparallel", 0.1),
+    noop = turn_ratios(results, "median_us") or results.ratios(NOOP, OURS, RIVAL)
+    for text, ratios, most in (
+        ("first start, processes / TVM ProcessSession", results.ratios(FIRST, OURS, RIVAL), 1.0),
+        ("start again, processes / TVM ProcessSession", results.ratios(AGAIN, OURS, RIVAL), 1.0),
+        ("no-op, processes / TVM ProcessSession", noop, 1.0),
+        ("no-op, processes / ipyparallel", results.ratios(NOOP, OURS, "ipyparallel"), 0.1),
     ):
-        ratios = results.ratios(figure, OURS, peer)
         good = statistics.median(ratios) <= most if ratios else None
         rows.append((text, f"<= {most}", show_ratio(ratios), _verdict(good)))
     for text, figure in (
-        ("64 MB, discolab processes: clone / fetch", TO_CLONE),
-        ("64 MB, discolab processes: clone + sum / fetch + sum", SUM_TO_CLONE),
+        ("64 MB, processes: clone / fetch", TO_CLONE),
+        ("64 MB, processes: clone + sum / fetch + sum", SUM_TO_CLONE),
     ):
         found = [*results.of(OURS, figure).values()]
         good = statistics.median(found) >= 0.5 if found else None
@@ -185,6 +191,15 @@ def verdicts(results: EngineResults) -> list[Row]:
 
 def _verdict(good: bool | None) -> str:
     return "not measured" if good is None else "met" if good else "MISSED"
+
+
+def turns_table(results: EngineResults) -> str:
+    """The no-op of two sides that took turns."""
+    rows = []
+    for what, text in (("median_us", "median, µs"), ("p99_us", "99th percentile, µs")):
+        sides = [show_range([turn[side][what] for turn in results.turns]) for side in (OURS, RIVAL)]
+        rows.append([text, *sides, show_ratio(turn_ratios(results, what))])
+    return table(["no-op", NAMES[OURS], NAMES[RIVAL], "ours / it"], rows)
 
 
 def all_notes(results: EngineResults) -> list[str]:
@@ -230,6 +245,9 @@ def print_engines(results: EngineResults) -> None:
             {"ours / it, median": NOOP, "ours / it, pipelined": PIPELINED},
         )
     )
+    if results.turns:
+        print(f"\n## The no-op of two, in {len(results.turns)} turns of 300 calls each\n")
+        print(turns_table(results))
     print("\n## Fetch of a number from each, µs (less is better)\n")
     print(
         figures_table(

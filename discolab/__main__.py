@@ -82,9 +82,9 @@ def _add_node(commands: Any) -> None:
 
 
 def _node(args: argparse.Namespace) -> int:
-    from .engines.keys import load_keys
-    from .engines.launchers import place_of
-    from .engines.node import run_nodes
+    from .engines.nodes.keys import load_keys
+    from .engines.nodes.launchers import place_of
+    from .engines.nodes.node import run_nodes
 
     signal.signal(signal.SIGTERM, _end)
     place = place_of(os.environ)
@@ -123,7 +123,7 @@ def _add_keys(commands: Any) -> None:
 
 
 def _keys(_args: argparse.Namespace) -> int:
-    from .engines.keys import default_file, load_keys
+    from .engines.nodes.keys import default_file, load_keys
 
     load_keys()
     print(default_file())

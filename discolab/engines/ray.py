@@ -18,15 +18,15 @@ import torch
 
 from ..runtime.arguments import parse_device
 from ..runtime.errors import ArgumentError, DiscoError
-from .keys import Keys
-from .machines import checked_endpoint, machine
+from .nodes.keys import Keys
+from .nodes.machines import checked_endpoint, machine
+from .nodes.roster import versions
 from .placement import check_world, place_workers
 from .ray_actors import Actors, Slot, process_state
 from .ray_cluster import Cluster, join, leave
 from .ray_gpus import gpu_places, seen_here
 from .remote.session import HEARTBEAT, START_TIMEOUT, Progress, RemoteSession
 from .remote.zmq_lines import ZmqLines
-from .roster import versions
 
 _LOOK = 0.2  # seconds between two looks at who is missing
 
@@ -181,13 +181,13 @@ class RaySession(RemoteSession):
         while not actors.reserved():
             fit, has = actors.room(self._slot)
             needed = f"Ray has no room for {count} workers that take {self._slot} each: {has}"
-            if fit < count and self._cluster.local:
-                raise DiscoError(f"{needed}. Ask for fewer workers, or for less of it for each")
+            if not self._left() or (fit < count and self._cluster.local):
+                waited = f"; waited {self._start_timeout:g} s (start_timeout=)"
+                raise DiscoError(
+                    f"{needed}{'' if self._left() else waited}. Ask for fewer workers, for less of "
+                    "it for each (num_cpus=, num_gpus=), or end what holds it"
+                )
             self._say(f"waiting: {needed}")
-            self._check_deadline(
-                f"{needed}. Ask for fewer workers, for less of it for each (num_cpus=, num_gpus=), "
-                "or end what holds it; it has not come free"
-            )
 
     def _left(self) -> float:
         return max(0.0, self._deadline - time.monotonic())

@@ -26,6 +26,8 @@ _FREE_WITHIN = 5.0  # seconds that Ray may take to free their slots
 _ASK_EVERY = 3.0  # seconds between two questions what a process does
 _ANSWER = 5.0  # seconds that the answer may take
 
+_ENDED = "has ended"  # the fate of an actor that was told to
+
 Bundle = dict[str, float]
 
 
@@ -274,7 +276,7 @@ class Actors(Service):
         deadline = time.monotonic() + (_END_WITHIN if wait else 0.0)
         while self._by_rank.keys() - self._fates.keys() and time.monotonic() < deadline:
             time.sleep(0.005)
-        ended = {self._by_rank[rank] for rank in self._fates}
+        ended = {self._by_rank[rank] for rank, fate in self._fates.items() if fate == _ENDED}
         left = [actor for index, actor in enumerate(self._crew) if index not in ended]
         group, self._group = self._group, None
         self._crew, self._asked, self._states, self._by_rank = [], [], {}, {}
@@ -305,7 +307,7 @@ def _fate(exc: BaseException | None) -> str:
     """How an actor has ended, in words, from what Ray says."""
     text = str(exc or "")
     if exc is None or "exit_actor()" in text:
-        return "has ended"
+        return _ENDED
     if "ray.kill" in text:
         return "was ended by ray.kill"
     if "node has died" in text or "node died" in text or "its node" in text:

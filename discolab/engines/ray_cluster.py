@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..runtime.errors import ArgumentError, DiscoError
-from .machines import address_towards, split_endpoint
+from .nodes.machines import address_towards, split_endpoint
 from .remote import exchange
 
 _SLOTS = 64  # CPUs of a cluster of our own: its workers share what there is, as processes do
@@ -69,10 +69,9 @@ class Cluster:
 
     def is_at(self, address: str | None) -> bool:
         """Whether that is its address, as far as is known."""
-        if address is None or address == self.address or (not self.address and address == "auto"):
+        if address in (None, "auto", self.address):
             return True
-        own = getattr(self.ray.get_runtime_context(), "gcs_address", "")
-        return bool(own) and address == own
+        return address == getattr(self.ray.get_runtime_context(), "gcs_address", "")
 
     def host(self) -> str:
         """This machine's address as actors reach it."""

@@ -9,10 +9,10 @@ import sys
 import threading
 from typing import Any
 
-from .machines import machine
+from .nodes.machines import machine
+from .nodes.roster import versions
 from .remote import child
 from .remote.session import follow_path
-from .roster import versions
 
 _END_WITHIN = 3.0  # seconds that the end of the process may take
 
@@ -48,10 +48,11 @@ def work(settings: dict[str, Any]) -> None:
     EOFError
         If the session does not take the worker in.
     """
-    from .keys import Keys
+    from .nodes.keys import Keys
     from .remote.zmq_wire import ZmqWire
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the session interrupts
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray's handler would only end a command
     _prepare(settings)
     keys, token = Keys.of(settings["keys"]), bytes.fromhex(settings["token"])
     wire = ZmqWire(settings["connect"], keys, token, settings["rank"])

@@ -1,7 +1,7 @@
 """Workers on several machines: nodes connect to the session over TCP, with the keys of a file.
 
 Worker 0 is a thread of this process, the other workers of node 0 are processes of this machine,
-and each other node is a process that was started on its machine (`discolab node`, engines/node.py)
+and each other node is a process that was started on its machine (`discolab node`, nodes/node.py)
 and forks the workers there. All of them are reached over one port (remote/zmq_lines.py).
 """
 
@@ -19,9 +19,9 @@ import torch
 
 from ..runtime.arguments import parse_device
 from ..runtime.errors import ArgumentError, DiscoError
-from .gathering import Gathering
-from .keys import default_file, load_keys
-from .machines import checked_endpoint, machine, split_endpoint
+from .nodes.gathering import Gathering
+from .nodes.keys import default_file, load_keys
+from .nodes.machines import checked_endpoint, machine, split_endpoint
 from .placement import check_world, place_workers
 from .remote.session import HEARTBEAT, START_TIMEOUT, Progress, RemoteSession
 from .remote.zmq_lines import ZmqLines

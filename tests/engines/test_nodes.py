@@ -19,9 +19,9 @@ import pytest
 from discolab import DiscoError, WaitTimeoutError
 from discolab.__main__ import main
 from discolab.engines import SocketSession
-from discolab.engines.brood import Brood
-from discolab.engines.keys import Keys, default_file, load_keys
-from discolab.engines.machines import NO_SESSION, look_for_session
+from discolab.engines.nodes.brood import Brood
+from discolab.engines.nodes.keys import Keys, default_file, load_keys
+from discolab.engines.nodes.machines import NO_SESSION, look_for_session
 from discolab.engines.remote.zygote import the_zygote
 
 SOON = 2.0  # seconds within which a fault is to be known

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from discolab.engines.launchers import place_of
-from discolab.engines.roster import Roster, versions
+from discolab.engines.nodes.launchers import place_of
+from discolab.engines.nodes.roster import Roster, versions
 
 HELLO: dict[str, Any] = {
     "versions": versions(),

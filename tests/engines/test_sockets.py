@@ -15,11 +15,11 @@ import zmq
 
 from discolab import ArgumentError, DiscoError, Session, current_worker, make_session
 from discolab.engines import ENGINES, SocketSession
-from discolab.engines.keys import load_keys
-from discolab.engines.machines import address_towards, endpoint_of, machine, split_endpoint
+from discolab.engines.nodes.keys import load_keys
+from discolab.engines.nodes.machines import address_towards, endpoint_of, machine, split_endpoint
+from discolab.engines.nodes.roster import versions
 from discolab.engines.remote.zmq_lines import ZmqLines
 from discolab.engines.remote.zmq_parts import PIECE, set_options
-from discolab.engines.roster import versions
 
 Make = Callable[..., Session]
 

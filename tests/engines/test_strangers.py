@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from discolab.engines import SocketSession
-from discolab.engines.keys import Keys, load_keys
+from discolab.engines.nodes.keys import Keys, load_keys
 from discolab.engines.remote.zmq_door import MOST_STRANGERS
 from discolab.engines.remote.zmq_parts import JOIN, MAGIC, OUT, set_options
 

@@ -342,7 +342,7 @@ def run_forked(settings: dict[str, Any], cmd: int, ctl: int, box: int) -> int:
 
 def run_connected(settings: dict[str, Any], box: int = -1) -> int:
     """The same for a session that is reached at ``settings["connect"]``."""
-    from ..keys import Keys
+    from ..nodes.keys import Keys
     from .zmq_wire import ZmqWire
 
     prepare_process(settings)

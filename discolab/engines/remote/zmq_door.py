@@ -13,7 +13,7 @@ import socket
 import zmq
 from zmq.utils import z85
 
-from ..keys import Keys
+from ..nodes.keys import Keys
 from .zmq_parts import event_of, readable
 
 MOST_STRANGERS = 128  # connections that have not said who they are

@@ -25,7 +25,7 @@ from typing import Any
 import zmq
 
 from ...runtime.errors import DiscoError
-from ..keys import Keys
+from ..nodes.keys import Keys
 from .lines import END, JOINED, MESSAGE, TEXT, Event, Lines
 from .parcels import Parcel
 from .zmq_door import Door

@@ -17,7 +17,7 @@ from typing import Any
 
 import zmq
 
-from ..keys import Keys
+from ..nodes.keys import Keys
 
 CMD, CTL, OUT = range(3)  # the connections of a worker
 VERSION = 1  # of what is said over zmq: lines, nodes, parcels

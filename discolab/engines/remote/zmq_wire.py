@@ -12,7 +12,7 @@ from typing import Any
 
 import zmq
 
-from ..keys import Keys
+from ..nodes.keys import Keys
 from .lines import Wire
 from .parcels import Parcel
 from .zmq_parts import (

@@ -315,7 +315,7 @@ def _body(settings: dict[str, Any]) -> Callable[..., int]:
     from . import child
 
     if "node" in settings:
-        from ..node import run_forked
+        from ..nodes.node import run_forked
 
         return run_forked
     return child.run_connected if "connect" in settings else child.run_forked

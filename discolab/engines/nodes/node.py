@@ -22,7 +22,11 @@ from typing import Any
 import torch
 import zmq
 
-from ..runtime.errors import ArgumentError, DiscoError
+from ...runtime.errors import ArgumentError, DiscoError
+from ..placement import place_workers
+from ..remote import zygote as zygotes
+from ..remote.zmq_parts import HANDSHAKE, LINGER, event_of, milliseconds, set_options
+from ..remote.zygote import Zygote
 from .brood import Brood
 from .forked_zygote import ForkedZygote
 from .keys import Keys
@@ -36,10 +40,6 @@ from .machines import (
     machine,
     split_endpoint,
 )
-from .placement import place_workers
-from .remote import zygote as zygotes
-from .remote.zmq_parts import HANDSHAKE, LINGER, event_of, milliseconds, set_options
-from .remote.zygote import Zygote
 from .roster import versions
 
 WAIT = 120.0  # seconds that a session may take to be there
@@ -327,7 +327,7 @@ def run_nodes(
 
 def run_forked(settings: dict[str, Any]) -> int:
     """Be a node in a process that a session has forked to try things out; the exit status."""
-    from .remote.child import prepare_process
+    from ..remote.child import prepare_process
 
     prepare_process(settings)
     own = settings["node"]

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..runtime.errors import DiscoError
+from ...runtime.errors import DiscoError
 
 _ABOUT = (
     "Keys of discolab. Who has this file can run programs on the workers of sessions that use it: "

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ..runtime.errors import DiscoError
-from .processes import _in_words, _process_state
-from .remote.black_box import BlackBox, new_box
-from .remote.zygote import Zygote
+from ...runtime.errors import DiscoError
+from ..processes import _in_words, _process_state
+from ..remote.black_box import BlackBox, new_box
+from ..remote.zygote import Zygote
 
 
 class Brood:

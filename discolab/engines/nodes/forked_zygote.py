@@ -11,9 +11,9 @@ import threading
 import time
 from typing import NoReturn
 
-from .remote import zygote as zygotes
-from .remote.local_lines import socket_pair
-from .remote.zygote import Zygote
+from ..remote import zygote as zygotes
+from ..remote.local_lines import socket_pair
+from ..remote.zygote import Zygote
 
 
 class ForkedZygote(Zygote):

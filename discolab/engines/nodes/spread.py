@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ..runtime.errors import ArgumentError
-from .placement import check_world
-from .remote.session import HEARTBEAT, START_TIMEOUT, Progress
-from .sockets import SocketSession
+from ...runtime.errors import ArgumentError
+from ..placement import check_world
+from ..remote.session import HEARTBEAT, START_TIMEOUT, Progress
+from ..sockets import SocketSession
 
 
 def make_socket_session(

@@ -13,12 +13,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ..runtime.errors import DiscoError
+from ...runtime.errors import DiscoError
+from ..remote.exchange import Exchange
+from ..remote.lines import Event
+from ..remote.zmq_lines import ZmqLines
 from .brood import Brood, in_words
 from .machines import machine
-from .remote.exchange import Exchange
-from .remote.lines import Event
-from .remote.zmq_lines import ZmqLines
 from .roster import Party, Roster
 
 _QUIET = 2.5  # seconds of silence of a node that says each second that it lives
