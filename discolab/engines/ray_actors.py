@@ -316,4 +316,6 @@ def _fate(exc: BaseException | None) -> str:
         return f"was ended by Ray, its node runs low on memory: {in_short(exc)}"
     if "unexpectedly exits with a connection error" in text:
         return "was killed or has crashed"
+    if "is unavailable" in text:
+        return "is lost: Ray does not reach it either"
     return f"has died; Ray says: {in_short(exc)}"

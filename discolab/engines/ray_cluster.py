@@ -34,7 +34,7 @@ _OF_OUR_OWN = {  # as little as possible is started
     "RAY_prestart_worker_first_driver": "0",
     "RAY_enable_metrics_collection": "0",
 }
-_MUTE = {"RAY_DEDUP_LOGS_SKIP_REGEX": "^A worker died or was killed"}  # read by Ray at its import
+_MUTE = {"RAY_DEDUP_LOGS_SKIP_REGEX": "^(A worker died|Raylet is terminated)"}  # for its import
 # else Ray ends this process, the notebook's, a minute after its cluster's head has died
 _STAY = {"RAY_gcs_rpc_server_reconnect_timeout_s": str(10**8)}
 
@@ -163,7 +163,7 @@ def import_ray() -> Any:
     """
     # in a notebook, that ipywidgets are not installed is nothing to be told here
     logging.getLogger("ray.widgets.util").setLevel(logging.WARNING)
-    # that an actor has died is told by us; where the program has imported Ray before, by both
+    # that actors have died is told by us; where the program has imported Ray before, by both
     mute = _MUTE.keys() - os.environ.keys()
     os.environ.update({name: _MUTE[name] for name in mute})
     try:
