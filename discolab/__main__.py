@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from .runtime import DiscoError
+from .runtime import ArgumentError, DiscoError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,6 +86,8 @@ def _node(args: argparse.Namespace) -> int:
     from .engines.nodes.launchers import place_of
     from .engines.nodes.node import run_nodes
 
+    if args.workers is not None and args.workers < 1:
+        raise ArgumentError(f"--workers is how many workers to run here, 1 or more: {args.workers}")
     signal.signal(signal.SIGTERM, _end)
     place = place_of(os.environ)
     workers, rank = args.workers, args.rank

@@ -6,6 +6,7 @@ zygote forks them (remote/zygote.py).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -109,33 +110,31 @@ class ProcessSession(RemoteSession):
             "path": sys.path,
             "argv": sys.argv,
             "folder": os.getcwd(),
+            "heartbeat": self.heartbeat,
         }
         for rank in range(1, self.num_workers):
             own = {"rank": rank, "local_rank": rank, "device": str(self._devices[rank])}
             self._start_process(zygote, rank, common | own)
 
     def _start_process(self, zygote: Zygote, rank: int, settings: dict[str, Any]) -> None:
-        pairs = [socket_pair(), socket_pair()]
+        (cmd, their_cmd), (ctl, their_ctl) = socket_pair(), socket_pair()
         text, their_text = os.pipe()
         self._boxes[rank], box = new_box()
-        theirs = [pairs[0][1].fileno(), pairs[1][1].fileno(), box, their_text]
+        taken = False
         try:
-            self._pids[rank] = pid = zygote.fork(settings, theirs)
-        except BaseException:
-            for pair in pairs:
-                pair[0].close()
-            os.close(text)
-            raise
+            theirs = [their_cmd.fileno(), their_ctl.fileno(), box, their_text]
+            self._pids[rank] = pid = zygote.fork(settings, theirs, self._start_timeout)
+            self._lines.add(rank, cmd, ctl, text, _watched(pid))
+            taken = True
         finally:
-            for pair in pairs:
-                pair[1].close()
+            their_cmd.close()
+            their_ctl.close()
             os.close(box)
             os.close(their_text)
-        try:
-            process = os.pidfd_open(pid)
-        except (AttributeError, OSError):  # an old kernel; or it has ended already
-            process = -1
-        self._lines.add(rank, pairs[0][0], pairs[1][0], text, process)
+            if not taken:
+                cmd.close()
+                ctl.close()
+                os.close(text)
 
     def _end_process(self, rank: int) -> None:
         for zygote in self._born_of:
@@ -148,8 +147,9 @@ class ProcessSession(RemoteSession):
         def end() -> None:
             for zygote in born_of:
                 for pid in pids.values():
-                    if zygote.usable:
-                        zygote.kill(pid)
+                    with contextlib.suppress(DiscoError):  # it ends too, and they with it
+                        if zygote.usable:
+                            zygote.kill(pid)
 
         return end
 
@@ -172,6 +172,14 @@ class ProcessSession(RemoteSession):
         why = {"T": "it is stopped (SIGSTOP)", "t": "a debugger holds it"}.get(state, "")
         silent = f"(pid {pid}) has given no sign of life for {seconds:.0f} s"
         return f"{silent}: {why}" if why else silent
+
+
+def _watched(pid: int) -> int:
+    """A descriptor that is readable once a process has ended, -1 if there is none to be had."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):  # an old kernel; or it has ended already
+        return -1
 
 
 def _in_words(code: int | None) -> str:

@@ -231,6 +231,7 @@ class RaySession(RemoteSession):
             "local_rank": self.hosts[:rank].count(self.hosts[rank]),
             "num_workers": self.num_workers,
             "num_groups": self.num_groups,
+            "heartbeat": self.heartbeat,
             "device": str(self._devices[rank]),
             "threads": max(1, torch.get_num_threads() // self.num_workers) if local else cpus,
             "host": host if local else facts["address"],

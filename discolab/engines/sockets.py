@@ -256,6 +256,7 @@ class SocketSession(RemoteSession):
         return {
             "num_workers": self.num_workers,
             "num_groups": self.num_groups,
+            "heartbeat": self.heartbeat,
             "token": self._lines.token.hex(),
         }
 

@@ -113,7 +113,9 @@ class Settings:
         return session
 
     def takes_the_place_of(self, other: Settings) -> bool:
-        """Whether it can't start before `other` has ended: they want the same port."""
+        """Whether it may not start before `other` has ended: they want the same port, or slots."""
+        if self.engine == other.engine == "ray":
+            return True
         port = self.options.get("port")
         return bool(port) and port == other.options.get("port")
 

@@ -370,6 +370,58 @@ def test_a_dropped_session_ends_its_processes_when_they_are_done(tmp_path: Path)
     assert note.read_text() == "done"
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # cut in two
+def test_ctrl_c_during_a_start_leaves_the_next_ones_whole() -> None:
+    ProcessSession(2, devices="cpu").shutdown()
+
+    def on_alarm(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, on_alarm)
+    try:
+        for turn in range(8):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.002 + 0.003 * turn)
+                session = ProcessSession(3, devices="cpu", timeout=20)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                session.shutdown(cancel=True)
+            except KeyboardInterrupt:
+                pass
+            with ProcessSession(3, devices="cpu", timeout=20) as session:
+                pids = session.call_packed(os.getpid).debug_get_from_all()
+                assert session.processes() == {1: pids[1], 2: pids[2]}
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_forked_child_cannot_touch_the_session_of_its_parent(pair: ProcessSession) -> None:
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            pair.call_packed(int).debug_get_from_all()
+        except DiscoError as exc:
+            code = 0 if f"belongs to process {os.getppid()}" in str(exc) else 2
+            pair.shutdown()
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert pair.call_packed(int, 4).debug_get_from_all() == [4, 4]
+
+
+def test_who_is_frozen_is_named_in_a_fresh_session_too() -> None:
+    with ProcessSession(4, devices="cpu", heartbeat=2) as session:
+        pid = session.processes()[3]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(DiscoError, match=r"worker 3 .*no sign of life.*SIGSTOP"):
+                session.sync_all()
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
     """Start a program that prints the ids of its workers' processes first."""

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import _thread
 import queue
+import threading
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -24,6 +26,9 @@ from ..backends import background
 Ranks = tuple[int, ...]
 ProcessGroup = Any  # of the library, one member's
 Connect = Callable[["Ranks", int, Callable[[], bool]], ProcessGroup]
+
+
+_STUCK_SECONDS = 0.25  # that a library is given to come out of what nobody wants any more
 
 
 class Gone(Exception):
@@ -72,6 +77,9 @@ class Conductor:
         self.name = name
         self._worker, self._threads = worker, torch.get_num_threads()
         self._tasks: _Tasks = queue.SimpleQueue()
+        self._swap = threading.Lock()  # guards which queue is `_tasks`
+        self._doing: Task | None = None
+        self._void_since: tuple[Task, float] | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -80,24 +88,49 @@ class Conductor:
 
     def submit(self, task: Task | Callable[[], None]) -> None:
         """Have it done after all that was submitted before; from any thread."""
-        self._tasks.put(task)
+        with self._swap:
+            self._tasks.put(task)
 
     def close(self, ranks: Ranks, number: int) -> None:
         """Let go of the end of a lane, if it still is that one."""
-        self._tasks.put((ranks, number))
+        with self._swap:
+            self._tasks.put((ranks, number))
 
     def end(self) -> None:
         """Let go of everything, once what was submitted is done; never waits."""
-        self._tasks.put(None)
+        with self._swap:
+            self._tasks.put(None)
 
     def abandon(self) -> None:
         """Leave what it can't be torn out of, and all ends, to a thread that ends then.
 
         On the worker's own thread.
         """
-        before, self._tasks = self._tasks, queue.SimpleQueue()
-        before.put(None)
+        with self._swap:
+            before, self._tasks = self._tasks, queue.SimpleQueue()
+            self._doing = None
+            try:
+                while True:  # what waits behind it is for the new thread
+                    self._tasks.put(before.get_nowait())
+            except queue.Empty:
+                pass
+            before.put(None)
         self._begin()
+
+    def pass_by(self) -> None:
+        """Abandon what the thread is stuck in, if nobody wants that any more.
+
+        An interrupt may have ended a call before its worker waited for what this thread does: then
+        the worker has left nothing. On the worker's own thread, now and then while it waits.
+        """
+        doing, since = self._doing, self._void_since
+        if doing is None or not doing.void():
+            self._void_since = None
+        elif since is None or since[0] is not doing:
+            self._void_since = doing, time.monotonic()
+        elif time.monotonic() - since[1] > _STUCK_SECONDS:
+            self._void_since = None
+            self.abandon()
 
     # -- on its thread -----------------------------------------------------------------------------
 
@@ -112,8 +145,15 @@ class Conductor:
                 elif isinstance(task, tuple):
                     ends.drop(*task)
                 else:
+                    self._now(tasks, task)
                     self._perform(task, ends)
+                    self._now(tasks, None)
             del task  # it holds tensors
+
+    def _now(self, tasks: _Tasks, task: Task | None) -> None:
+        with self._swap:
+            if self._tasks is tasks:  # else this thread was abandoned
+                self._doing = task
 
     def _perform(self, task: Task, ends: _Ends) -> None:
         try:

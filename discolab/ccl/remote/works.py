@@ -168,14 +168,20 @@ class HubWork(Work):
         limit = timeout if timeout is not None else call.timeout
         try:
             try:
-                worker.wait_for(self._roused, self, limit, spoke.check)
+                worker.wait_for(self._roused, self, limit, self._look)
             except WaitTimeoutError:
                 if self._state == WAITING:
                     spoke.tell(letters.LATE, self.seq, limit)
-                worker.wait_for(self._roused, self, None, spoke.check)
+                worker.wait_for(self._roused, self, None, self._look)
         except BaseException as exc:
             self._leave(exc)
             raise
+
+    def _look(self) -> float | None:
+        if self._state == RUNNING:
+            self._conductor.pass_by()
+        check = self._spoke.check
+        return check() if check is not None else None
 
     def _leave(self, exc: BaseException) -> None:
         """The worker does not wait any more, and will not do its part."""
@@ -203,6 +209,8 @@ class HubWork(Work):
             self._check_cut()
             self._absorb()
             self._poll()
+            if self._state == RUNNING:
+                self._conductor.pass_by()
         return self._state == OVER
 
     def _poll(self) -> None:

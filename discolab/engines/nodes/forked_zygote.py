@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import signal
@@ -29,6 +30,7 @@ class ForkedZygote(Zygote):
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._ready = True
+        self._numbers = itertools.count(1)
         self.process = _Child(pid)  # type: ignore[assignment]
 
 

@@ -35,7 +35,7 @@ from .lines import Wire
 from .local_lines import LocalWire
 from .parcels import Parcel, SegmentPool, unbundle, unpack
 
-HEARTBEAT = 2.0  # seconds after which a worker that has said nothing says that it lives
+HEARTBEAT = 2.0  # seconds at most after which a worker that has said nothing says that it lives
 _FLUSH_EVERY = 0.1  # seconds between two looks at output while a command runs
 _PROGRESS_EVERY = 512  # commands
 _MOST_TEXT = 20_000  # characters of output in one message
@@ -116,6 +116,7 @@ class WireLink:
 
     def __init__(self, wire: Wire) -> None:
         self.host = "127.0.0.1"
+        self.beat = HEARTBEAT
         self._wire = wire
         self._out = threading.Lock()
         self._heard = threading.Condition()
@@ -227,14 +228,14 @@ class WireLink:
         try:
             while not worker.ended:
                 idle = worker.current is None and not self.outlet.waiting
-                found = self._wire.recv_control(HEARTBEAT / 2 if idle else _FLUSH_EVERY)
+                found = self._wire.recv_control(self.beat / 2 if idle else _FLUSH_EVERY)
                 if found is not None:
                     self._hear(messages.opened(_decoded(found)))
                 elif flushing:
                     self.flush()
                 flushing = self.outlet.waiting  # what has just begun may be a part of a line
                 self._pool.tidy()
-                if time.monotonic() - self._said_at > HEARTBEAT:
+                if time.monotonic() - self._said_at > self.beat:
                     self.tell_state()
         except EOFError:
             end_process()
@@ -294,6 +295,7 @@ def run(settings: dict[str, Any], wire: Wire, box: BlackBox | None = None) -> No
     link = WireLink(wire)
     link.outlet.box = box
     link.host = settings.get("host", link.host)
+    link.beat = min(HEARTBEAT, settings.get("heartbeat", HEARTBEAT) / 4)
     channel = WireChannel(wire, link)
     streams.install(link.outlet)
     sources.namers.append(_cell_name)

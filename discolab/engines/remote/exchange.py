@@ -38,7 +38,7 @@ from .parcels import LineError, Parcel, bundle, unpack
 
 _TICK = 0.05  # seconds between two looks when nothing comes in
 _LAST_LINES = 12  # of what a worker has put out, kept for its obituary
-_LONGEST_TAIL = 1000  # characters of a line without its end that are kept
+_LONGEST_LINE = 500  # characters of a line that are kept
 _MOST_HELD = 200  # commands held back for a worker
 _RECENT = 64  # commands of a worker kept for the same
 _running: weakref.WeakSet[Exchange] = weakref.WeakSet()
@@ -362,6 +362,12 @@ class Exchange:
         self._end = end
         self.lines.wake()
 
+    def leave(self) -> None:
+        """This process was forked from the one that has the lines: never touch them again."""
+        self.closing = self._stopped = True
+        self.lines = _NoLines()
+        self._held = []
+
     def _run(self) -> None:
         """Body of the reader thread."""
         while not self._stopped:
@@ -490,8 +496,10 @@ class Exchange:
         for item in items:
             if item[0] != "display":
                 *lines, tail = (self._tails.get(rank, "") + item[1]).split("\n")
-                self.said[rank].extend(lines[-_LAST_LINES:])
-                self._tails[rank] = tail[-_LONGEST_TAIL:]
+                # as a terminal would show it: what follows a carriage return is written over
+                shown = [line.rpartition("\r")[2][:_LONGEST_LINE] for line in lines[-_LAST_LINES:]]
+                self.said[rank].extend(shown)
+                self._tails[rank] = tail.rpartition("\r")[2][-_LONGEST_LINE:]
         self.services["output"].receive(rank, items)
 
     def _lose(self, rank: int, why: str | None) -> None:
@@ -519,6 +527,25 @@ class Exchange:
         if lines:
             text += "; its last output:\n" + "\n".join(f"    {line}" for line in lines)
         return text
+
+
+class _NoLines(Lines):
+    """Lines of which nothing is left."""
+
+    def send(self, rank: int, parcel: Parcel) -> None:
+        pass
+
+    def control(self, rank: int, parcel: Parcel) -> None:
+        pass
+
+    def receive(self, timeout: float) -> list[Event]:
+        return []
+
+    def wake(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 @atexit.register

@@ -6,6 +6,7 @@ is theirs (`_start_processes`, `_end_process`).
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import weakref
@@ -19,7 +20,7 @@ from ...runtime.actions import DiscoAction
 from ...runtime.arguments import Register
 from ...runtime.channel import Channel, ThreadChannel
 from ...runtime.controller import check_timeout
-from ...runtime.errors import DiscoError, WorkerError
+from ...runtime.errors import DiscoError, SessionClosedError, WorkerError
 from ...runtime.failures import Failure, name_ranks
 from ...runtime.link import Service
 from ...runtime.session import Session
@@ -78,6 +79,8 @@ class RemoteSession(Session):
         self._local = LocalWorkers([channel], num_workers, num_groups, devices, host_data)
         exchange.adopt(self._local.workers[0], channel)
         self._registered: dict[str, Any] = {}
+        self._owner = os.getpid()
+        _sessions.add(self)
         self._path = list(sys.path)
 
     def _begin(self) -> None:
@@ -256,6 +259,14 @@ class RemoteSession(Session):
                         if channel.forget:
                             channel.send((DiscoAction.KILL_REG, 0, []))
 
+    def _check_open(self) -> None:
+        if self._owner != os.getpid():
+            raise SessionClosedError(
+                f"this session belongs to process {self._owner}, from which this one was forked: "
+                "make a session of its own here"
+            )
+        super()._check_open()
+
     def told(self, failures: list[Failure]) -> WorkerError:
         """As in `Session`; the workers are told that it was."""
         numbers: dict[int, list[int]] = {}
@@ -297,7 +308,7 @@ class RemoteSession(Session):
                 f"{told}\nThe session can't go on: make a new one (in a notebook: %disco_restart)"
             )
         now = time.monotonic()
-        for rank, heard in exchange.heard_at.items():
+        for rank, heard in sorted(exchange.heard_at.items(), key=lambda item: item[1]):
             if now - heard > self.heartbeat and rank not in exchange.lost:
                 why = self._frozen(rank, now - heard)
                 if why:
@@ -353,6 +364,20 @@ def weak_method(method: Any) -> Callable[..., Any]:
         return "" if found is None else found(*args)
 
     return call
+
+
+_sessions: weakref.WeakSet[RemoteSession] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    """A forked child has copies of our lines: what it says there is taken for its parent's."""
+    for session in list(_sessions):
+        session._closed = True
+        session._exchange.leave()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
 
 
 def follow_path(path: list[str]) -> None:

@@ -6,7 +6,7 @@ first session (`python -m discolab.worker`), and keeps it: it ends by itself whe
 worker for a minute, and at once, with its workers, when the controller's process ends, however
 that happens.
 
-Requests and answers are JSON in a parcel, one answer a request:
+Requests and answers are JSON in a parcel, one answer a request, each with the request's number:
 
     {"fork": settings} with three descriptors   {"pid": 123} or {"error": "..."}
     {"status": pid}                             {"status": null | exit code, negative: a signal}
@@ -20,6 +20,7 @@ import atexit
 import contextlib
 import ctypes
 import importlib
+import itertools
 import json
 import os
 import select
@@ -62,6 +63,7 @@ class Zygote:
             )
         self._lock = threading.Lock()
         self._ready = False
+        self._numbers = itertools.count(1)
 
     @property
     def usable(self) -> bool:
@@ -86,9 +88,9 @@ class Zygote:
                 return False
             return True
 
-    def fork(self, settings: dict[str, Any], fds: list[int]) -> int:
+    def fork(self, settings: dict[str, Any], fds: list[int], timeout: float = _ANSWER) -> int:
         """Fork a worker; its process id."""
-        return int(self._ask({"fork": settings}, fds)["pid"])
+        return int(self._ask({"fork": settings}, fds, timeout)["pid"])
 
     def status(self, pid: int) -> int | None:
         """How a worker has ended: exit code, or minus a signal's number; None: it lives."""
@@ -110,14 +112,25 @@ class Zygote:
                 self.process.kill()
                 self.process.wait()
 
-    def _ask(self, request: dict[str, Any], fds: list[int] | None = None) -> dict[str, Any]:
-        parcel = pack(json.dumps(request).encode(), segments=True)
+    def _ask(
+        self, request: dict[str, Any], fds: list[int] | None = None, timeout: float = _ANSWER
+    ) -> dict[str, Any]:
+        # a Ctrl-C may have left an answer unread: each says to what it is one
+        number = next(self._numbers)
+        parcel = pack(json.dumps({**request, "number": number}).encode(), segments=True)
         all_fds = [*(fds or []), *([parcel.segment.fd] if parcel.segment else [])]
         with self._lock:
             try:
-                self._socket.settimeout(_ANSWER)
+                self._socket.settimeout(timeout)
                 socket.send_fds(self._socket, [parcel.data], all_fds)
                 answer = self._receive()
+                while answer.get("number") != number:
+                    answer = self._receive()
+            except TimeoutError:
+                raise DiscoError(
+                    f"the process that starts workers (pid {self.process.pid}) has not answered "
+                    f"for {timeout:g} s; is it stopped?"
+                ) from None
             except OSError as exc:
                 raise DiscoError(f"the process that starts workers does not answer: {exc}") from exc
         if "error" in answer:
@@ -205,13 +218,15 @@ class _Nursery:
                 return
             self.since = time.monotonic()
             body, _ = unpack(data, fds.pop() if has_segment(data) else None)
+            request = json.loads(bytes(body))
             try:
-                answer = self._answer(json.loads(bytes(body)), fds)
+                answer = self._answer(request, fds)
             except Exception as exc:
                 answer = {"error": f"{type(exc).__name__}: {exc}"}
             finally:
                 for fd in fds:
                     os.close(fd)
+            answer["number"] = request.get("number")
             self.socket.send(pack(json.dumps(answer).encode()).data)
 
     def _receive(self) -> tuple[bytes, list[int]]:
