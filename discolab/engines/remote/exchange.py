@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import codecs
 import itertools
+import re
 import threading
 import time
 import traceback
@@ -37,6 +38,8 @@ from .lines import END, JOINED, MESSAGE, TEXT, Event, Lines
 from .parcels import LineError, Parcel, bundle, unpack
 
 _TICK = 0.05  # seconds between two looks when nothing comes in
+_MOST_LINES = 60  # of what a worker has put out, kept: a crash alone may say forty
+_OF_OURS = re.compile(r"^Extension modules: |/discolab/(runtime|engines|worker\.py)|<frozen runpy>")
 _LAST_LINES = 12  # of what a worker has put out, kept for its obituary
 _LONGEST_LINE = 500  # characters of a line that are kept
 _MOST_HELD = 200  # commands held back for a worker
@@ -137,7 +140,7 @@ class Exchange:
         self.heard_at: dict[int, float] = {}
         self.lost: dict[int, str] = {}
         self.said: dict[int, deque[str]] = {
-            rank: deque(maxlen=_LAST_LINES) for rank in range(num_workers)
+            rank: deque(maxlen=_MOST_LINES) for rank in range(num_workers)
         }
         decoder = codecs.getincrementaldecoder("utf-8")
         self._decoders = {rank: decoder("replace") for rank in range(num_workers)}
@@ -497,8 +500,9 @@ class Exchange:
             if item[0] != "display":
                 *lines, tail = (self._tails.get(rank, "") + item[1]).split("\n")
                 # as a terminal would show it: what follows a carriage return is written over
-                shown = [line.rpartition("\r")[2][:_LONGEST_LINE] for line in lines[-_LAST_LINES:]]
-                self.said[rank].extend(shown)
+                self.said[rank].extend(
+                    line.rpartition("\r")[2][:_LONGEST_LINE] for line in lines[-_MOST_LINES:]
+                )
                 self._tails[rank] = tail.rpartition("\r")[2][-_LONGEST_LINE:]
         self.services["output"].receive(rank, items)
 
@@ -523,7 +527,8 @@ class Exchange:
         last = self.channels[rank].last_command()
         if last:
             text += f" while it ran {last}"
-        lines = [*self.said[rank], *filter(None, [self._tails.get(rank)])][-_LAST_LINES:]
+        lines = [*self.said[rank], *filter(None, [self._tails.get(rank)])]
+        lines = [line for line in lines if line and not _OF_OURS.search(line)][-_LAST_LINES:]
         if lines:
             text += "; its last output:\n" + "\n".join(f"    {line}" for line in lines)
         return text
