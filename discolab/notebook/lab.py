@@ -72,9 +72,10 @@ class Lab(Sessions):
 
     def _after_cell(self, *_: Any) -> None:
         self.output.install()  # a library may have replaced the streams
+        # asked before the output is shown: what a cell has printed is there once it has ended
+        ends = [(run, _end_of(run)) for run in self._background]
         self.output.flush()
-        for run in list(self._background):
-            words = _end_of(run)
+        for run, words in ends:
             if words is not None:
                 self._background.remove(run)
                 if words:
