@@ -331,7 +331,7 @@ def test_a_hundred_sessions_leave_nothing() -> None:
     ProcessSession(2, devices="cpu").shutdown()
     gc.collect()
     born_of = zygote.the_zygote().process.pid
-    files, threads = open_files(), threading.active_count()
+    files, threads, others = open_files(), threading.active_count(), children()
     born_of_files = open_files(born_of)
     for number in range(100):
         session = ProcessSession(2 + number % 2, devices="cpu", timeout=20)
@@ -339,7 +339,8 @@ def test_a_hundred_sessions_leave_nothing() -> None:
         session.shutdown(cancel=bool(number % 3))
     del session
     gc.collect()
-    assert gone(list(children() - {born_of}))
+    left = children() - others - {born_of}
+    assert gone(list(left)), [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left]
     deadline = time.monotonic() + 5  # the keeper of the last session
     while threading.active_count() > threads and time.monotonic() < deadline:
         time.sleep(0.02)
