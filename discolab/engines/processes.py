@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +18,7 @@ from ..runtime.errors import DiscoError
 from .placement import check_world, place_workers
 from .remote.black_box import BlackBox, new_box
 from .remote.local_lines import HAVE_LOCAL_LINES, LocalLines, socket_pair
+from .remote.process_facts import how_it_ended, process_state, watch_process
 from .remote.session import HEARTBEAT, START_TIMEOUT, Progress, RemoteSession
 from .remote.zygote import Zygote, the_zygote
 
@@ -124,7 +124,7 @@ class ProcessSession(RemoteSession):
         try:
             theirs = [their_cmd.fileno(), their_ctl.fileno(), box, their_text]
             self._pids[rank] = pid = zygote.fork(settings, theirs, self._start_timeout)
-            self._lines.add(rank, cmd, ctl, text, _watched(pid))
+            self._lines.add(rank, cmd, ctl, text, watch_process(pid))
             taken = True
         finally:
             their_cmd.close()
@@ -162,41 +162,13 @@ class ProcessSession(RemoteSession):
                 code = zygote.status(pid) if pid is not None else None
         except DiscoError:  # it has ended too
             pass
-        return f"(pid {pid}) {_in_words(code)}"
+        return f"(pid {pid}) {how_it_ended(code)}"
 
     def _frozen(self, rank: int, seconds: float) -> str:
         pid = self._pids.get(rank)
-        state = _process_state(pid)
+        state = process_state(pid)
         if state == "R":
             return ""  # it computes, in a call that holds Python's lock
         why = {"T": "it is stopped (SIGSTOP)", "t": "a debugger holds it"}.get(state, "")
         silent = f"(pid {pid}) has given no sign of life for {seconds:.0f} s"
         return f"{silent}: {why}" if why else silent
-
-
-def _watched(pid: int) -> int:
-    """A descriptor that is readable once a process has ended, -1 if there is none to be had."""
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):  # an old kernel; or it has ended already
-        return -1
-
-
-def _in_words(code: int | None) -> str:
-    if code is None:
-        return "has gone"
-    if code < 0:
-        try:
-            return f"was killed by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"was killed by signal {-code}"
-    return f"exited with status {code}"
-
-
-def _process_state(pid: int | None) -> str:
-    """One letter, as Linux has it: R runs, S sleeps, T is stopped …"""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""

@@ -22,9 +22,10 @@ from .nodes.keys import Keys
 from .nodes.machines import checked_endpoint, machine
 from .nodes.roster import versions
 from .placement import check_world, place_workers
-from .ray_actors import Actors, Slot, process_state
+from .ray_actors import Actors, Slot
 from .ray_cluster import Cluster, join, leave
 from .ray_gpus import gpu_places, seen_here
+from .remote.process_facts import process_state
 from .remote.session import HEARTBEAT, START_TIMEOUT, Progress, RemoteSession
 from .remote.zmq_lines import ZmqLines
 

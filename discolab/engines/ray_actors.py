@@ -18,6 +18,7 @@ from typing import Any
 from ..runtime.errors import ArgumentError, DiscoError
 from ..runtime.link import Service
 from .ray_cluster import Cluster, in_short, leave
+from .remote.process_facts import process_state
 from .remote.zmq_lines import ZmqLines
 
 _GRACE = 0.5  # seconds after an actor's death that its line may take to break
@@ -88,15 +89,6 @@ def actor_class() -> type:
             return [str(number) for number in ray.get_gpu_ids()]
 
     return DiscolabWorker
-
-
-def process_state(pid: int) -> str:
-    """What a process of the machine does where this runs: R, S, T; "" if it is not known."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
 
 
 class Actors(Service):

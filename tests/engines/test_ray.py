@@ -16,9 +16,10 @@ import torch
 
 from discolab import ArgumentError, DiscoError, Session, WorkerError, current_worker, make_session
 from discolab.engines import ENGINES
-from discolab.engines.ray_actors import Slot, _fate, process_state
+from discolab.engines.ray_actors import Slot, _fate
 from discolab.engines.ray_cluster import in_short
 from discolab.engines.ray_gpus import gpu_places, seen_here
+from discolab.engines.remote.process_facts import process_state
 
 ray = pytest.importorskip("ray")
 

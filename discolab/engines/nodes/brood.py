@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 from ...runtime.errors import DiscoError
-from ..processes import _in_words, _process_state
 from ..remote.black_box import BlackBox, new_box
+from ..remote.process_facts import how_it_ended, process_state, watch_process
 from ..remote.zygote import Zygote
 
 
@@ -46,10 +46,7 @@ class Brood:
             if "node" not in settings:
                 os.close(box)
         self._born_of[number] = zygote
-        try:
-            return os.pidfd_open(pid)
-        except (AttributeError, OSError):  # an old kernel; or it has ended already
-            return -1
+        return watch_process(pid)
 
     def look(self) -> dict[int, int]:
         """Those that are found to have ended since the last look, with how."""
@@ -75,17 +72,14 @@ class Brood:
 
     def states(self) -> dict[int, str]:
         """A letter for each that lives, as Linux has it: R runs, T is stopped."""
-        return {n: _process_state(pid) for n, pid in self.pids.items() if n not in self.codes}
+        return {n: process_state(pid) for n, pid in self.pids.items() if n not in self.codes}
 
     def in_words(self, number: int) -> str:
         """What became of one: ``was killed by SIGKILL``."""
-        return _in_words(self.codes.get(number))
+        return how_it_ended(self.codes.get(number))
 
     def end(self) -> None:
         """End all of them, with what they have started."""
         for number, pid in self.pids.items():
             if number not in self.codes and self._born_of[number].usable:
                 self._born_of[number].kill(pid)
-
-
-in_words = _in_words

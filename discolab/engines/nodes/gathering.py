@@ -16,8 +16,9 @@ from typing import Any
 from ...runtime.errors import DiscoError
 from ..remote.exchange import Exchange
 from ..remote.lines import Event
+from ..remote.process_facts import how_it_ended
 from ..remote.zmq_lines import ZmqLines
-from .brood import Brood, in_words
+from .brood import Brood
 from .machines import machine
 from .roster import Party, Roster
 
@@ -191,7 +192,7 @@ class Gathering:
         if party is None:
             return f"({process}) {self.brood.in_words(rank)}"
         if rank in self._codes:
-            return f"({process} on {party.name}) {in_words(self._codes[rank])}"
+            return f"({process} on {party.name}) {how_it_ended(self._codes[rank])}"
         if party.node in self._left:
             return f"({process}) is lost: its {party} {self._left[party.node]}"
         return f"({process} on {party.name}) is lost: its connection was cut"
