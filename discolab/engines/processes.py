@@ -120,18 +120,16 @@ class ProcessSession(RemoteSession):
         (cmd, their_cmd), (ctl, their_ctl) = socket_pair(), socket_pair()
         text, their_text = os.pipe()
         self._boxes[rank], box = new_box()
-        taken = False
         try:
             theirs = [their_cmd.fileno(), their_ctl.fileno(), box, their_text]
             self._pids[rank] = pid = zygote.fork(settings, theirs, self._start_timeout)
             self._lines.add(rank, cmd, ctl, text, watch_process(pid))
-            taken = True
         finally:
             their_cmd.close()
             their_ctl.close()
             os.close(box)
             os.close(their_text)
-            if not taken:
+            if rank not in self._lines:  # a Ctrl-C may come right after it took them over
                 cmd.close()
                 ctl.close()
                 os.close(text)

@@ -86,6 +86,10 @@ class LocalLines(Lines):
             self._by_fd[process] = line, _PROCESS
             self._poll.register(process, select.EPOLLIN)
 
+    def __contains__(self, rank: int) -> bool:
+        """Whether the descriptors of worker `rank` are these lines' to close."""
+        return rank in self._lines
+
     def send(self, rank: int, parcel: Parcel) -> None:
         """See `Lines`."""
         line = self._lines[rank]
