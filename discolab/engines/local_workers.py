@@ -163,15 +163,20 @@ def prepare_thread(worker: Worker, num_threads: int) -> None:
         torch.cuda.set_stream(torch.cuda.Stream(worker.device))
 
 
+def leave_thread(worker: Worker) -> None:
+    """On a worker's own thread, after its last command."""
+    try:
+        hooks.leave(worker)
+    finally:
+        worker.leave()
+
+
 def _run_worker(worker: Worker, num_threads: int) -> None:
     try:
         prepare_thread(worker, num_threads)
         worker.run()
     finally:
-        try:
-            hooks.leave(worker)
-        finally:
-            worker.leave()
+        leave_thread(worker)
 
 
 def _join_threads(

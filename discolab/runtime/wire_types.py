@@ -32,7 +32,6 @@ TENSOR, ARRAY, SCALAR, BUFFER, ALIAS = range(48, 53)
 USER, PICKLED = range(64, 66)
 
 U32 = struct.Struct("<I")
-I64 = struct.Struct("<q")
 U64 = struct.Struct("<Q")
 F64 = struct.Struct("<d")
 C128 = struct.Struct("<dd")

@@ -28,7 +28,7 @@ ProcessGroup = Any  # of the library, one member's
 Connect = Callable[["Ranks", int, Callable[[], bool]], ProcessGroup]
 
 
-_STUCK_SECONDS = 0.25  # that a library is given to come out of what nobody wants any more
+LET_GO_SECONDS = 0.25  # that a library is given to come out of what nobody wants any more
 
 
 class Gone(Exception):
@@ -128,7 +128,7 @@ class Conductor:
             self._void_since = None
         elif since is None or since[0] is not doing:
             self._void_since = doing, time.monotonic()
-        elif time.monotonic() - since[1] > _STUCK_SECONDS:
+        elif time.monotonic() - since[1] > LET_GO_SECONDS:
             self._void_since = None
             self.abandon()
 

@@ -26,12 +26,11 @@ from ..call import DONE, FAILED, Call
 from ..hub import letters
 from ..meeting.meetings import check_thread
 from ..work import Work
-from .conductor import Conductor, Connect, ProcessGroup
+from .conductor import LET_GO_SECONDS, Conductor, Connect, ProcessGroup
 from .spoke import Spoke
 
 WAITING, READY, RUNNING, OVER = range(4)
 _POLL_SECONDS = 0.02  # between two reminders of the hub that this is asked for again and again
-_LET_GO_SECONDS = 0.25  # that a library is given to let go of the tensors of what was left
 
 Error = tuple[type[Exception], str]
 
@@ -188,7 +187,7 @@ class HubWork(Work):
         self.end((CollectiveAborted, f"{self} was left: {type(exc).__name__}"))
         if not isinstance(exc, WorkerInterrupted):  # an interrupt ends it on all
             self._spoke.tell(letters.LEFT, self.seq, type(exc).__name__)
-        if self._task is not None and not self._task.let_go.wait(_LET_GO_SECONDS):
+        if self._task is not None and not self._task.let_go.wait(LET_GO_SECONDS):
             self._conductor.abandon()
 
     def alone(self) -> None:

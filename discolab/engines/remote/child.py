@@ -22,13 +22,13 @@ from typing import Any
 
 import torch
 
-from ...runtime import sources
+from ...runtime import protocol, sources
 from ...runtime.actions import Command, DiscoAction
 from ...runtime.failures import Failure
 from ...runtime.link import state_of
 from ...runtime.worker import Worker
 from .. import hooks
-from ..local_workers import prepare_thread
+from ..local_workers import leave_thread, prepare_thread
 from . import messages, streams
 from .black_box import BlackBox
 from .lines import Wire
@@ -230,7 +230,7 @@ class WireLink:
                 idle = worker.current is None and not self.outlet.waiting
                 found = self._wire.recv_control(self.beat / 2 if idle else _FLUSH_EVERY)
                 if found is not None:
-                    self._hear(messages.opened(_decoded(found)))
+                    self._hear(protocol.open_all(protocol.decode(*unpack(*found))))
                 elif flushing:
                     self.flush()
                 flushing = self.outlet.waiting  # what has just begun may be a part of a line
@@ -262,12 +262,6 @@ class WireLink:
                 self._early.setdefault(message[1], []).append(message[2])
             else:
                 handler(message[2])
-
-
-def _decoded(found: tuple[Any, int | None]) -> Any:
-    from ...runtime import protocol
-
-    return protocol.decode(*unpack(*found))
 
 
 def _pieces(item: tuple[str, str]) -> list[tuple[str, str]]:
@@ -326,9 +320,8 @@ def run(settings: dict[str, Any], wire: Wire, box: BlackBox | None = None) -> No
         worker.run()
     finally:
         try:
-            hooks.leave(worker)
+            leave_thread(worker)
         finally:
-            worker.leave()
             link.flush()
 
 

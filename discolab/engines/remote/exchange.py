@@ -26,11 +26,11 @@ from functools import partial
 from typing import Any
 
 from ...runtime import protocol
-from ...runtime.actions import Command, DiscoAction, function_text
+from ...runtime.actions import Command, DiscoAction, function_text, site_text
 from ...runtime.arguments import Register
 from ...runtime.channel import ThreadChannel, Ticket
 from ...runtime.failures import Failure
-from ...runtime.link import SERVICES, Service, WorkerState
+from ...runtime.link import SERVICES, Service, WorkerState, state_of
 from ...runtime.worker import Worker
 from . import messages
 from . import printed as _printed  # noqa: F401 - shows output where no notebook does
@@ -108,7 +108,7 @@ class RemoteChannel:
         if not open_ones:
             return ""
         _, text, site = open_ones[0]
-        where = messages.site_words(site)
+        where = site_text(site)
         return f"{text} (called at {where})" if where else text
 
 
@@ -284,8 +284,6 @@ class Exchange:
                 self._own_state(rank)
 
     def _own_state(self, rank: int) -> None:
-        from ...runtime.link import state_of
-
         worker = self._here.get(rank)
         if worker is not None:
             state = state_of(worker, worker.executed)
@@ -451,13 +449,13 @@ class Exchange:
         elif kind == messages.TELL:
             service = self.services.get(message[1])
             if service is not None:
-                service.receive(rank, messages.opened(message[2]))
+                service.receive(rank, protocol.open_all(message[2]))
         elif kind == messages.OUTPUT:
             channel = self.channels[rank]
             channel.done = max(channel.done, message[2])
-            self._put_out(rank, messages.opened(message[1]))
+            self._put_out(rank, protocol.open_all(message[1]))
         elif kind == messages.STATE:
-            state = WorkerState(*messages.opened(message[1]))
+            state = WorkerState(*protocol.open_all(message[1]))
             self.states[rank] = state
             channel = self.channels[rank]
             channel.done = max(channel.done, state.received - state.busy)
@@ -480,7 +478,7 @@ class Exchange:
             return
         ticket, remote = found
         try:
-            value = messages.opened(value)
+            value = protocol.open_all(value)
         except BaseException as exc:
             value = Failure.from_exception(rank, "fetching a value", "", exc)
             value.message = f"what came can't be unpickled here: {value.message}"

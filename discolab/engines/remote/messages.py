@@ -212,20 +212,6 @@ def pack_message(
     return pack(message.body, message.frames, segments, pool)
 
 
-def opened(value: Any) -> Any:
-    """`value` with all that is pickled in it unpickled: lists, tuples and dicts are looked into."""
-    kind = type(value)
-    if kind is protocol.Sealed:
-        return value.open()
-    if kind is list:
-        return [opened(item) for item in value]
-    if kind is tuple:
-        return tuple(opened(item) for item in value)
-    if kind is dict:
-        return {opened(k): opened(v) for k, v in value.items()}
-    return value
-
-
 # -- records ---------------------------------------------------------------------------------
 
 
@@ -298,8 +284,3 @@ def state_fields(state: WorkerState) -> tuple[Any, ...]:
 def text_of(exc: BaseException) -> str:
     """An exception in a line."""
     return f"{type(exc).__name__}: {safe_str(exc)}"
-
-
-def site_words(site: Any) -> str:
-    """A call site in words, as people read it; "" if there is none."""
-    return site_text(site)

@@ -20,7 +20,7 @@ from ...runtime.actions import DiscoAction
 from ...runtime.arguments import Register
 from ...runtime.channel import Channel, ThreadChannel
 from ...runtime.controller import check_timeout
-from ...runtime.errors import DiscoError, SessionClosedError, WorkerError
+from ...runtime.errors import ArgumentError, DiscoError, SessionClosedError, WorkerError
 from ...runtime.failures import Failure, name_ranks
 from ...runtime.link import Service
 from ...runtime.session import Session
@@ -96,7 +96,7 @@ class RemoteSession(Session):
             self._exchange.closing = True
             for worker in self._local.workers:
                 worker.interrupt()
-                worker.channel.send((0, 0))
+                worker.channel.send((DiscoAction.SHUTDOWN, 0))
             self._local.join(_END_GRACE)
             self._end_all_processes()
             self._exchange.stop()
@@ -386,8 +386,6 @@ def follow_path(path: list[str]) -> None:
 
 
 def _positive(value: Any, name: str) -> float:
-    from ...runtime.errors import ArgumentError
-
     seconds = check_timeout(value)
     if not seconds:
         raise ArgumentError(f"{name} is a number of seconds above 0, got {value!r}")

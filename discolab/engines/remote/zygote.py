@@ -35,7 +35,7 @@ from typing import Any, NoReturn
 
 from ...runtime.errors import DiscoError
 from .local_lines import socket_pair
-from .parcels import Parcel, has_segment, pack, unpack
+from .parcels import has_segment, pack, unpack
 
 PRELOAD: list[str] = []
 """Modules that workers will want, by name: a layer above may add to it. They are imported once."""
@@ -340,6 +340,3 @@ def die_with_parent() -> None:
     """Have the kernel end this process when its parent ends (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-__all__ = ["Parcel", "Zygote", "let_go", "main", "the_zygote"]
