@@ -7,11 +7,13 @@ tear it. Where the kernel's buffer is full, messages wait here and the reader th
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import select
 import socket
 import threading
+import time
 from collections import deque
 from typing import Any
 
@@ -21,6 +23,7 @@ from .parcels import HAVE_SEGMENTS, LARGEST, Parcel
 HAVE_LOCAL_LINES = HAVE_SEGMENTS and hasattr(socket, "SOCK_SEQPACKET") and hasattr(select, "epoll")
 _ROOM = LARGEST + 8_192  # bytes to receive a message in
 _BUFFER = 1 << 20  # bytes asked for in the kernel, for each direction
+_LOOK_FOR = 100e-6  # seconds for which a worker looks for its next command before it sleeps
 _FULL = (errno.ENOBUFS, errno.ETOOMANYREFS, errno.ENOMEM)
 _TEXT, _PROCESS = "text", "process"
 _FD_ROOM = socket.CMSG_SPACE(4) if hasattr(socket, "CMSG_SPACE") else 0
@@ -268,8 +271,14 @@ class LocalWire(Wire):
         self._poll.register(self._alarm, select.POLLIN)
 
     def recv_command(self) -> tuple[Any, int | None] | None:
-        """See `Wire`."""
+        """See `Wire`. It looks for a moment before it sleeps: being woken takes longer."""
+        until = time.perf_counter() + _LOOK_FOR
         try:
+            while time.perf_counter() < until:
+                try:
+                    return _recv(self._cmd, _CLOEXEC | socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    os.sched_yield()
             return _recv(self._cmd)
         except OSError:
             return None
@@ -306,16 +315,27 @@ class LocalWire(Wire):
         self._ctl.close()
 
 
+# One that never blocks is called with Python's lock held: who lets go of it between the sends to
+# several workers waits each time for a thread that takes it.
+_send_now = ctypes.PyDLL(None, use_errno=True).send
+_send_now.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
+_send_now.restype = ctypes.c_ssize_t
+
+
 def _send(end: socket.socket, parcel: Parcel) -> None:
-    if parcel.segment is None:
-        end.send(parcel.data)
-    else:
-        socket.send_fds(end, [parcel.data], [parcel.segment.fd])
+    data = parcel.data
+    if parcel.segment is not None:
+        socket.send_fds(end, [data], [parcel.segment.fd])
+    elif end.gettimeout() != 0:  # a worker's end, which waits until there is room
+        end.send(data)
+    elif _send_now(end.fileno(), data, len(data), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
-def _recv(end: socket.socket) -> tuple[bytes, int | None] | None:
+def _recv(end: socket.socket, flags: int = _CLOEXEC) -> tuple[bytes, int | None] | None:
     """A message and the descriptor that came with it; None at the end of the line."""
-    data, ancillary, _, _ = end.recvmsg(_ROOM, _FD_ROOM, _CLOEXEC)
+    data, ancillary, _, _ = end.recvmsg(_ROOM, _FD_ROOM, flags)
     if not ancillary:
         return (data, None) if data else None
     return data, int.from_bytes(ancillary[0][2][:4], "little")
