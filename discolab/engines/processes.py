@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,7 @@ from .remote.black_box import BlackBox, new_box
 from .remote.local_lines import HAVE_LOCAL_LINES, LocalLines, socket_pair
 from .remote.process_facts import how_it_ended, process_state, watch_process
 from .remote.session import HEARTBEAT, START_TIMEOUT, Progress, RemoteSession
-from .remote.zygote import Zygote, the_zygote
+from .remote.zygote import Zygote, like_here
 
 
 class ProcessSession(RemoteSession):
@@ -91,26 +90,14 @@ class ProcessSession(RemoteSession):
     def _start_processes(self) -> None:
         if self.num_workers == 1:
             return
-        zygote = the_zygote()
+        zygote = self._ready_zygote()
         self._born_of.append(zygote)
-        waited = 0.0
-        while not zygote.ready(0.2):
-            waited += 0.2
-            if waited > self._start_timeout:
-                raise DiscoError(
-                    f"no worker process was there after {self._start_timeout:g} s (start_timeout=)"
-                )
-            if waited > 1:
-                self._say(f"starting {self.num_workers} workers: importing torch ({waited:.0f} s)")
         common = {
             "num_workers": self.num_workers,
             "num_groups": self.num_groups,
             "threads": max(1, torch.get_num_threads() // self.num_workers),
-            "environ": dict(os.environ),
-            "path": sys.path,
-            "argv": sys.argv,
-            "folder": os.getcwd(),
             "heartbeat": self.heartbeat,
+            **like_here(),
         }
         for rank in range(1, self.num_workers):
             own = {"rank": rank, "local_rank": rank, "device": str(self._devices[rank])}

@@ -25,7 +25,7 @@ from .nodes.machines import checked_endpoint, machine, split_endpoint
 from .placement import check_world, place_workers
 from .remote.session import HEARTBEAT, START_TIMEOUT, Progress, RemoteSession
 from .remote.zmq_lines import ZmqLines
-from .remote.zygote import Zygote, the_zygote
+from .remote.zygote import Zygote, like_here, the_zygote
 
 _LOOK = 0.2  # seconds between two looks at who is missing
 
@@ -149,16 +149,6 @@ class SocketSession(RemoteSession):
             for rank in range(1, self._here):
                 self._start_worker(zygote, rank)
 
-    def _ready_zygote(self) -> Zygote:
-        zygote, waited = the_zygote(), 0.0
-        while not zygote.ready(_LOOK):
-            waited += _LOOK
-            if waited > self._start_timeout:
-                raise DiscoError(
-                    f"no worker process was there after {self._start_timeout:g} s (start_timeout=)"
-                )
-        return zygote
-
     def _spawn_node(self, zygote: Zygote, number: int) -> None:
         settings = {
             "node": {
@@ -167,7 +157,7 @@ class SocketSession(RemoteSession):
                 "rank": number,
                 "workers": self._here,
             },
-            **_process_settings(),
+            **like_here(),
         }
         self._watch(self._nodes.brood.start(zygote, -number, settings))
 
@@ -175,7 +165,7 @@ class SocketSession(RemoteSession):
         text, theirs = os.pipe()
         settings = {
             **self._common(),
-            **_process_settings(),
+            **like_here(),
             "connect": self._endpoint_here(),
             "keys": self._keys.as_dict(),
             "rank": rank,
@@ -298,15 +288,6 @@ def _devices(num_workers: int, here: int, wanted: Any) -> tuple[Any, list[torch.
         place_workers(num_workers, names)  # raises
     others = [parse_device(name) for name in names[here:]]
     return names, place_workers(here, names[:here]) + [d or torch.device("cpu") for d in others]
-
-
-def _process_settings() -> dict[str, Any]:
-    return {
-        "environ": dict(os.environ),
-        "path": sys.path,
-        "argv": sys.argv,
-        "folder": os.getcwd(),
-    }
 
 
 def _print_line(text: str) -> None:

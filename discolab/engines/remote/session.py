@@ -30,11 +30,13 @@ from ..local_workers import LocalWorkers
 from . import messages
 from .exchange import Exchange
 from .lines import Lines
+from .zygote import Zygote, the_zygote
 
 HEARTBEAT = 10.0  # seconds without a word after which a worker is taken for frozen
 START_TIMEOUT = 120.0  # seconds that worker processes may take to be there
 _SILENT = 3.5  # seconds without a word after which `status` says so; a heartbeat comes every 2
 _LOOK = 0.1  # seconds that `status` waits for what workers say of themselves
+_LOOK_AT_START = 0.2  # seconds between two looks at what is not there yet
 _END_GRACE = 1.0  # seconds that interrupted workers are given when a session ends
 _PROGRESS_AFTER = 1.0  # seconds of starting before it is said
 
@@ -144,6 +146,19 @@ class RemoteSession(Session):
         )
 
     # -- what an engine of this kind provides ------------------------------------------------------
+
+    def _ready_zygote(self) -> Zygote:
+        """The process to fork workers from, once it has imported what they need."""
+        zygote, waited = the_zygote(), 0.0
+        while not zygote.ready(_LOOK_AT_START):
+            waited += _LOOK_AT_START
+            if waited > self._start_timeout:
+                raise DiscoError(
+                    f"no worker process was there after {self._start_timeout:g} s (start_timeout=)"
+                )
+            if waited > 1:
+                self._say(f"starting {self.num_workers} workers: importing torch ({waited:.0f} s)")
+        return zygote
 
     def _start_processes(self) -> None:
         """Have the worker processes started; they say HELLO on their lines."""

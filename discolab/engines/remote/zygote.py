@@ -46,6 +46,16 @@ _ROOM = 1 << 17
 _PR_SET_PDEATHSIG = 1
 
 
+def like_here() -> dict[str, Any]:
+    """What makes a forked process like this one: settings for `child.prepare_process`."""
+    return {
+        "environ": dict(os.environ),
+        "path": sys.path,
+        "argv": sys.argv,
+        "folder": os.getcwd(),
+    }
+
+
 class Zygote:
     """The controller's end. `_lock` guards the socket: one request at a time."""
 
