@@ -16,7 +16,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any, ClassVar
 
@@ -326,17 +326,24 @@ class Controller:
             )
 
     def wait(
-        self, ticket: Ticket, timeout: float | None = None, interrupt: bool = True
+        self,
+        ticket: Ticket,
+        timeout: float | None = None,
+        interrupt: bool = True,
+        meanwhile: Callable[[], None] | None = None,
     ) -> dict[int, Any]:
         """Wait for all replies; the one place where a controller thread blocks.
 
         With `interrupt` false, Ctrl-C ends the wait and leaves the workers to their work.
+        `meanwhile` is called every 50 ms, as `tick`; what it raises ends the wait.
         """
         timeout = self.timeout if timeout is None else check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             while not ticket.acquire(TICK if timeout is None else max(0.0, min(TICK, timeout))):
                 self.tick()
+                if meanwhile is not None:
+                    meanwhile()
                 self._check_alive()
                 if self._closed and not ticket.acquire(1.0):
                     raise SessionClosedError(

@@ -7,8 +7,9 @@ affair (engines/).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import torch
@@ -43,6 +44,9 @@ class Session(Caller):
     _mesh: Mesh | None = None
     collectives = ""
     """What `init_ccl` has chosen, in a sentence that begins with the backend's name."""
+
+    above: ClassVar[dict[str, Callable[..., Any]]] = {}
+    """What a layer above does for `load` and `save`; it enters itself here."""
 
     def __enter__(self) -> Self:
         self._check_open()
@@ -162,6 +166,23 @@ class Session(Caller):
 
     _sync_worker = sync_worker
     _sync_all = sync_all
+
+    # -- checkpoints ---------------------------------------------------------------------------
+
+    def load(self, path: str | PathLike[str], plan: Any = None, **options: Any) -> dict[str, DRef]:
+        """Load a checkpoint straight into its shards: see `discolab.loader.load`."""
+        found: dict[str, DRef] = self.above["load"](self, path, plan, **options)
+        return found
+
+    def save(
+        self,
+        path: str | PathLike[str],
+        weights: Mapping[str, DRef],
+        plan: Any = None,
+        **options: Any,
+    ) -> Any:
+        """Save sharded tensors as a checkpoint: see `discolab.loader.save`."""
+        return self.above["save"](self, path, weights, plan, **options)
 
     # -- collectives -----------------------------------------------------------------------------
 

@@ -61,7 +61,16 @@ def draw_dref(ref: DRef, stats: Literal["auto"] | bool = "auto") -> Part:
         num_workers=session.num_workers,
         placements=ref.placements,
         num_groups=session.num_groups,
+        mesh_shape=_mesh_shape(ref),
     )
+
+
+def _mesh_shape(ref: DRef) -> tuple[int, ...] | None:
+    """The session's mesh, if the placements are for its axes."""
+    mesh = ref.session._mesh
+    if mesh is None or not isinstance(ref.placements, list | tuple):
+        return None
+    return mesh.sizes if len(mesh.sizes) == len(ref.placements) > 1 else None
 
 
 def answers_of(ref: DRef, patience: float) -> dict[int, Any]:
