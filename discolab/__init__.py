@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import ccl, views
+from . import ccl, loader, views
 from .engines import ProcessSession, ThreadedSession, make_session
 from .runtime import (
     ArgumentError,
@@ -99,6 +99,7 @@ __all__ = [
     "current_worker_or_none",
     "doctor",
     "list_funcs",
+    "loader",
     "make_session",
     "register_func",
     "views",

@@ -1,0 +1,124 @@
+"""What a checkpoint holds and where: read from its index, without a byte of a tensor.
+
+A `Catalog` is made by `formats` and is valid as a whole: each file was there with its size, each
+piece lies inside its file, and the pieces of an entry tile it. Everything here is frozen and plain,
+so that it can be sent to workers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file of a checkpoint, as it was when the index was read.
+
+    Attributes
+    ----------
+    path
+        Absolute, without symbolic links.
+    size
+        Bytes.
+    md5
+        Of the whole file, in hexadecimal, if the index has it.
+    """
+
+    path: str
+    size: int
+    md5: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of a parameter as it lies in a file.
+
+    Attributes
+    ----------
+    file
+        Index in `Catalog.files`.
+    offset
+        Bytes from the file's begin to the box's first element.
+    start, shape
+        The box within the whole parameter, in elements.
+    strides
+        In the file, in elements; None: one after the other in C order.
+    """
+
+    file: int
+    offset: int
+    start: Shape
+    shape: Shape
+    strides: Shape | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One parameter.
+
+    Attributes
+    ----------
+    shape
+        Of the whole parameter, in elements.
+    dtype
+        What it is once it is loaded.
+    stored
+        What it is in the file: differs where the format says so (f32-to-bf16).
+    pieces
+        Boxes that tile it: one, or the shards that it was cut into.
+    """
+
+    name: str
+    shape: Shape
+    dtype: torch.dtype
+    stored: torch.dtype
+    pieces: tuple[Piece, ...]
+
+    @property
+    def numel(self) -> int:
+        """Elements of the whole parameter."""
+        return math.prod(self.shape)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the whole parameter in the files."""
+        return self.numel * self.stored.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """A checkpoint.
+
+    Attributes
+    ----------
+    path
+        What was opened: a file or a folder.
+    format
+        ``"tensor-cache"``, ``"safetensors"``, ``"dcp"`` or ``"torch"``.
+    entries
+        By name, in the order of the index.
+    metadata
+        What the index says of the whole.
+    """
+
+    path: str
+    format: str
+    files: tuple[File, ...]
+    entries: Mapping[str, Entry]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all parameters in the files."""
+        return sum(entry.stored_bytes for entry in self.entries.values())
+
+    def file_of(self, entry: Entry) -> str:
+        """The path of the first file that has a part of `entry`, for messages."""
+        return self.files[entry.pieces[0].file].path if entry.pieces else self.path

@@ -1,0 +1,1 @@
+"""Disco's ShardLoader, under Disco's names and with its meanings."""

@@ -1,0 +1,6 @@
+"""The index of a checkpoint of any format, checked as a whole."""
+
+from .opening import open_checkpoint
+from .verify import verify
+
+__all__ = ["open_checkpoint", "verify"]

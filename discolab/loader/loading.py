@@ -1,0 +1,336 @@
+"""Load a checkpoint: each worker reads its own shards, once, into their final memory."""
+
+from __future__ import annotations
+
+import operator
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from ..runtime.arguments import Pickled, parse_dtype
+from ..runtime.dref import DRef
+from ..runtime.errors import ArgumentError, WaitTimeoutError
+from ..runtime.session import Session
+from ..runtime.worker import current_worker
+from .catalog import Catalog, Piece
+from .copies import Copy, copies
+from .errors import CheckpointError
+from .formats import open_checkpoint
+from .formats.verify import verify as verify_files
+from .from_first import share
+from .plans.layouts import Cut, Workers
+from .plans.plan import Plan
+from .plans.resolved import Resolved
+from .presharded import logical
+from .progress import Board, Meter
+from .read import Files, fill
+from .weights import Weights
+
+
+@dataclass(frozen=True)
+class Job:
+    """What workers are asked to do; the same for all."""
+
+    resolved: Resolved
+    dtype: torch.dtype | None
+    board: int
+    verify: bool
+    check_nan: bool
+    mmap: bool
+    read_by: str
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """What a parameter is once it is loaded."""
+        found = self.resolved.catalog.entries[name].dtype
+        return self.dtype if self.dtype and found.is_floating_point else found
+
+
+def load(
+    session: Session,
+    path: str | os.PathLike[str] | Catalog,
+    plan: Any = None,
+    *,
+    names: str | Sequence[str] | None = None,
+    dtype: Any = None,
+    into: Mapping[str, DRef] | None = None,
+    verify: bool = False,
+    check_nan: bool = False,
+    mmap: bool = True,
+    read_by: Literal["each", "first"] = "each",
+    progress: bool = True,
+    timeout: float | None = None,
+) -> Weights:
+    """Load a checkpoint into shards: every worker reads the bytes of its own, and no others.
+
+    Parameters
+    ----------
+    path
+        A file, a folder or an index file; see `open_checkpoint`.
+    plan
+        How parameters are laid out, see `Plan.of`; None: a whole copy on every worker.
+    names
+        Globs of the parameters to load; None: all.
+    dtype
+        What floating-point parameters are cast to on their way; None: as they are stored.
+    into
+        DRefs of tensors to load into, by name, instead of new ones: several times as fast.
+    verify
+        Compare the files with the checksums of the index, where it has them.
+    check_nan
+        Refuse parameters that have a NaN or an infinity.
+    mmap
+        False: never map a file; see `Files`.
+    read_by
+        ``"each"``: every worker reads its own shards, so that each machine must have the files at
+        the same path. ``"first"``: worker 0 reads, and the others get theirs from it.
+    progress
+        Whether to show bars if it takes more than a second.
+    timeout
+        Seconds in which nothing lands after which to give up; None: the session's.
+
+    Returns
+    -------
+    Weights
+        Parameters by name, in the order of the checkpoint.
+
+    Raises
+    ------
+    CheckpointError
+        If the checkpoint is not whole. Nothing of it stays on the workers; what `into` holds is
+        undefined then.
+    ArgumentError
+        If the plan does not fit the checkpoint or the workers.
+    """
+    wanted = None if dtype is None else parse_dtype(dtype)
+    if wanted is not None and not wanted.is_floating_point:
+        raise ArgumentError(f"dtype= is what floating-point parameters are cast to, got {wanted}")
+    if read_by not in ("each", "first"):
+        raise ArgumentError(f'read_by= is "each" or "first", got {read_by!r}')
+    resolved = resolve(session, path, plan, names)
+    targets = _targets(resolved, into)
+    totals = [resolved.bytes_on(rank, wanted) for rank in range(session.num_workers)]
+    if verify:
+        for number, file in enumerate(resolved.catalog.files):
+            totals[number % _readers(read_by, len(totals))] += file.size if file.md5 else 0
+    with Board("loading", totals, progress) as board:
+        job = Job(resolved, wanted, board.number, verify, check_nan, mmap, read_by)
+        loaded = session.call_packed(_load_here, Pickled(job), targets)
+        placements = _placements(session, resolved)  # torch's words for it take long to import
+        run(session, loaded, board, f"the load of {resolved.catalog.path}", timeout)
+    refs = {}
+    for name in resolved.layouts:
+        ref = into[name] if into else session.call_packed(operator.getitem, loaded, name)
+        if not into:
+            ref.placements = placements[name]
+            ref.name = name
+        refs[name] = ref
+    session.call_without_result(_close_files, loaded)
+    return Weights(refs, resolved, wanted)
+
+
+def resolve(
+    session: Session,
+    path: str | os.PathLike[str] | Catalog,
+    plan: Any = None,
+    names: str | Sequence[str] | None = None,
+) -> Resolved:
+    """What a load would do on the workers of `session`; reads the index alone."""
+    given = None if plan is None else Plan.of(plan)
+    catalog = path if isinstance(path, Catalog) else open_checkpoint(path)
+    catalog = logical(catalog, given)
+    resolved = (given or Plan.of(None)).resolve(catalog, workers_of(session))
+    return resolved if names is None else resolved.subset(names)
+
+
+def workers_of(session: Session) -> Workers:
+    """The workers of a session: on its mesh, or else in its groups."""
+    mesh = session._mesh
+    if mesh is not None:
+        return Workers(mesh.sizes, session.num_groups)
+    return Workers.of(session.num_workers, session.num_groups)
+
+
+def run(session: Session, ref: DRef, board: Board, what: str, timeout: float | None) -> None:
+    """Wait for a call that moves bytes for as long as any land.
+
+    Raises
+    ------
+    CheckpointError
+        If that is what has failed on a worker, with its rank.
+    WorkerError, WaitTimeoutError
+    """
+    limit = session.timeout if timeout is None else timeout
+
+    def look() -> None:
+        board.look()
+        if limit is not None and time.monotonic() - board.moved_at > limit:
+            raise WaitTimeoutError(
+                f"{what}: nothing has landed for {limit:g} s (timeout=); "
+                + ", ".join(f"worker {rank}: {n:,} B" for rank, n in enumerate(board.landed)),
+                {},
+            )
+
+    ticket = session.request(session.call_packed(_is_there, ref), tell=True, what=what)
+    try:
+        values = session.wait(ticket, float("inf"), meanwhile=look)
+    except WaitTimeoutError:
+        session.interrupt()
+        raise
+    failures = [value for value in values.values() if not isinstance(value, bool)]
+    if not failures:
+        return
+    error = session.told(failures)
+    for failure in failures:
+        if isinstance(failure.exception, CheckpointError):
+            found = failure.exception
+            raise CheckpointError(
+                found.file, f"{found.text} (worker {failure.rank})", found.parameter
+            ) from None
+    raise error
+
+
+def _targets(resolved: Resolved, into: Mapping[str, DRef] | None) -> dict[str, DRef] | None:
+    if into is None:
+        return None
+    missing = [name for name in resolved.layouts if name not in into]
+    if missing:
+        raise ArgumentError(
+            f"into= has no tensor for {', '.join(map(repr, missing[:5]))}"
+            f"{f' and {len(missing) - 5} more' if len(missing) > 5 else ''}; load a part of the "
+            "checkpoint with names="
+        )
+    wrong = [name for name in resolved.layouts if not isinstance(into[name], DRef)]
+    if wrong:
+        raise ArgumentError(
+            f"into[{wrong[0]!r}] is to be a DRef, got a {type(into[wrong[0]]).__name__}"
+        )
+    return {name: into[name] for name in resolved.layouts}
+
+
+def _placements(session: Session, resolved: Resolved) -> dict[str, tuple[Any, ...] | None]:
+    """For the DRefs: along the workers of a group, unless there is a mesh."""
+    axes = len(resolved.workers.sizes)
+    placed = {}
+    for layout in set(resolved.layouts.values()):
+        found = layout.placements(axes)
+        if found and len(found) > 1 and session._mesh is None and found[0].is_replicate():
+            found = found[1:]
+        placed[layout] = found
+    return {name: placed[layout] for name, layout in resolved.layouts.items()}
+
+
+# -- on a worker -----------------------------------------------------------------------------
+
+
+class _Loaded(dict[str, torch.Tensor | None]):
+    """A worker's tensors, and the files that they come from.
+
+    Those are closed by a command of its own: to take a large mapping apart takes a tenth of the
+    time of a load, and nobody need wait for that.
+    """
+
+    def __init__(self, resolved: Resolved, files: Files) -> None:
+        super().__init__(dict.fromkeys(resolved.layouts))
+        self.files = files
+
+
+def _close_files(loaded: _Loaded) -> None:
+    loaded.files.close()
+
+
+_close_files.disco_command = "closing a checkpoint"  # type: ignore[attr-defined]  # for status
+
+
+def _load_here(job: Job, targets: dict[str, Any] | None) -> _Loaded:
+    """The worker's shards by name; None for those that another stage holds."""
+    worker = current_worker()
+    rank, resolved = worker.worker_id, job.resolved
+    catalog = resolved.catalog
+    meter = Meter(job.board, worker)
+    if job.verify:
+        mine = range(rank, len(catalog.files), _readers(job.read_by, worker.num_workers))
+        verify_files(catalog, mine if job.read_by == "each" or rank == 0 else (), meter)
+    loaded = _Loaded(resolved, Files(catalog.files, job.mmap, meter, fresh=targets is None))
+
+    def make(name: str, cut: Cut) -> torch.Tensor:
+        if targets is not None:
+            return _checked(targets[name], cut.shape, job.dtype_of(name), name)
+        return torch.empty(cut.shape, dtype=job.dtype_of(name), device=worker.device)
+
+    def keep(name: str, tensor: torch.Tensor) -> None:
+        if job.check_nan:
+            _check_finite(catalog, name, tensor)
+        loaded[name] = tensor
+
+    files = loaded.files
+    try:
+        if job.read_by == "first":
+            share(resolved, files, worker, job.dtype_of, make, keep)
+        else:
+            for name, cut in _in_file_order(resolved, rank):
+                tensor = make(name, cut)
+                fill(files, catalog.entries[name], cut, tensor)
+                keep(name, tensor)
+        files.finish()
+    except BaseException:
+        files.close()
+        raise
+    return loaded
+
+
+_load_here.disco_command = "loading a checkpoint"  # type: ignore[attr-defined]  # for status
+
+
+def _readers(read_by: str, workers: int) -> int:
+    return workers if read_by == "each" else 1
+
+
+def _in_file_order(resolved: Resolved, rank: int) -> list[tuple[str, Cut]]:
+    """What this worker holds, as it lies in the files; little is worked out before it reads."""
+    held = []
+    for name, entry in resolved.catalog.entries.items():
+        cut = resolved.cut(name, rank)
+        if cut is not None:
+            first: Sequence[Piece | Copy] = entry.pieces
+            if len(first) > 1:  # else no matter which part of it is this worker's
+                first = copies(entry, cut)
+            held.append(([(one.file, one.offset) for one in first[:1]], name, cut))
+    held.sort(key=operator.itemgetter(0))
+    return [(name, cut) for _, name, cut in held]
+
+
+def _checked(tensor: Any, shape: Sequence[int], dtype: torch.dtype, name: str) -> torch.Tensor:
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(
+            f"into[{name!r}] holds a {type(tensor).__name__} here, not a tensor of {tuple(shape)}"
+        )
+    if tuple(tensor.shape) != tuple(shape) or tensor.dtype != dtype:
+        raise ArgumentError(
+            f"into[{name!r}] is {tuple(tensor.shape)} {tensor.dtype} on worker "
+            f"{current_worker().worker_id}, and the shard is {tuple(shape)} {dtype}"
+        )
+    return tensor.detach()
+
+
+def _check_finite(catalog: Catalog, name: str, tensor: torch.Tensor) -> None:
+    if not tensor.dtype.is_floating_point or not tensor.numel():
+        return
+    values = tensor.float() if tensor.dtype.itemsize == 1 else tensor
+    bad = tensor.numel() - int(torch.isfinite(values).sum())
+    if bad:
+        raise CheckpointError(
+            catalog.file_of(catalog.entries[name]),
+            f"{bad:,} of the {tensor.numel():,} values of this shard are NaN or infinite",
+            name,
+        )
+
+
+def _is_there(_loaded: Any) -> bool:
+    return True
+
+
+_is_there.disco_command = "loading a checkpoint"  # type: ignore[attr-defined]

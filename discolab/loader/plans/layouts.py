@@ -1,0 +1,349 @@
+"""How a parameter is laid out over workers, and which boxes of it each worker holds. Pure.
+
+A `Layout` has a placement of torch for each axis of a mesh of workers, and what torch has no word
+for: segments of a fused weight, heads that stay whole, padding, the stage that holds it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...runtime.errors import ArgumentError
+from ..catalog import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the parts of a parameter go.
+
+    Attributes
+    ----------
+    dims
+        For each mesh axis, the outermost first, the dimension that it cuts, or None if it holds
+        copies. Fewer than there are axes: these are the last ones, copies along the others.
+    segments
+        The sizes of the parts of a fused parameter along the dimension that is cut, as q, k and v:
+        each is cut by itself, and a worker's pieces follow each other. Empty: one part. With one
+        number only, that many equal parts.
+    heads
+        How many heads each segment has. A head is never cut; with fewer heads than workers, several
+        workers hold the same one. Empty: each element is its own.
+    pad_to
+        The dimension is filled up with zeros to a multiple of this before it is cut; 0: it is not.
+    stage
+        The group of workers (pipeline stage) that holds it; None: every one.
+    """
+
+    dims: tuple[int | None, ...] = (None,)
+    segments: tuple[int, ...] = ()
+    heads: tuple[int, ...] = ()
+    pad_to: int = 0
+    stage: int | None = None
+
+    @property
+    def cuts(self) -> bool:
+        """Whether any axis cuts it."""
+        return any(dim is not None for dim in self.dims)
+
+    def __str__(self) -> str:
+        more = [
+            f"{name}={list(value) if isinstance(value, tuple) else value}"
+            for name, value in (
+                ("segments", self.segments), ("heads", self.heads),
+                ("pad_to", self.pad_to or None), ("stage", self.stage),
+            )
+            if value not in ((), None)
+        ]  # fmt: skip
+        words = [
+            "replicate" if dim is None else f"shard({', '.join([str(dim), *more])})"
+            for dim in self.dims
+        ]
+        if not self.cuts and more:
+            words[-1] = f"replicate({', '.join(more)})"
+        return words[0] if len(words) == 1 else f"[{', '.join(words)}]"
+
+    def placements(self, axes: int) -> tuple[Any, ...] | None:
+        """The same in torch's words, for a mesh of so many axes; None where it has none."""
+        from torch.distributed.tensor import Replicate, Shard
+
+        if self.segments or self.heads or self.pad_to or self.stage is not None:
+            return None
+        dims = _for_axes(self, axes)
+        return tuple(Replicate() if dim is None else Shard(dim) for dim in dims)
+
+
+REPLICATE = Layout()
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A box of a parameter that lands in a box of a worker's tensor.
+
+    Attributes
+    ----------
+    start, shape
+        Within the whole parameter, in elements.
+    at
+        Where it begins in the worker's tensor.
+    """
+
+    start: Shape
+    shape: Shape
+    at: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What one worker holds of a parameter.
+
+    Attributes
+    ----------
+    shape
+        Of the worker's tensor.
+    boxes
+        Where its elements come from; what they leave out is zero.
+    """
+
+    shape: Shape
+    boxes: tuple[Box, ...]
+
+    @property
+    def numel(self) -> int:
+        """Elements of the worker's tensor."""
+        return math.prod(self.shape)
+
+    @property
+    def padded(self) -> bool:
+        """Whether some of it comes from nowhere."""
+        return sum(math.prod(box.shape) for box in self.boxes) < self.numel
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The workers that hold a checkpoint, as a mesh.
+
+    Attributes
+    ----------
+    sizes
+        Of the mesh's axes; the last one runs fastest with the rank.
+    groups
+        Pipeline stages: equal runs of ranks.
+    """
+
+    sizes: tuple[int, ...]
+    groups: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.sizes or min(self.sizes) < 1 or self.groups < 1 or self.count % self.groups:
+            raise ArgumentError(
+                f"{' × '.join(map(str, self.sizes)) or 'no'} workers can't be cut in {self.groups} "
+                "equal groups; give at least one worker, and groups that divide them"
+            )
+
+    @classmethod
+    def of(cls, num_workers: int, num_groups: int = 1) -> Workers:
+        """Workers without a mesh of their own: in groups, if there are several."""
+        alone = cls((num_workers,), num_groups)  # refuses groups that do not divide them
+        if num_groups == 1:
+            return alone
+        return cls((num_groups, num_workers // num_groups), num_groups)
+
+    @property
+    def count(self) -> int:
+        """How many workers there are."""
+        return math.prod(self.sizes)
+
+    def span(self, axis: int) -> int:
+        """Ranks that follow each other while the places on the axes further out stay the same."""
+        return math.prod(self.sizes[axis:])
+
+    def coordinate(self, rank: int) -> tuple[int, ...]:
+        """The place of a worker in the mesh.
+
+        Raises
+        ------
+        ArgumentError
+            If there is no such worker.
+        """
+        if not 0 <= rank < self.count:
+            raise ArgumentError(f"no worker {rank}: there are {self.count}, numbered from 0")
+        found = []
+        for size in reversed(self.sizes):
+            rank, index = divmod(rank, size)
+            found.append(index)
+        return tuple(reversed(found))
+
+    def group(self, rank: int) -> int:
+        """The pipeline stage of a worker."""
+        return rank // (self.count // self.groups)
+
+
+def cut(layout: Layout, shape: Shape, workers: Workers, rank: int) -> Cut | None:
+    """What worker `rank` holds of a parameter; None if its stage does not hold it.
+
+    Parts are as even as `torch.chunk` makes them: the first ones are equal, later ones may be
+    smaller or empty.
+
+    Raises
+    ------
+    ArgumentError
+        If the layout does not fit the shape, or there is no such worker.
+    """
+    check(layout, shape, workers)
+    place = workers.coordinate(rank)
+    if layout.stage is not None and workers.group(rank) != layout.stage:
+        return None
+    dims = _for_axes(layout, len(workers.sizes))
+    runs = [[(0, size)] for size in shape]
+    for axis, dim in enumerate(dims):
+        if dim is None:
+            continue
+        dim %= len(shape)
+        parts, index = workers.sizes[axis], place[axis]
+        if layout.segments or layout.heads:
+            runs[dim] = _cut_segments(layout, shape[dim], parts, index)
+        else:
+            ((start, size),) = runs[dim]
+            full = _padded(size, layout.pad_to)
+            first, length = chunk(full, parts, index)
+            runs[dim] = [(start + first, length)]
+    local = tuple(sum(length for _, length in found) for found in runs)
+    return Cut(local, _boxes(runs, shape))
+
+
+def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
+    """Start and length of part `index`, as `torch.chunk` cuts."""
+    step = -(-size // parts)
+    start = min(size, index * step)
+    return start, min(size, start + step) - start
+
+
+def check(layout: Layout, shape: Shape, workers: Workers) -> None:
+    """Whether a layout fits a parameter and workers.
+
+    Raises
+    ------
+    ArgumentError
+        What does not fit, and what would.
+    """
+    if len(layout.dims) > len(workers.sizes):
+        raise ArgumentError(
+            f"{layout} has a placement for each of {len(layout.dims)} mesh axes, and the workers "
+            f"have {len(workers.sizes)}: make a mesh (sess.mesh(dp=2, tp=2)) or give fewer"
+        )
+    cutting = [dim for dim in layout.dims if dim is not None]
+    for dim in cutting:
+        if not -len(shape) <= dim < len(shape):
+            raise ArgumentError(
+                f"{layout} cuts dimension {dim}, and the shape {tuple(shape)} has "
+                f"{len(shape) or 'none'}"
+            )
+    if layout.stage is not None and not 0 <= layout.stage < workers.groups:
+        raise ArgumentError(
+            f"{layout} is for stage {layout.stage}, and there are {workers.groups} groups of "
+            "workers, numbered from 0 (num_groups= of the session)"
+        )
+    if layout.stage is not None:
+        for axis, cut_there in enumerate(_for_axes(layout, len(workers.sizes))):
+            # a stage that has only some places of this axis would leave the other parts to nobody
+            if cut_there is not None and workers.count // workers.groups % workers.span(axis):
+                raise ArgumentError(
+                    f"{layout} is for one of {workers.groups} groups of workers, and cuts along an "
+                    f"axis of {workers.sizes[axis]} workers that are of several groups; "
+                    f"cut along an axis within a group of {workers.count // workers.groups}"
+                )
+    if layout.segments or layout.heads or layout.pad_to:
+        _check_parts(layout, shape, workers, cutting)
+
+
+def _check_parts(layout: Layout, shape: Shape, workers: Workers, cutting: Sequence[int]) -> None:
+    if min(layout.segments, default=1) < 1 or layout.pad_to < 0:
+        raise ArgumentError(f"{layout}: segments and padding are sizes, of 1 at least")
+    if len(cutting) != 1:
+        raise ArgumentError(f"{layout}: segments, heads and padding need one axis that cuts")
+    if layout.pad_to and (layout.segments or layout.heads):
+        raise ArgumentError(f"{layout}: a dimension with segments or heads can't be padded")
+    size = shape[cutting[0]]
+    segments = _segments(layout, size)
+    if sum(segments) != size:
+        raise ArgumentError(
+            f"{layout}: the segments add up to {sum(segments)}, and dimension {cutting[0]} of "
+            f"{tuple(shape)} has {size}"
+        )
+    if not layout.heads:
+        return
+    if len(layout.heads) != len(segments):
+        raise ArgumentError(
+            f"{layout}: {len(layout.heads)} numbers of heads for {len(segments)} segments"
+        )
+    parts = workers.sizes[_cutting_axis(layout, len(workers.sizes))]
+    for length, heads in zip(segments, layout.heads, strict=True):
+        if heads < 1 or length % heads:
+            raise ArgumentError(f"{layout}: a segment of {length} is not {heads} equal heads")
+        if heads < parts and parts % heads:
+            raise ArgumentError(
+                f"{layout}: {heads} heads for {parts} workers; with fewer heads than workers "
+                "each head goes to equally many workers"
+            )
+
+
+def _for_axes(layout: Layout, axes: int) -> tuple[int | None, ...]:
+    return (None,) * (axes - len(layout.dims)) + layout.dims
+
+
+def _cutting_axis(layout: Layout, axes: int) -> int:
+    return next(i for i, dim in enumerate(_for_axes(layout, axes)) if dim is not None)
+
+
+def _segments(layout: Layout, size: int) -> Sequence[int]:
+    if len(layout.segments) == 1:
+        count = layout.segments[0]
+        if size % count:
+            raise ArgumentError(f"{layout}: a dimension of {size} is not {count} equal segments")
+        return (size // count,) * count
+    return layout.segments or (size,)
+
+
+def _padded(size: int, pad_to: int) -> int:
+    return -(-size // pad_to) * pad_to if pad_to else size
+
+
+def _cut_segments(layout: Layout, size: int, parts: int, index: int) -> list[tuple[int, int]]:
+    runs = []
+    begin = 0
+    segments = _segments(layout, size)
+    for number, length in enumerate(segments):
+        heads = layout.heads[number] if layout.heads else length
+        each = length // heads if heads else 0
+        if layout.heads and heads < parts:
+            first, count = index // (parts // heads), 1
+        else:
+            first, count = chunk(heads, parts, index)
+        runs.append((begin + first * each, count * each))
+        begin += length
+    return runs
+
+
+def _boxes(runs: Sequence[Sequence[tuple[int, int]]], shape: Shape) -> tuple[Box, ...]:
+    """The boxes that runs (start, length) along each dimension make up together."""
+    # what lies beyond the parameter itself is padding
+    inside = [
+        [(start, max(0, min(length, size - start)), length) for start, length in found]
+        for found, size in zip(runs, shape, strict=True)
+    ]
+    steps = [[0, *itertools.accumulate(length for _, _, length in found)] for found in inside]
+    boxes = []
+    for picks in itertools.product(*(range(len(found)) for found in inside)):
+        chosen = [found[i] for found, i in zip(inside, picks, strict=True)]
+        box = Box(
+            tuple(start for start, _, _ in chosen),
+            tuple(there for _, there, _ in chosen),
+            tuple(step[i] for step, i in zip(steps, picks, strict=True)),
+        )
+        if math.prod(box.shape):
+            boxes.append(box)
+    return tuple(boxes)

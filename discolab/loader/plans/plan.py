@@ -1,0 +1,272 @@
+"""A plan says for each parameter's name how it is laid out. Pure, but for its files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from ...runtime.errors import ArgumentError
+from ..catalog import Catalog, Shape
+from .layout_text import WORDS, parse_layout
+from .layouts import REPLICATE, Layout, Workers, check
+from .patterns import MOST_NAMES, matcher
+from .resolved import Resolved
+from .styles import HOOK, WHOLE_MODULE, Style, style_named, style_of
+
+__all__ = ["Plan", "Resolved", "Rule", "parse_layout"]
+
+
+class Parameter:
+    """A parameter, and the names by which rules can mean it; made once for all rules."""
+
+    def __init__(self, name: str, shape: Shape) -> None:
+        path, _, self.last = name.rpartition(".")
+        self.for_torch: tuple[str, ...] = (name,)
+        if path and self.last in ("weight", "bias"):
+            self.for_torch = (name, path)
+        self.name, self.shape, self.module = name, shape, path.rpartition(".")[2]
+        self.for_tables: tuple[str, ...] = self.for_torch
+        if name.startswith("model."):
+            # tables in a model's configuration leave out the name of the model in its wrapper
+            self.for_tables += tuple(one.removeprefix("model.") for one in self.for_torch)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A pattern, and what it says of the parameters whose names it matches.
+
+    Attributes
+    ----------
+    pattern
+        A glob for the whole name, where ``*`` stands for dots too; or ``re:`` and a regular
+        expression for the whole name.
+    says
+        The layout; or a style, and then the pattern is for the name of a module whose weight and
+        bias are meant, or of a parameter itself.
+    """
+
+    pattern: str
+    says: Layout | Style
+
+    def layout(self, parameter: Parameter) -> Layout | None:
+        """The layout of a parameter; None if it is none of this rule's."""
+        matches = matcher(self.pattern)
+        if isinstance(self.says, Layout):
+            return self.says if matches(parameter.name) else None
+        names = parameter.for_torch if self.says.torch else parameter.for_tables
+        if not any(map(matches, names)):
+            return None
+        return self.says.layout(parameter.module, parameter.last, len(parameter.shape))
+
+
+class Plan:
+    """Rules for parameters' names; the first that matches counts.
+
+    Parameters
+    ----------
+    rules
+        A mapping or a list of pairs of a pattern and a layout, as `parse_layout` takes it, or a
+        parallel style: one of torch's, or the name of one of a `tp_plan` table. See `Rule`.
+    default
+        The layout of parameters that no rule matches.
+
+    Raises
+    ------
+    ArgumentError
+        If a rule can't be read; it names the rule.
+    """
+
+    def __init__(
+        self, rules: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), default: Any = REPLICATE
+    ) -> None:
+        pairs = list(rules.items()) if isinstance(rules, Mapping) else _pairs(rules)
+        made = [Rule(_pattern(pattern), _said(pattern, says)) for pattern, says in pairs]
+        if any(isinstance(rule.says, Style) and not rule.says.torch for rule in made):
+            # in a table of Hugging Face, this word is said of modules as well
+            made = [
+                replace(rule, says=WHOLE_MODULE) if says == WHOLE_MODULE.name else rule
+                for rule, (_, says) in zip(made, pairs, strict=True)
+            ]
+        self.rules: tuple[Rule, ...] = tuple(made)
+        self.default = parse_layout(default)
+
+    @classmethod
+    def of(cls, plan: Any) -> Plan:
+        """The plan that `plan` means.
+
+        Parameters
+        ----------
+        plan
+            None (every worker holds all); a `Plan`; rules as for `Plan`; ``{"rules": …,
+            "default": …}``; or the path of a JSON file with one of the last two.
+
+        Raises
+        ------
+        ArgumentError
+            If it is none of these, or the file can't be read.
+        """
+        if plan is None:
+            return cls()
+        if isinstance(plan, Plan):
+            return plan
+        if isinstance(plan, Mapping):
+            return cls._of_mapping(plan)
+        if isinstance(plan, str | os.PathLike):
+            return cls._of_file(cast("str | os.PathLike[str]", plan))
+        if isinstance(plan, list | tuple):
+            return cls(plan)
+        raise ArgumentError(
+            f"a plan is a dict of rules, as {{'*.q_proj.weight': 'shard(0)'}}, the path of a JSON "
+            f"file with one, a Plan or None; got {type(plan).__name__}"
+        )
+
+    @classmethod
+    def _of_mapping(cls, given: Mapping[str, Any]) -> Plan:
+        if not isinstance(given.get("rules"), Mapping | list):
+            return cls(given)
+        unknown = [key for key in given if key not in ("rules", "default")]
+        if unknown:
+            raise ArgumentError(
+                f"a plan with 'rules' has 'default' beside it and nothing else; got {unknown[0]!r}"
+            )
+        return cls(given["rules"], given.get("default", REPLICATE))
+
+    @classmethod
+    def _of_file(cls, path: str | os.PathLike[str]) -> Plan:
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            hint = ""
+            if isinstance(path, str) and re.match(r"\s*(\[|replicate|shard)", path):
+                hint = f"; for one layout for all, give {{'*': {path!r}}}"
+            why = getattr(error, "strerror", None) or error
+            raise ArgumentError(
+                f"the plan {os.fspath(path)!r} can't be read: {why}{hint}"
+            ) from None
+        try:
+            found = json.loads(text, object_pairs_hook=_no_duplicates)
+            if not isinstance(found, Mapping):
+                raise ArgumentError("it must hold an object of rules")
+            return cls._of_mapping(found)
+        except (ArgumentError, json.JSONDecodeError, RecursionError) as error:
+            raise ArgumentError(f"the plan {os.fspath(path)!r}: {error}") from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan in plain words, for JSON; `Plan.of` makes the same plan of it."""
+        patterns = [rule.pattern for rule in self.rules]
+        pairs = [(rule.pattern, str(rule.says)) for rule in self.rules]
+        # a dict can't say the same pattern twice
+        plain = dict(pairs) if len(set(patterns)) == len(patterns) else [list(p) for p in pairs]
+        return {"rules": plain, "default": str(self.default)}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it as a JSON file."""
+        Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+
+    def layout(self, name: str, shape: Shape) -> Layout:
+        """The layout of a parameter, whether it fits or not."""
+        found = self._find(name, shape)
+        return self.default if found is None else found[1]
+
+    def resolve(self, catalog: Catalog, workers: Workers) -> Resolved:
+        """Every parameter of a checkpoint with its layout, for these workers.
+
+        Raises
+        ------
+        ArgumentError
+            If layouts do not fit; it lists up to ten of their parameters with what does not fit.
+        """
+        layouts: dict[str, Layout] = {}
+        unmatched, wrong = [], []
+        used: set[Rule] = set()
+        for name, entry in catalog.entries.items():
+            found = self._find(name, entry.shape)
+            if found is None:
+                unmatched.append(name)
+            else:
+                used.add(found[0])
+            layouts[name] = self.default if found is None else found[1]
+            try:
+                check(layouts[name], entry.shape, workers)
+            except ArgumentError as error:
+                by = f"rule {found[0].pattern!r}" if found else "default"
+                wrong.append(f"  {name} {list(entry.shape)} ({by}): {error}")
+        if wrong:
+            more = len(wrong) - MOST_NAMES
+            lines = wrong[:MOST_NAMES] + ([f"  … and {more} more"] if more > 0 else [])
+            many = "1 parameter does" if len(wrong) == 1 else f"{len(wrong)} parameters do"
+            raise ArgumentError("\n".join([f"{many} not fit the plan:", *lines]))
+        unused = tuple(
+            rule.pattern
+            for rule in self.rules
+            if rule not in used and not (isinstance(rule.says, Style) and rule.says.cuts == HOOK)
+        )
+        return Resolved(catalog, workers, layouts, tuple(unmatched) if self.rules else (), unused)
+
+    def _find(self, name: str, shape: Shape) -> tuple[Rule, Layout] | None:
+        parameter = Parameter(name, shape)
+        for rule in self.rules:
+            layout = rule.layout(parameter)
+            if layout is not None:
+                return rule, layout
+        return None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Plan):
+            return NotImplemented
+        return self.rules == other.rules and self.default == other.default
+
+    def __hash__(self) -> int:
+        return hash((self.rules, self.default))
+
+    def __repr__(self) -> str:
+        rules = ", ".join(f"{rule.pattern!r}: '{rule.says}'" for rule in self.rules)
+        return f"Plan({{{rules}}}, default='{self.default}')"
+
+
+def _pattern(given: Any) -> str:
+    if not isinstance(given, str) or not given:
+        raise ArgumentError(f"a rule's pattern is a text, as '*.q_proj.weight'; got {given!r}")
+    matcher(given)
+    return given
+
+
+def _said(pattern: str, given: Any) -> Layout | Style:
+    try:
+        if isinstance(given, Style):
+            return given
+        if isinstance(given, str):
+            word = given.strip().removesuffix("()")
+            if re.fullmatch(r"[A-Za-z_]\w*", word) and word.lower() not in WORDS:
+                return style_named(word)
+        elif not isinstance(given, Layout | Mapping | list | tuple):
+            style = style_of(given)
+            if style is not None:
+                return style
+        return parse_layout(given)
+    except ArgumentError as error:
+        raise ArgumentError(f"rule {pattern!r}: {error}") from None
+
+
+def _pairs(rules: Iterable[Any]) -> list[tuple[str, Any]]:
+    pairs = list(rules)
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise ArgumentError(
+                f"rules in a list are pairs of a pattern and a layout; got {pair!r}"
+            )
+    return [(pattern, says) for pattern, says in pairs]
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ArgumentError(f"{key!r} is there twice")
+        found[key] = value
+    return found

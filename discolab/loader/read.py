@@ -1,0 +1,334 @@
+"""Bytes of files into tensors: the only place where a tensor's bytes are read.
+
+What lies in one run in a file and lands in one run of a tensor is read straight into that tensor's
+memory; anything else (columns, another dtype) is one strided copy from a mapping of the file. Both
+let go of Python's lock. On a GPU a block is put together in page-locked memory and sent from there,
+while the next one is read.
+"""
+
+from __future__ import annotations
+
+import mmap as _mmap
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
+
+import torch
+
+from .catalog import Entry, File, Shape
+from .copies import Copy, c_strides, copies
+from .errors import CheckpointError
+from .plans.layouts import Cut
+
+BLOCK = 16 << 20  # bytes in one go: a load can be stopped, and shows progress, between two
+_STAGES = 2  # page-locked buffers of a thread that loads to a GPU
+
+Report = Callable[[int], None]
+
+
+class Files:
+    """The files of a catalog, opened when they are first read; used by one thread.
+
+    Parameters
+    ----------
+    files
+        As the catalog has them.
+    mmap
+        False: files are read, never mapped. Slower for columns, but a file that shrinks while it is
+        read is an error instead of the end of the process (SIGBUS).
+    report
+        Called with the number of bytes that have landed.
+    fresh
+        Whether tensors on the CPU are filled that nobody has touched yet. Each block of one is
+        touched before it is read into: page faults inside of a read are a quarter slower.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[File],
+        mmap: bool = True,
+        report: Report | None = None,
+        fresh: bool = False,
+    ) -> None:
+        self._files = files
+        self._fresh = fresh
+        self._mmap = mmap
+        self._report = report or (lambda _: None)
+        self._fds: dict[int, int] = {}
+        self._maps: dict[int, _Mapping] = {}
+        self._staging: _Staging | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def finish(self) -> None:
+        """Wait for what is on its way to a GPU."""
+        if self._staging is not None:
+            self._staging.finish()
+
+    def close(self) -> None:
+        """Close the files, when all has landed."""
+        self.finish()
+        self._maps.clear()
+        while self._fds:
+            os.close(self._fds.popitem()[1])
+
+    def read(self, copy: Copy, stored: torch.dtype, into: torch.Tensor, name: str) -> None:
+        """Copy a box of a file into the box of `into` that begins at `copy.at`, as `into`'s dtype.
+
+        Raises
+        ------
+        CheckpointError
+            If the file is not there, or not as long as it was when its index was read.
+        """
+        box = into[tuple(slice(a, a + n) for a, n in zip(copy.at, copy.shape, strict=True))]
+        straight = copy.contiguous and box.is_contiguous() and stored == into.dtype
+        if into.device.type == "cuda":
+            self._stage(copy, stored, box, name)
+        elif straight:
+            self._pread(copy.file, copy.offset, box.reshape(-1).view(torch.uint8), name)
+        else:
+            for start, shape in _blocks(copy.shape, stored.itemsize):
+                part = box[tuple(slice(s, s + n) for s, n in zip(start, shape, strict=True))]
+                part.copy_(self._source(copy, stored, start, shape, name))
+                self._report(part.numel() * part.element_size())
+
+    def _stage(self, copy: Copy, stored: torch.dtype, box: torch.Tensor, name: str) -> None:
+        if self._staging is None:
+            self._staging = _Staging(box.device)
+        for start, shape in _blocks(copy.shape, stored.itemsize):
+            part = box[tuple(slice(s, s + n) for s, n in zip(start, shape, strict=True))]
+            with self._staging.buffer(shape, stored) as buffer:
+                if copy.contiguous:
+                    into = sum(s * step for s, step in zip(start, copy.strides, strict=True))
+                    offset = copy.offset + into * stored.itemsize
+                    self._pread(copy.file, offset, buffer.reshape(-1).view(torch.uint8), name, 0)
+                else:
+                    buffer.copy_(self._source(copy, stored, start, shape, name))
+                part.copy_(buffer, non_blocking=True)
+            self._report(part.numel() * part.element_size())
+
+    # -- one way in: the bytes, read -----------------------------------------------------------
+
+    def _pread(
+        self, file: int, offset: int, into: torch.Tensor, name: str, counts: int = 1
+    ) -> None:
+        """Fill a vector of bytes from the file."""
+        fd = self._open(file, name)
+        memory = into.numpy().data
+        done = 0
+        while done < len(memory):
+            if self._fresh:
+                into[done : done + BLOCK : _mmap.PAGESIZE] = 0
+            got = os.preadv(fd, [memory[done : done + BLOCK]], offset + done)
+            if got <= 0:
+                self._check_size(file, fd, name)
+                raise CheckpointError(
+                    self._files[file].path,
+                    f"ends at byte {offset + done:,}, {len(memory) - done:,} bytes too early",
+                    name,
+                )
+            done += got
+            self._report(got * counts)
+
+    # -- the other: a tensor over the mapped file ----------------------------------------------
+
+    def _source(
+        self, copy: Copy, stored: torch.dtype, start: Shape, shape: Shape, name: str
+    ) -> torch.Tensor:
+        """A part of a box as it lies in the file."""
+        into = sum(s * step for s, step in zip(start, copy.strides, strict=True))
+        offset = copy.offset + into * stored.itemsize
+        reach = sum((n - 1) * step for n, step in zip(shape, copy.strides, strict=True)) + 1
+        if self._mmap and offset % stored.itemsize == 0:
+            whole = self._map(copy.file, name)
+            span = whole[offset : offset + reach * stored.itemsize]
+        else:
+            # no mapping, or elements at odd places in it: a copy of the run that has them all
+            span = torch.empty(reach * stored.itemsize, dtype=torch.uint8)
+            self._pread(copy.file, offset, span, name, 0)
+        return span.view(stored).as_strided(shape, copy.strides)
+
+    def _map(self, file: int, name: str) -> torch.Tensor:
+        found = self._maps.get(file)
+        if found is None:
+            fd = self._open(file, name)
+            self._check_size(file, fd, name)
+            found = self._maps[file] = _mapping(fd)
+        return found.memory
+
+    def _open(self, file: int, name: str) -> int:
+        fd = self._fds.get(file)
+        if fd is None:
+            path = self._files[file].path
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            except OSError as exc:
+                raise CheckpointError(
+                    path, f"can't be opened on this worker: {exc.strerror}", name
+                ) from None
+            self._fds[file] = fd
+            self._check_size(file, fd, name)
+        return fd
+
+    def _check_size(self, file: int, fd: int, name: str) -> None:
+        size, expected = os.fstat(fd).st_size, self._files[file].size
+        if size != expected:
+            raise CheckpointError(
+                self._files[file].path,
+                f"has {size:,} bytes here and now, and had {expected:,} when its index was read: "
+                "it has changed, or another machine has another file",
+                name,
+            )
+
+
+class _Mapping:
+    """A file in memory. Private and writable, though never written: torch takes no other."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        flags = _mmap.MAP_PRIVATE | getattr(_mmap, "MAP_NORESERVE", _NORESERVE)
+        memory = _mmap.mmap(fd, size, flags=flags, prot=_mmap.PROT_READ | _mmap.PROT_WRITE)
+        self.memory = torch.frombuffer(memory, dtype=torch.uint8)
+
+
+_mappings: weakref.WeakValueDictionary[tuple[int, ...], _Mapping] = weakref.WeakValueDictionary()
+_mapping_lock = threading.Lock()  # guards `_mappings`
+_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # Python 3.11 and 3.12 do not have its name
+
+
+def _mapping(fd: int) -> _Mapping:
+    """The file's mapping: one for all threads, as each would pay for its pages anew."""
+    facts = os.fstat(fd)
+    key = facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
+    with _mapping_lock:
+        found = _mappings.get(key)
+        if found is None:
+            found = _mappings[key] = _Mapping(fd, facts.st_size)
+        return found
+
+
+def fill(files: Files, entry: Entry, cut: Cut, into: torch.Tensor) -> None:
+    """Read what a worker holds of a parameter into its tensor, zeros where there is nothing.
+
+    Parameters
+    ----------
+    into
+        Of shape `cut.shape` and any dtype and device. Of a dtype other than the entry's, elements
+        are cast as `Tensor.copy_` does.
+
+    Raises
+    ------
+    CheckpointError
+        As `Files.read`.
+    """
+    if cut.padded:
+        into.zero_()
+    for copy in copies(entry, cut):
+        files.read(copy, entry.stored, into, entry.name)
+
+
+def whole(entry: Entry) -> Cut:
+    """The cut of one that holds all of a parameter."""
+    from .plans.layouts import REPLICATE, Workers
+    from .plans.layouts import cut as cut_of
+
+    found = cut_of(REPLICATE, entry.shape, Workers((1,)), 0)
+    assert found is not None
+    return found
+
+
+def read_entry(
+    files: Files,
+    entry: Entry,
+    cut: Cut | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+) -> torch.Tensor:
+    """Read a parameter, or what one worker holds of it, into a new tensor. Raises as `fill`."""
+    cut = cut or whole(entry)
+    into = torch.empty(cut.shape, dtype=dtype or entry.dtype, device=device)
+    fill(files, entry, cut, into)
+    return into
+
+
+def _blocks(shape: Shape, itemsize: int) -> Iterator[tuple[Shape, Shape]]:
+    """Cut a box in boxes of some `BLOCK` bytes: begin and shape of each."""
+    if not shape:
+        yield (), ()
+        return
+    inner = c_strides(shape)
+    # the first dimension of which one step is no more than a block
+    axis = next(
+        i for i, step in enumerate(inner) if step * itemsize <= BLOCK or i == len(shape) - 1
+    )
+    rows = max(1, BLOCK // max(1, inner[axis] * itemsize))
+    outer = shape[:axis]
+    for number in range(_product(outer)):
+        first = []
+        for size in reversed(outer):
+            number, index = divmod(number, size)
+            first.append(index)
+        lead = tuple(reversed(first))
+        for begin in range(0, shape[axis], rows):
+            size = min(rows, shape[axis] - begin)
+            rest = shape[axis + 1 :]
+            yield (*lead, begin, *(0 for _ in rest)), (*(1 for _ in lead), size, *rest)
+
+
+def _product(sizes: Shape) -> int:
+    found = 1
+    for size in sizes:
+        found *= size
+    return found
+
+
+class _Staging:
+    """Page-locked buffers, used in turn: one is read into while another is sent."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._device = device
+        self._buffers = [torch.empty(BLOCK, dtype=torch.uint8).pin_memory() for _ in range(_STAGES)]
+        self._sent: list[Any] = [None] * _STAGES
+        self._turn = 0
+
+    def buffer(self, shape: Shape, dtype: torch.dtype) -> _Turn:
+        """The next buffer, once what was in it has been sent."""
+        self._turn = (self._turn + 1) % _STAGES
+        sent = self._sent[self._turn]
+        if sent is not None:
+            sent.synchronize()
+        size = _product(shape) * dtype.itemsize
+        if size > len(self._buffers[self._turn]):  # one row of a tensor can be larger
+            self._buffers[self._turn] = torch.empty(size, dtype=torch.uint8).pin_memory()
+        return _Turn(self, self._buffers[self._turn][:size].view(dtype).view(shape))
+
+    def finish(self) -> None:
+        """Wait until all has been sent."""
+        self._stream.synchronize()
+
+
+class _Turn:
+    """One use of a buffer: copies in the block run on the stream of `_Staging`."""
+
+    def __init__(self, staging: _Staging, buffer: torch.Tensor) -> None:
+        self._staging, self._buffer = staging, buffer
+        self._stream = torch.cuda.stream(staging._stream)
+
+    def __enter__(self) -> torch.Tensor:
+        staging = self._staging
+        # the tensor that is filled was made, and zeroed, on the worker's own stream
+        staging._stream.wait_stream(torch.cuda.current_stream(staging._device))
+        self._stream.__enter__()
+        return self._buffer
+
+    def __exit__(self, *exc: Any) -> None:
+        staging = self._staging
+        staging._sent[staging._turn] = staging._stream.record_event()
+        self._stream.__exit__(*exc)

@@ -1,0 +1,56 @@
+"""What a load gives: parameters by name, and how they are laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..runtime.dref import DRef
+from ..runtime.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from .plans.plan import Resolved
+
+
+class Weights(dict[str, DRef]):
+    """Parameters by name: each a `DRef`, with its placements where torch has words for them.
+
+    On a worker whose pipeline stage does not hold a parameter, the value is None.
+
+    Attributes
+    ----------
+    resolved
+        The layout of each, and what was read.
+    dtype
+        What floating-point parameters were cast to; None: nothing.
+    """
+
+    def __init__(
+        self, refs: Mapping[str, DRef], resolved: Resolved, dtype: torch.dtype | None
+    ) -> None:
+        super().__init__(refs)
+        self.resolved = resolved
+        self.dtype = dtype
+
+    def __missing__(self, name: str) -> DRef:
+        import difflib
+
+        near = difflib.get_close_matches(str(name), self, n=3)
+        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise ArgumentError(f"no parameter {name!r} was loaded{hint}")
+
+    def __repr__(self) -> str:
+        bundle = self._repr_mimebundle_()
+        return bundle["text/plain"]
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        from ..views import render_html, render_text
+        from .tables.plan_tables import plan_parts
+
+        parts = plan_parts(self.resolved, self.dtype)
+        return {"text/plain": render_text(parts), "text/html": render_html(parts)}
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))

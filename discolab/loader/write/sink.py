@@ -1,0 +1,173 @@
+"""Boxes of tensors into the files of a checkpoint that is being written."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import mmap
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Self
+
+import torch
+
+from ..catalog import Shape
+from ..copies import c_strides
+from ..errors import CheckpointError
+from .new_files import writing
+from .records import Slot
+
+BLOCK = 16 << 20  # bytes written in one go: it can be stopped, and shows progress, between two
+_LONG = 1 << 16  # bytes: shorter runs are copied through a mapping, if that is allowed
+
+
+class Sink:
+    """Data files, opened when they are first written to; used by one thread.
+
+    Parameters
+    ----------
+    paths
+        The files, which have their full size already.
+    mapped
+        Whether files may be mapped: not where other machines write to them at the same time.
+    report
+        Called with the number of bytes that have been written.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        mapped: bool = True,
+        report: Callable[[int], None] | None = None,
+    ) -> None:
+        self._paths, self._mapped = paths, mapped
+        self._report = report or (lambda _: None)
+        self._fds: dict[int, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        while self._fds:
+            number, fd = self._fds.popitem()
+            try:
+                if kind is None:
+                    with writing(self._paths[number]):
+                        os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def put(self, slot: Slot, part: torch.Tensor, start: Shape) -> None:
+        """Write a box of a tensor.
+
+        Parameters
+        ----------
+        slot
+            Where the whole tensor lies.
+        part
+            The box; of any dtype and device, cast to what is stored.
+        start
+            Where it begins in the whole tensor.
+
+        Raises
+        ------
+        CheckpointError
+            With the system's reason.
+        """
+        if not part.numel():
+            return
+        stored, shape = slot.record.stored, slot.record.shape
+        strides = c_strides(shape)
+        begin = sum(s * step for s, step in zip(start, strides, strict=True))
+        offset = slot.offset + begin * stored.itemsize
+        part = part.detach()
+        with writing(self._paths[slot.file]):
+            fd = self._open(slot.file)
+            run = _run(shape, part.shape)
+            if run == part.numel():
+                self._write(fd, offset, part, stored)
+            elif self._mapped and run * stored.itemsize < _LONG:
+                self._copy(fd, offset, part, strides, stored)
+            else:
+                for at, row in _runs(part, run, strides):
+                    self._write(fd, offset + at * stored.itemsize, row, stored)
+
+    def _open(self, number: int) -> int:
+        fd = self._fds.get(number)
+        if fd is None:
+            # no O_CREAT: what an abandoned save has removed must not come back
+            try:
+                fd = os.open(self._paths[number], os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                raise CheckpointError(
+                    self._paths[number],
+                    "is not there to be written to: all workers need the same file system, and "
+                    "nothing else may empty the folder",
+                ) from None
+            self._fds[number] = fd
+        return fd
+
+    def _write(self, fd: int, offset: int, part: torch.Tensor, stored: torch.dtype) -> None:
+        memory = _bytes(part, stored).numpy().data
+        done = 0
+        while done < len(memory):
+            wrote = os.pwrite(fd, memory[done : done + BLOCK], offset + done)
+            done += wrote
+            self._report(wrote)
+
+    def _copy(
+        self, fd: int, offset: int, part: torch.Tensor, strides: Shape, stored: torch.dtype
+    ) -> None:
+        """One strided copy into a mapping of the range that the box spans."""
+        size = stored.itemsize
+        span = sum((n - 1) * step for n, step in zip(part.shape, strides, strict=True)) + 1
+        first = offset - offset % mmap.ALLOCATIONGRANULARITY
+        memory = mmap.mmap(fd, offset + span * size - first, offset=first)
+        try:
+            # bytes, as elements may begin at odd offsets
+            raw = torch.frombuffer(memory, dtype=torch.uint8, offset=offset - first)
+            steps = (*(step * size for step in strides), 1)
+            raw.as_strided((*part.shape, size), steps).copy_(
+                _bytes(part, stored).view(*part.shape, size)
+            )
+            del raw
+        finally:
+            memory.close()
+        self._report(part.numel() * size)
+
+
+def md5_of(path: str) -> str:
+    """The checksum of a file, in hexadecimal."""
+    with writing(path), open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def _bytes(part: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
+    """The elements one after the other, as bytes in this machine's memory."""
+    return part.to("cpu", stored).contiguous().reshape(-1).view(torch.uint8)
+
+
+def _run(whole: Shape, part: Sequence[int]) -> int:
+    """How many elements of a box follow each other in the whole."""
+    run = 1
+    for size, there in zip(reversed(whole), reversed(part), strict=True):
+        run *= there
+        if there != size:
+            break
+    return run
+
+
+def _runs(part: torch.Tensor, run: int, strides: Shape) -> Iterator[tuple[int, torch.Tensor]]:
+    """Its runs, and where each begins in the whole, in elements from the box's begin."""
+    axis, inner = part.dim(), 1
+    while inner < run:
+        axis -= 1
+        inner *= part.shape[axis]
+    outer = part.shape[:axis]
+    for number in range(math.prod(outer)):
+        place = []
+        for size in reversed(outer):
+            number, index = divmod(number, size)
+            place.append(index)
+        place.reverse()
+        yield sum(p * step for p, step in zip(place, strides, strict=False)), part[tuple(place)]
