@@ -45,6 +45,11 @@ def disco(cell: str, **options: Any) -> Any:
     return the_lab().disco(cell, **options)
 
 
+def disco_load(path: str, **options: Any) -> Any:
+    """See `Lab.disco_load`."""
+    return the_lab().disco_load(path, **options)
+
+
 def disco_push(names: list[str], **options: Any) -> None:
     """See `Lab.disco_push`."""
     the_lab().disco_push(names, **options)
@@ -85,8 +90,9 @@ __all__ = [
     "CellRun",
     "Lab",
     "disco",
-    "disco_mesh",
     "disco_doctor",
+    "disco_load",
+    "disco_mesh",
     "disco_pull",
     "disco_push",
     "disco_restart",

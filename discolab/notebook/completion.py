@@ -79,6 +79,8 @@ class WorkerCompleter:
             return list(self._lab.sessions), last
         if magic and before and before[-1] in ("-t", "--targets"):
             return self._places(line, last)
+        if line.startswith("%disco_load") and before and before[-1] == "--dtype":
+            return ["bfloat16", "float16", "float32"], last
         if magic and before and before[-1] == "--group":
             return ["world", *self._axes(line)], last
         if line.startswith("%disco_push"):

@@ -26,14 +26,14 @@ from ..views import doctor_view as _doctor_view  # noqa: F401 - draws a Diagnosi
 from . import bars, errors_shown, prompts
 from .cell import CellInterrupted, CellRun, check_syntax, has_value
 from .live import PROGRESS_AFTER, LiveView
+from .loading import Loading
 from .script import read_script, run_script
-from .sessions import Sessions
 from .worker_shell import set_up
 
 _CELL_FILE = re.compile(r"(Cell In\[\d+\])(\.\d+)?")
 
 
-class Lab(Sessions):
+class Lab(Loading):
     """One shell's sessions, and the cells that run on them."""
 
     def __init__(self, shell: Any) -> None:

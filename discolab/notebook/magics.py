@@ -51,8 +51,21 @@ def arguments_of(magic: Any, line: str) -> Namespace:
         raise UsageError(f"%{parser.prog.lstrip('%')}: {message}{hint} (options: {options})")
 
     parser.error = fail  # type: ignore[method-assign]
-    found: Namespace = parser.parse_argstring(line)
+    found: Namespace = parser.parse_argstring(_without_comment(line))
     return found
+
+
+def _without_comment(line: str) -> str:
+    """The line up to a ``#`` that begins a word outside of quotes."""
+    quote = ""
+    for at, letter in enumerate(line):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        elif letter == "#" and (at == 0 or line[at - 1].isspace()):
+            return line[:at]
+    return line
 
 
 def _words(line: str) -> list[str]:
@@ -273,6 +286,47 @@ class DiscoMagics(Magics):
         """Send notebook variables to the workers, each its own copy."""
         args = arguments_of(DiscoMagics.disco_push, line)
         self.lab.disco_push(_names(args.names), session=args.session, targets=args.targets)
+
+    @magic_arguments()
+    @argument("path", help="a checkpoint: a file, a folder or an index file")
+    @argument(
+        "--plan", metavar="PLAN", help="layouts: a JSON file or a variable here (default: copies)"
+    )
+    @argument("--params", metavar="GLOBS", help="these parameters only: *.mlp.*,*.norm.weight")
+    @argument("--dtype", metavar="D", help="what floating point is cast to, such as bf16")
+    @argument("--as", dest="name", default="weights", metavar="NAME", help="variable (weights)")
+    @argument("--dry-run", action="store_true", help="show what would be done; read no weight")
+    @argument("--verify", action="store_true", help="compare files with checksums of the index")
+    @argument("--check-nan", action="store_true", help="refuse NaN and infinity")
+    @argument(
+        "--read-by",
+        choices=("each", "first"),
+        default="each",
+        help="each worker reads its shards (default), or the first those of all",
+    )
+    @argument("--timeout", type=float, metavar="S", help="seconds in which nothing comes")
+    @_session_option
+    @line_magic
+    @one_line_errors
+    def disco_load(self, line: str) -> Any:
+        """Load a checkpoint into shards on the workers: ``%disco_load llama --plan plan.json``.
+
+        Here ``weights["model.norm.weight"]`` is a DRef then, in ``%%disco`` the worker's tensor.
+        """
+        args = arguments_of(DiscoMagics.disco_load, line)
+        words = {key: _unquoted(getattr(args, key) or "") or None for key in ("plan", "params")}
+        return self.lab.disco_load(
+            _unquoted(args.path),
+            **words,
+            dtype=args.dtype,
+            name=args.name,
+            dry_run=args.dry_run,
+            verify=args.verify,
+            check_nan=args.check_nan,
+            read_by=args.read_by,
+            timeout=args.timeout,
+            session=args.session,
+        )
 
     @magic_arguments()
     @_session_option

@@ -58,6 +58,7 @@ def test_unknown_options_name_those_near(nb: Any) -> None:
 def test_targets(nb: Any) -> None:
     assert nb.ok("%%disco -t 1,3\nprint(rank)").stdout == "[1] 1\n[3] 3\n"
     assert nb.ok("%%disco -t 1-2\nprint(rank)").stdout == "[1] 1\n[2] 2\n"
+    assert nb.ok("%%disco -t 1-2  # some of them\nprint(rank)").stdout == "[1] 1\n[2] 2\n"
     assert nb.ok("%%disco --targets 0:4:2\nprint('even')").stdout == "[0,2] even\n"
     assert "out of range" in nb.fails("%%disco -t 4\n1").stderr
     assert "is no rank" in nb.fails("%%disco -t one\n1").stderr
