@@ -1,4 +1,4 @@
-"""Command line: ``discolab demo``, ``discolab node``, ``discolab keys``."""
+"""Command line: ``discolab demo``, ``node``, ``keys``; ``show`` and ``shard`` for checkpoints."""
 
 from __future__ import annotations
 
@@ -20,12 +20,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_demo(commands)
     _add_node(commands)
     _add_keys(commands)
+    _add_show(commands)
+    _add_shard(commands)
     args = parser.parse_args(argv)
     try:
         return int(args.run(args))
     except DiscoError as exc:
         print(f"error: {exc}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # whoever reads has enough, as head; nothing is left to be flushed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
@@ -129,6 +134,92 @@ def _keys(_args: argparse.Namespace) -> int:
 
     load_keys()
     print(default_file())
+    return 0
+
+
+def _add_show(commands: Any) -> None:
+    text = (
+        "Tell what a checkpoint holds: tensor-cache, safetensors, torch.distributed.checkpoint, "
+        "torch.save. With --workers also what a load would do on them, and what each would hold. "
+        "No weight is read."
+    )
+    show = commands.add_parser("show", help="tell what a checkpoint holds", description=text)
+    show.add_argument("path", metavar="PATH", help="a file, a folder or an index file")
+    _add_plan(show)
+    show.add_argument("--workers", type=int, metavar="N", help="how many would load it")
+    show.add_argument(
+        "--params", action="append", metavar="GLOB", help="these parameters only: '*.mlp.*'"
+    )
+    show.add_argument("--dtype", metavar="D", help="what floating point is cast to, such as bf16")
+    show.add_argument("--all", action="store_true", help="every row of a long table")
+    show.set_defaults(run=_show)
+
+
+def _add_plan(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--plan", metavar="plan.json", help="the layouts of parameters (docs/loader.md)"
+    )
+    command.add_argument(
+        "--groups", type=int, default=1, metavar="G", help="pipeline stages of the workers (1)"
+    )
+
+
+def _show(args: argparse.Namespace) -> int:
+    from .loader import show
+    from .loader.tables.plan_tables import LIMIT
+
+    limit = None if args.all else LIMIT
+    print(
+        show(
+            args.path,
+            args.plan,
+            args.workers,
+            args.groups,
+            params=args.params,
+            dtype=args.dtype,
+            limit=limit,
+        )
+    )
+    return 0
+
+
+def _add_shard(commands: Any) -> None:
+    text = (
+        "Write a checkpoint anew, cut for a number of workers: each then reads a file of its own. "
+        "What is cut already is cut anew. A few shards at a time are in memory."
+    )
+    shard = commands.add_parser("shard", help="cut a checkpoint for workers", description=text)
+    shard.add_argument("path", metavar="IN", help="a file, a folder or an index file")
+    shard.add_argument("out", metavar="OUT", help="the folder to write")
+    _add_plan(shard)
+    shard.add_argument("--workers", type=int, required=True, metavar="N", help="for how many")
+    shard.add_argument(
+        "--source-plan", metavar="F", help="how others have cut IN, if not as --plan says"
+    )
+    shard.add_argument("--format", choices=("safetensors", "tensor-cache"), default="safetensors")
+    shard.add_argument("--dtype", metavar="D", help="what floating point is cast to, such as bf16")
+    shard.add_argument(
+        "--whole", action="store_true", help="write whole parameters: another format or dtype only"
+    )
+    shard.set_defaults(run=_shard)
+
+
+def _shard(args: argparse.Namespace) -> int:
+    from .loader import shard, show
+    from .loader.tables.showing import as_dtype
+
+    shard(
+        args.path,
+        args.out,
+        args.plan,
+        args.workers,
+        args.groups,
+        format=args.format,
+        source_plan=args.source_plan,
+        dtype=as_dtype(args.dtype),
+        presharded=not args.whole,
+    )
+    print(show(args.out))
     return 0
 
 
