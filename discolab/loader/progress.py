@@ -9,17 +9,18 @@ number is written by that worker's thread, or by the reader thread, alone.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import itertools
 import sys
 import time
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from ..runtime.link import SERVICES, Service
 from ..runtime.worker import Worker
 
 _EVERY = 0.1  # seconds between two reports
 SHOW_AFTER = 1.0  # seconds after which there are bars
+LEAST = 1 << 20  # bytes: for less there are none, however slow the machine
 
 _boards: dict[int, Board] = {}
 _numbers = itertools.count(1)
@@ -42,10 +43,11 @@ class Board:
         self.number = next(_numbers)
         self.landed = [0] * len(totals)
         self.moved_at = time.monotonic()  # when it was last seen that something had landed
-        self._totals, self._what, self._show = totals, what, show
+        self._totals, self._what = totals, what
+        self._show = show and sum(totals) >= LEAST
         self._began = self.moved_at
         self._seen = 0
-        self._bars: list[Any] | None = None
+        self._bars: Bars | None = None
 
     def __enter__(self) -> Board:
         _boards[self.number] = self
@@ -55,10 +57,8 @@ class Board:
         del _boards[self.number]
         if self._bars is not None:
             if kind is None:
-                self.landed = list(self._totals)
-                self._draw(self._bars)
-            for bar in self._bars:
-                bar.close()
+                self._bars.draw(self._totals)
+            self._bars.close()
 
     def look(self) -> None:
         """Draw what is new; on the thread that waits."""
@@ -68,35 +68,51 @@ class Board:
             self._seen, self.moved_at = total, now
         if self._show and now - self._began > SHOW_AFTER:
             if self._bars is None:
-                self._bars = _make_bars(self._what, self._totals, now - self._began)
-            self._draw(self._bars)
-
-    def _draw(self, bars: list[Any]) -> None:
-        counts = self.landed if len(bars) > 1 else [sum(self.landed)]
-        for bar, landed in zip(bars, counts, strict=True):
-            if landed > bar.n:
-                bar.update(min(landed, bar.total) - bar.n)
+                self._bars = bars[-1](self._what, self._totals, now - self._began)
+            self._bars.draw(self.landed)
 
 
-def _make_bars(what: str, totals: list[int], late: float) -> list[Any]:
-    """A bar for each worker where several can be shown, else one for all."""
-    make: Any = importlib.import_module("tqdm").tqdm
-    several = sys.stderr.isatty()
-    shell = sys.modules.get("IPython")
-    in_kernel = shell is not None and getattr(shell.get_ipython(), "kernel", None) is not None
-    if in_kernel and importlib.util.find_spec("ipywidgets") is not None:
-        make = importlib.import_module("tqdm.notebook").tqdm
-        several = True
-    names = [f"{what}, worker {rank}" for rank in range(len(totals))] if several else [what]
-    if not several:
-        totals = [sum(totals)]
-    bars = [
-        make(total=total, desc=name, unit="B", unit_scale=True, unit_divisor=1024, mininterval=0.1)
-        for name, total in zip(names, totals, strict=True)
-    ]
-    for bar in bars:
-        bar.start_t -= late  # the rate is of the whole time
-    return bars
+class Bars(Protocol):
+    """What shows how far the workers are."""
+
+    def draw(self, landed: Sequence[int]) -> None:
+        """Show how many bytes have landed, by rank."""
+
+    def close(self) -> None:
+        """There is no more to show."""
+
+
+class TextBars:
+    """tqdm's bars on stderr: one for each worker in a terminal, else one for all."""
+
+    def __init__(self, what: str, totals: Sequence[int], elapsed: float) -> None:
+        tqdm = importlib.import_module("tqdm").tqdm
+        self._several = sys.stderr.isatty()
+        names = [f"{what}, worker {rank}" for rank in range(len(totals))]
+        if not self._several:
+            names, totals = [what], [sum(totals)]
+        self._bars = [
+            tqdm(total=total, desc=name, unit="B", unit_scale=True, unit_divisor=1024)
+            for name, total in zip(names, totals, strict=True)
+        ]
+        for bar in self._bars:
+            bar.start_t -= elapsed  # the rate is of the whole time
+
+    def draw(self, landed: Sequence[int]) -> None:
+        """See `Bars`."""
+        counts = landed if self._several else [sum(landed)]
+        for bar, count in zip(self._bars, counts, strict=True):
+            if count > bar.n:
+                bar.update(min(count, bar.total) - bar.n)
+
+    def close(self) -> None:
+        """See `Bars`."""
+        for bar in self._bars:
+            bar.close()
+
+
+bars: list[Callable[[str, Sequence[int], float], Bars]] = [TextBars]
+"""How bars are made, the last one counts: a notebook adds its own."""
 
 
 class Meter:

@@ -16,10 +16,12 @@ _completer: Any = None
 def load_ipython_extension(shell: Any) -> None:
     """``%load_ext discolab``."""
     global _completer
+    from . import load_bars
     from .completion import WorkerCompleter
     from .magics import DiscoMagics
 
     lab = open_lab(shell)
+    load_bars.install()
     if _completer is None:
         shell.register_magics(DiscoMagics(shell, lab))
         _completer = WorkerCompleter(lab)
@@ -32,6 +34,9 @@ def unload_ipython_extension(shell: Any) -> None:
     if _completer is not None:
         _completer.uninstall(shell)
         _completer = None
+    from . import load_bars
+
+    load_bars.uninstall()
     close_lab()
 
 

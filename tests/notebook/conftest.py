@@ -33,6 +33,13 @@ class Result:
     def stderr(self) -> str:
         return self.stream("stderr")
 
+    def update(self, content: dict[str, Any]) -> None:
+        """Put what is shown now in the place of an earlier display of the same id."""
+        here = content["transient"]["display_id"]
+        for output in self.outputs:
+            if output.get("transient", {}).get("display_id") == here:
+                output["data"] = content["data"]
+
     @property
     def data(self) -> list[dict[str, Any]]:
         """The bundles of results and displays."""
@@ -96,6 +103,8 @@ class Kernel:
                     idle = content["execution_state"] == "idle"
                 elif message["msg_type"] in ("stream", "display_data", "execute_result", "error"):
                     result.outputs.append(content)
+                elif message["msg_type"] == "update_display_data":
+                    result.update(content)
         result.seconds = time.monotonic() - (pressed or began)
         return result
 

@@ -143,3 +143,35 @@ def test_workers_in_processes_have_it_too(nb: Any, folder: Path) -> None:
     cell = '%%disco\nprint(len(weights), float(weights["h.1.out.weight"][0, 0]))'
     assert nb.ok(cell).stdout == "[0] 3 1.0\n[1] 3 9.0\n"
     nb.ok("%disco_shutdown")
+
+
+SLOWLY = """
+import time
+from pathlib import Path
+import torch
+from discolab.loader import read
+
+whole = read.Files._pread
+
+def slowly(self, *args):
+    time.sleep(0.02)
+    whole(self, *args)
+
+read.Files._pread = slowly
+"""
+
+
+def test_a_load_of_more_than_a_second_has_a_bar_for_each_worker(nb: Any, tmp_path: Path) -> None:
+    tensors = {f"{i}.w": torch.ones(64, 64, dtype=torch.float32) for i in range(90)}
+    save_file(tensors, tmp_path / "m.safetensors")
+    nb.ok(SLOWLY)
+    try:
+        shown = nb.ok(f"loaded = sess.load(r'{tmp_path}')").data
+    finally:
+        nb.ok("read.Files._pread = whole")
+    (bars,) = [one for one in shown if "loading" in one.get("text/plain", "")]
+    lines = bars["text/plain"].splitlines()
+    assert [line[: len("loading, worker 0: 100%")] for line in lines] == [
+        f"loading, worker {rank}: 100%" for rank in range(4)
+    ]
+    assert all("1.41M/1.41M" in line and "B/s" in line for line in lines)
