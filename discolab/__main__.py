@@ -165,6 +165,8 @@ def _add_plan(command: argparse.ArgumentParser) -> None:
 
 
 def _show(args: argparse.Namespace) -> int:
+    if args.workers is None and (args.dtype or args.groups != 1):
+        raise ArgumentError("--dtype and --groups are about what workers hold: give --workers too")
     from .loader import show
     from .loader.tables.plan_tables import LIMIT
 
@@ -205,6 +207,8 @@ def _add_shard(commands: Any) -> None:
 
 
 def _shard(args: argparse.Namespace) -> int:
+    if args.whole and args.plan and not args.source_plan:
+        raise ArgumentError("--whole cuts nothing, so that --plan says nothing: leave one of them")
     from .loader import shard, show
     from .loader.tables.showing import as_dtype
 

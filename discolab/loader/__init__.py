@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ..runtime.session import Session
+from . import progress as _progress  # noqa: F401 - a service: known before a session starts
 from .disco import functions as _disco  # noqa: F401 - registers Disco's functions
 from .errors import CheckpointError
 

@@ -8,6 +8,8 @@ so that it can be sent to workers.
 from __future__ import annotations
 
 import math
+import os
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,11 +31,44 @@ class File:
         Bytes.
     md5
         Of the whole file, in hexadecimal, if the index has it.
+    inode, changed_ns, host
+        Which file it was, when it was last written to, and on which machine that was seen; an inode
+        of 0 where it was not seen.
     """
 
     path: str
     size: int
     md5: str | None = None
+    inode: int = 0
+    changed_ns: int = 0
+    host: str = ""
+
+    @classmethod
+    def seen(cls, path: str, size: int | None = None, md5: str | None = None) -> File:
+        """The file as it is now; `size` is what its index says of one that is not there."""
+        try:
+            facts = os.stat(path)
+        except OSError:
+            return cls(path, size or 0, md5)
+        expected = facts.st_size if size is None else size
+        return cls(path, expected, md5, facts.st_ino, facts.st_mtime_ns, platform.node())
+
+    def why_another(self, facts: os.stat_result) -> str:
+        """Why the file of these facts is not this one any more; "" if it is, as far as can be seen.
+
+        On another machine it may be a copy, of which only the size is known.
+        """
+        if facts.st_size != self.size:
+            return (
+                f"has {facts.st_size:,} bytes here, and had {self.size:,} when its index was read"
+            )
+        same = facts.st_ino == self.inode
+        if self.inode and (same or platform.node() == self.host):
+            if not same:
+                return "was replaced by another file after its index was read"
+            if facts.st_mtime_ns != self.changed_ns:
+                return "was written to after its index was read"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +127,7 @@ class Entry:
         return self.numel * self.stored.itemsize
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Catalog:
     """A checkpoint.
 
@@ -113,6 +148,14 @@ class Catalog:
     files: tuple[File, ...]
     entries: Mapping[str, Entry]
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        count = len(self.entries)
+        return (
+            f"<{self.format} checkpoint of {count} parameter{'s' if count != 1 else ''}, "
+            f"{self.stored_bytes:,} bytes in {len(self.files)} "
+            f"file{'s' if len(self.files) != 1 else ''}: {self.path}>"
+        )
 
     @property
     def stored_bytes(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 
 from ..runtime.arguments import Pickled, parse_dtype
+from ..runtime.controller import check_timeout
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError, WaitTimeoutError
 from ..runtime.session import Session
@@ -108,6 +109,7 @@ def load(
     wanted = None if dtype is None else parse_dtype(dtype)
     if wanted is not None and not wanted.is_floating_point:
         raise ArgumentError(f"dtype= is what floating-point parameters are cast to, got {wanted}")
+    check_timeout(timeout)
     if read_by not in ("each", "first"):
         raise ArgumentError(f'read_by= is "each" or "first", got {read_by!r}')
     resolved = resolve(session, path, plan, names)
@@ -120,7 +122,11 @@ def load(
         job = Job(resolved, wanted, board.number, verify, check_nan, mmap, read_by)
         loaded = session.call_packed(_load_here, Pickled(job), targets)
         placements = _placements(session, resolved)  # torch's words for it take long to import
-        run(session, loaded, board, f"the load of {resolved.catalog.path}", timeout)
+        try:
+            run(session, loaded, board, f"the load of {resolved.catalog.path}", timeout)
+        except BaseException:
+            del loaded  # or a traceback that somebody keeps would keep the shards
+            raise
     refs = {}
     for name in resolved.layouts:
         ref = into[name] if into else session.call_packed(operator.getitem, loaded, name)
@@ -159,11 +165,11 @@ def run(session: Session, ref: DRef, board: Board, what: str, timeout: float | N
 
     Raises
     ------
-    CheckpointError
+    CheckpointError, ArgumentError
         If that is what has failed on a worker, with its rank.
     WorkerError, WaitTimeoutError
     """
-    limit = session.timeout if timeout is None else timeout
+    limit = session.timeout if timeout is None else check_timeout(timeout)
 
     def look() -> None:
         board.look()
@@ -175,6 +181,7 @@ def run(session: Session, ref: DRef, board: Board, what: str, timeout: float | N
             )
 
     ticket = session.request(session.call_packed(_is_there, ref), tell=True, what=what)
+    del ref  # see `load`
     try:
         values = session.wait(ticket, float("inf"), meanwhile=look)
     except WaitTimeoutError:
@@ -185,11 +192,13 @@ def run(session: Session, ref: DRef, board: Board, what: str, timeout: float | N
         return
     error = session.told(failures)
     for failure in failures:
-        if isinstance(failure.exception, CheckpointError):
-            found = failure.exception
+        found = failure.exception
+        if isinstance(found, CheckpointError):
             raise CheckpointError(
                 found.file, f"{found.text} (worker {failure.rank})", found.parameter
             ) from None
+        if isinstance(found, ArgumentError):
+            raise ArgumentError(f"{found} (worker {failure.rank})") from None
     raise error
 
 
@@ -208,6 +217,11 @@ def _targets(resolved: Resolved, into: Mapping[str, DRef] | None) -> dict[str, D
         raise ArgumentError(
             f"into[{wrong[0]!r}] is to be a DRef, got a {type(into[wrong[0]]).__name__}"
         )
+    first: dict[int, str] = {}
+    for name in resolved.layouts:
+        other = first.setdefault(into[name].reg_id, name)
+        if other != name:
+            raise ArgumentError(f"into= has one DRef for both {other!r} and {name!r}")
     return {name: into[name] for name in resolved.layouts}
 
 
@@ -310,8 +324,8 @@ def _checked(tensor: Any, shape: Sequence[int], dtype: torch.dtype, name: str) -
         )
     if tuple(tensor.shape) != tuple(shape) or tensor.dtype != dtype:
         raise ArgumentError(
-            f"into[{name!r}] is {tuple(tensor.shape)} {tensor.dtype} on worker "
-            f"{current_worker().worker_id}, and the shard is {tuple(shape)} {dtype}"
+            f"into[{name!r}] is {tuple(tensor.shape)} {tensor.dtype}, and the shard is "
+            f"{tuple(shape)} {dtype}"
         )
     return tensor.detach()
 

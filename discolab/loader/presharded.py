@@ -61,6 +61,26 @@ def shard_name(name: str, rank: int, count: int) -> str:
     return f"{name}_shard-{rank + 1}-of-{count}"
 
 
+def check_name(name: Any) -> None:
+    """Whether a parameter of this name can be saved and found again.
+
+    Raises
+    ------
+    ArgumentError
+        If it is no string, no text, or that of a shard.
+    """
+    if not isinstance(name, str) or not name:
+        raise ArgumentError(f"a parameter has the name {name!r}: names are strings")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ArgumentError(f"a parameter has the name {name!r}, which is no text") from None
+    if _NAME.fullmatch(name):
+        raise ArgumentError(
+            f"a parameter has the name {name!r}, as shards of another one have: give it another"
+        )
+
+
 def is_presharded(catalog: Catalog) -> bool:
     """Whether any tensor in it has the name of a shard."""
     return any(_NAME.fullmatch(name) for name in catalog.entries)

@@ -58,6 +58,8 @@ class Files:
         self._mmap = mmap
         self._report = report or (lambda _: None)
         self._fds: dict[int, int] = {}
+        # of a load that fails on another worker, this one's files are dropped rather than closed
+        weakref.finalize(self, _close_all, self._fds).atexit = False
         self._maps: dict[int, _Mapping] = {}
         self._staging: _Staging | None = None
 
@@ -76,8 +78,7 @@ class Files:
         """Close the files, when all has landed."""
         self.finish()
         self._maps.clear()
-        while self._fds:
-            os.close(self._fds.popitem()[1])
+        _close_all(self._fds)
 
     def read(self, copy: Copy, stored: torch.dtype, into: torch.Tensor, name: str) -> None:
         """Copy a box of a file into the box of `into` that begins at `copy.at`, as `into`'s dtype.
@@ -178,14 +179,14 @@ class Files:
         return fd
 
     def _check_size(self, file: int, fd: int, name: str) -> None:
-        size, expected = os.fstat(fd).st_size, self._files[file].size
-        if size != expected:
-            raise CheckpointError(
-                self._files[file].path,
-                f"has {size:,} bytes here and now, and had {expected:,} when its index was read: "
-                "it has changed, or another machine has another file",
-                name,
-            )
+        why = self._files[file].why_another(os.fstat(fd))
+        if why:
+            raise CheckpointError(self._files[file].path, why, name)
+
+
+def _close_all(fds: dict[int, int]) -> None:
+    while fds:
+        os.close(fds.popitem()[1])
 
 
 class _Mapping:

@@ -20,11 +20,12 @@ from ..runtime.worker import current_worker
 from .catalog import Catalog, Shape
 from .errors import CheckpointError
 from .formats import open_checkpoint
+from .formats.checks import MAX_DIMS
 from .loading import run, workers_of
 from .plans.layouts import Layout, Workers
 from .plans.plan import Plan, parse_layout
 from .plans.whole_shape import Misfit, check_shards, whole_shape
-from .presharded import Sharding
+from .presharded import Sharding, check_name
 from .progress import Board, Meter
 from .weights import Weights
 from .write.atomic import Replacement
@@ -167,8 +168,7 @@ def _check_weights(weights: Any) -> None:
             f"{type(weights).__name__}"
         )
     for name, ref in weights.items():
-        if not isinstance(name, str) or not name:
-            raise ArgumentError(f"weights= has the key {name!r}: names of parameters are strings")
+        check_name(name)
         if not isinstance(ref, DRef):
             raise ArgumentError(f"weights[{name!r}] is to be a DRef, got a {type(ref).__name__}")
 
@@ -218,22 +218,24 @@ def _shape(
 ) -> Shape:
     """Of the whole parameter: what was loaded, if the shards are still its."""
     try:
-        if known is not None:
-            try:
-                check_shards(layout, known, local, workers)
-                return known
-            except Misfit:
-                pass
-        return whole_shape(layout, local, workers)
+        if known is None:
+            return whole_shape(layout, local, workers)
+        check_shards(layout, known, local, workers)
+        return known
     except Misfit as exc:
-        raise ArgumentError(f"the shards of {name!r} are not {layout} of anything: {exc}") from None
+        of = f"{list(known)}, as they were loaded" if known is not None else "anything"
+        raise ArgumentError(
+            f"the shards of {name!r} are not {layout} of {of}: {exc}. Say with plan= what they are"
+        ) from None
 
 
 def _local_shapes(name: str, mine: list[Fact]) -> list[Shape | None]:
     for rank, fact in enumerate(mine):
         if isinstance(fact, str):
-            raise ArgumentError(f"{name!r} is a {fact} on worker {rank}; tensors can be saved")
+            raise ArgumentError(f"{name!r} is a {fact} on worker {rank}; save dense tensors")
     shapes = [fact[0] if isinstance(fact, tuple) else None for fact in mine]
+    if any(shape is not None and len(shape) > MAX_DIMS for shape in shapes):
+        raise ArgumentError(f"{name!r} has more than {MAX_DIMS} dimensions, which nobody can read")
     if all(shape is None for shape in shapes):
         raise ArgumentError(f"{name!r} is None on every worker")
     return shapes

@@ -5,6 +5,7 @@ A part of a `Lab`; used from the shell's thread, or from any thread that runs a 
 
 from __future__ import annotations
 
+import keyword
 import os
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from ..loader.weights import Weights
 from ..runtime.errors import ArgumentError
 from ..runtime.session import Session
 from ..runtime.worker import current_worker
-from .cell import CellInterrupted
+from .cell import WORKER_NAMES, CellInterrupted
 from .sessions import Sessions
 
 
@@ -81,9 +82,8 @@ class Loading(Sessions):
         from ..loader.loading import load, resolve
         from ..loader.tables.showing import Shown, as_dtype, chosen_names
 
-        if not name.isidentifier():
-            raise ArgumentError(f"--as is a Python name, got {name!r}")
         sess = self.session(session)
+        self._check_name(name)
         wanted = as_dtype(dtype)
         given = self._plan(plan)
         path = os.path.expanduser(path)
@@ -109,6 +109,13 @@ class Loading(Sessions):
         bind_on_workers(sess, name, loaded)
         self.shell.user_ns[name] = loaded
         return loaded
+
+    def _check_name(self, name: str) -> None:
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise ArgumentError(f"--as is a Python name, got {name!r}")
+        taken = "of %%disco cells" if name in WORKER_NAMES else "of a session"
+        if name in WORKER_NAMES or isinstance(self.shell.user_ns.get(name), Session):
+            raise ArgumentError(f"--as {name}: that is a name {taken}; give another one")
 
     def _plan(self, plan: Any) -> Any:
         """A plan as it is, or what the word for it means."""

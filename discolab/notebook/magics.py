@@ -21,6 +21,7 @@ from IPython.core.magic_arguments import (
     argument,
     magic_arguments,
 )
+from IPython.display import display
 
 from ..engines import ENGINES
 from ..runtime.errors import ArgumentError, DiscoError, SessionError, WorkerError
@@ -308,25 +309,25 @@ class DiscoMagics(Magics):
     @_session_option
     @line_magic
     @one_line_errors
-    def disco_load(self, line: str) -> Any:
+    def disco_load(self, line: str) -> None:
         """Load a checkpoint into shards on the workers: ``%disco_load llama --plan plan.json``.
 
         Here ``weights["model.norm.weight"]`` is a DRef then, in ``%%disco`` the worker's tensor.
         """
-        args = arguments_of(DiscoMagics.disco_load, line)
-        words = {key: _unquoted(getattr(args, key) or "") or None for key in ("plan", "params")}
-        return self.lab.disco_load(
+        args = arguments_of(DiscoMagics.disco_load, line.rstrip().removesuffix(";"))
+        words = ("plan", "params", "dtype", "session")
+        given = {key: _unquoted(getattr(args, key) or "") or None for key in words}
+        found = self.lab.disco_load(
             _unquoted(args.path),
-            **words,
-            dtype=args.dtype,
-            name=args.name,
+            **given,
+            name=_unquoted(args.name),
             dry_run=args.dry_run,
             verify=args.verify,
             check_nan=args.check_nan,
             read_by=args.read_by,
             timeout=args.timeout,
-            session=args.session,
         )
+        display(found)  # not returned: `Out` would hold all of it on the workers
 
     @magic_arguments()
     @_session_option

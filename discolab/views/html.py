@@ -194,7 +194,8 @@ def _grid(grid: Grid) -> str:
         + "</tr>"
         for row, height in zip(grid.tiles, heights, strict=True)
     )
-    caption = _escape(grid.caption) + ("" if to_scale else " (not to scale)")
+    said = to_scale or "not to scale" in grid.caption
+    caption = _escape(grid.caption) + ("" if said else " (not to scale)")
     return f'<div class="m">{caption}</div><table class="g"><tbody>{rows}</tbody></table>'
 
 

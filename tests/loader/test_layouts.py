@@ -261,7 +261,7 @@ def test_a_stage_is_not_cut_along_an_axis_that_leaves_it(layout: Layout, workers
         ("shard(2)", (4, 4), "cuts dimension 2, and the shape"),
         ("shard(-3)", (4, 4), "cuts dimension -3"),
         ("[shard(0), shard(1)]", (4, 4), "2 mesh axes, and the workers have 1"),
-        ("shard(0, stage=1)", (4,), "1 groups"),
+        ("shard(0, stage=1)", (4,), "in 1 group,"),
         ("shard(0, segments=[4, 2])", (8,), "add up to 6"),
         ("shard(0, segments=3)", (8,), "not 3 equal segments"),
         ("shard(0, segments=[4, 4], heads=[2])", (8,), "1 numbers of heads for 2 segments"),

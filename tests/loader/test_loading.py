@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,8 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 
 import discolab
-from discolab import ArgumentError, Session, WaitTimeoutError, WorkerError, current_worker
-from discolab.loader import CheckpointError, loading
+from discolab import ArgumentError, Session, WaitTimeoutError, current_worker
+from discolab.loader import CheckpointError, loading, progress
 from tests.loader.checkpoints import filled, same_bits, write_safetensors, write_tensor_cache
 
 TENSORS = {
@@ -91,7 +93,9 @@ def test_tensors_that_are_there_are_loaded_into(pair: Session, path: Path) -> No
     again = pair.load(path, PLAN, into=first)
     assert again["embed"] is first["embed"]
     assert same_bits(first["embed"].debug_get_from_remote(1), part("embed", 1, 2))
-    with pytest.raises(WorkerError, match=r"into\['embed'\] is \(5, 4\) .* shard is \(10, 4\)"):
+    with pytest.raises(
+        ArgumentError, match=r"into\['embed'\] is \(5, 4\) .* shard is \(10, 4\) .*\(worker 0\)"
+    ):
         pair.load(path, None, into=first)
     with pytest.raises(ArgumentError, match=r"no tensor for 'norm', 'steps'"):
         pair.load(path, PLAN, into={n: first[n] for n in list(TENSORS)[:3]})
@@ -143,7 +147,7 @@ def test_nothing_of_a_failed_load_stays(pair: Session, path: Path) -> None:
     before = pair.call_packed(_registers).debug_get_from_all()
     catalog = discolab.loader.open_checkpoint(path)
     os.truncate(path, path.stat().st_size - 3)
-    with pytest.raises(CheckpointError, match=r"bytes here and now, and had .* \(worker \d\)"):
+    with pytest.raises(CheckpointError, match=r"bytes here, and had .* \(worker \d\)"):
         pair.load(catalog, PLAN)
     with pytest.raises(CheckpointError):
         pair.load(path, PLAN)
@@ -171,7 +175,7 @@ def test_worker_0_reads_for_all(sess: Session, path: Path) -> None:
         ):
             assert (mine is None and theirs is None) or same_bits(mine, theirs)
     os.truncate(path, path.stat().st_size - 3)
-    with pytest.raises(CheckpointError, match=r"bytes here and now, and had .* \(worker 0\)"):
+    with pytest.raises(CheckpointError, match=r"bytes here, and had .* \(worker 0\)"):
         sess.load(catalog, plan, read_by="first")
     sess.sync_all()
 
@@ -191,3 +195,62 @@ def test_a_load_that_stands_still_is_given_up(
         session.load(path, timeout=0.3)
     monkeypatch.undo()
     assert session.load(path)["steps"].debug_get_from_all() == [torch.tensor(7)] * 2
+
+
+def _open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+@pytest.mark.one_process
+def test_files_are_closed_also_where_others_failed(
+    make: Callable[..., Session], tmp_path: Path
+) -> None:
+    session = make(2)
+    tensor = filled((4, 4), torch.float32)
+    tensor[0, 0] = math.nan
+    write_safetensors(tmp_path / "m.safetensors", {"w": tensor})
+    before = _open_files()
+    for _ in range(20):
+        with pytest.raises(CheckpointError):
+            session.load(tmp_path, {"w": "shard(0)"}, check_nan=True)
+    session.sync_all()
+    assert _open_files() <= before + 1
+
+
+def test_a_file_that_was_written_again_is_not_taken_for_the_old_one(
+    pair: Session, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.safetensors"
+    write_safetensors(path, {"w": filled((4, 4), torch.float32, 1)})
+    catalog = discolab.loader.open_checkpoint(path)
+    other = write_safetensors(tmp_path / "o.safetensors", {"w": filled((4, 4), torch.float32, 2)})
+    data = path.read_bytes()
+    os.replace(other, path)
+    with pytest.raises(CheckpointError, match="was replaced by another file after its index"):
+        pair.load(catalog)
+    catalog = discolab.loader.open_checkpoint(path)
+    path.write_bytes(data)
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(CheckpointError, match="was written to after its index"):
+        pair.load(catalog, read_by="first")
+    pair.load(path)
+
+
+def _count(board: int) -> None:
+    progress.Meter(board, current_worker())(100 + current_worker().worker_id)
+
+
+def test_workers_tell_how_far_they_are(pair: Session) -> None:
+    with progress.Board("loading", [200, 200], False) as board:
+        pair.call_packed(_count, board.number)
+        pair.sync_all()
+        assert board.landed == [100, 101]
+
+
+def test_progress_is_a_service_of_each_session_from_its_start() -> None:
+    code = (
+        "import discolab; from discolab.runtime.link import SERVICES; print('loader' in SERVICES)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "True\n"

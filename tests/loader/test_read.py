@@ -111,7 +111,7 @@ def test_a_file_that_has_shrunk_is_an_error(tmp_path: Path, layout: Layout, mmap
     part = cut(layout, (5, 5), Workers.of(2), 0)
     with Files([file], mmap) as files, pytest.raises(CheckpointError) as caught:
         read_entry(files, entry, part)
-    assert "has 60 bytes here and now, and had 100" in str(caught.value)
+    assert "has 60 bytes here, and had 100" in str(caught.value)
     assert caught.value.parameter == "w"
     assert caught.value.file == str(path)
 

@@ -242,8 +242,10 @@ def test_the_old_one_goes_last(pair: Session, tmp_path: Path) -> None:
     assert len(made.files) == 2
     assert not {os.path.basename(file.path) for file in made.files} & before
     assert len(files(tmp_path)) == 4  # with config.json and the index
-    save(pair, tmp_path, {"w": rows(pair)}, presharded=True)
-    assert set(files(tmp_path)) == before
+    again = save(pair, tmp_path, {"w": rows(pair)}, presharded=True)
+    # nor do old names come back: somebody may still have an old index
+    assert not {os.path.basename(file.path) for file in again.files} & before
+    assert len(files(tmp_path)) == 4
 
 
 @pytest.mark.one_process
@@ -359,3 +361,34 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
     assert (code, version, left) == (0, 1, [])
     assert error.startswith(str(tmp_path / "out" / "model-0000"))
     assert "can't be written: File too large" in error
+
+
+@pytest.mark.one_process
+def test_what_could_not_be_read_again_is_not_written(pair: Session, tmp_path: Path) -> None:
+    save(pair, tmp_path, {"w": rows(pair)})
+    good = load(pair, tmp_path)["w"].debug_get_from_remote(0)
+    deep: Any = "bottom"
+    for _ in range(70):
+        deep = [deep]
+    many = pair.call_packed(torch.zeros, [1] * 70)
+    many.placements = [Replicate()]
+    for weights, options in (
+        ({"w_shard-1-of-2": rows(pair)}, {}),
+        ({"\ud800": rows(pair)}, {}),
+        ({"w": many}, {}),
+        ({"w": rows(pair)}, {"metadata": {"a": deep}}),
+    ):
+        with pytest.raises(ArgumentError, match=r"shards of another|no text|70|dimensions|nested"):
+            save(pair, tmp_path, weights, **options)
+    assert torch.equal(load(pair, tmp_path)["w"].debug_get_from_remote(0), good)
+
+
+def test_a_replaced_parameter_is_not_taken_for_the_loaded_one(
+    pair: Session, tmp_path: Path
+) -> None:
+    save(pair, tmp_path, {"w": rows(pair)}, presharded=True)
+    weights = load(pair, tmp_path)
+    weights["w"] = pair.call_packed(torch.cat, [weights["w"], weights["w"]])
+    with pytest.raises(ArgumentError, match=r"the shards of 'w' are not .* as they were loaded"):
+        save(pair, tmp_path / "new", weights)
+    assert not (tmp_path / "new").exists()

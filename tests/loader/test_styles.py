@@ -148,15 +148,15 @@ def test_llama_by_its_own_table(prefix: str) -> None:
         ("colwise_gather_output", "m.weight", (8, 4), "shard(0)"),
         ("local_colwise", "m", (2, 8, 4), "shard(1)"),
         ("colwise", "m.weight", (8,), "shard(0)"),
-        ("packed_colwise", "m.weight", (8, 4), "shard(0, segments=[2])"),
-        ("packed_colwise", "m.bias", (8,), "shard(0, segments=[2])"),
-        ("packed_colwise", "m", (2, 8, 4), "shard(1, segments=[2])"),
+        ("packed_colwise", "m.weight", (8, 4), "shard(0, segments=2)"),
+        ("packed_colwise", "m.bias", (8,), "shard(0, segments=2)"),
+        ("packed_colwise", "m", (2, 8, 4), "shard(1, segments=2)"),
         ("rowwise", "m.weight", (8, 4), "shard(1)"),
         ("rowwise", "m.bias", (8,), "replicate"),
         ("rowwise", "m.weight", (8,), "shard(0)"),
         ("rowwise", "experts.down_bias", (2, 8), "replicate"),
         ("rowwise_rep", "m", (2, 8, 4), "shard(2)"),
-        ("local_packed_rowwise", "m", (2, 8, 4), "shard(2, segments=[2])"),
+        ("local_packed_rowwise", "m", (2, 8, 4), "shard(2, segments=2)"),
         ("embedding_rowwise", "m.weight", (8, 4), "shard(0)"),
         ("rowwise", "embed_tokens.weight", (8, 4), "shard(0)"),
         ("colwise", "embed_tokens.weight", (8, 4), "shard(1)"),
@@ -193,7 +193,7 @@ def test_experts_and_what_is_only_about_activations() -> None:
     }
     found = Plan(plan).resolve(catalog_of(shapes), Workers((2,)))
     assert list(map(str, found.layouts.values())) == [
-        "replicate", "shard(1, segments=[2])", "shard(2)",
+        "replicate", "shard(1, segments=2)", "shard(2)",
     ]  # fmt: skip
     assert (found.unmatched, found.unused) == ((), ())
 

@@ -41,7 +41,8 @@ class Builder:
         number = self._numbers.get(str(path))
         if number is None:
             number = self._numbers[str(path)] = len(self.files)
-            self.files.append(File(str(path), file_size(path) if size is None else size, md5))
+            size = file_size(path) if size is None else size
+            self.files.append(File.seen(str(path), size, md5))
         return number
 
     def claim(self, file: int, offset: int, nbytes: int, name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final
 
 from ...runtime.errors import ArgumentError
 from ..catalog import Catalog
@@ -12,6 +13,7 @@ from . import dcp, safetensors, tensor_cache, torch_save
 from .checks import parse_json, said, short
 from .paths import inside, open_file, read_at, read_index, resolved
 
+SAVING: Final = ".discolab-saving"  # there while a save has not put its checkpoint in place
 LOOKED_FOR = (
     "tensor-cache.json or ndarray-cache.json (TVM, MLC), *.safetensors.index.json or one "
     "*.safetensors, .metadata (torch DCP), *.bin.index.json or one *.pt, *.pth or *.bin "
@@ -74,8 +76,16 @@ def _main_file(folder: Path, names: list[str]) -> str:
         if usual in names:
             return usual
         found = [name for name in names if suffixes and name.endswith(suffixes)]
+        if found and SAVING in names:
+            break
         if found:
             return _only(found, folder)
+    if SAVING in names:
+        raise CheckpointError(
+            folder,
+            f"holds no checkpoint: a save into it was not finished ({SAVING} is there); save "
+            "again, or wait if it is still under way",
+        )
     held = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
     raise CheckpointError(
         folder, f"holds no checkpoint, but {held or 'nothing'}; looked for {LOOKED_FOR}"

@@ -105,6 +105,13 @@ def _made(options: dict[str, Any], given: Any) -> Layout:
     dims = options.get("dims", [options.get("dim")])
     if not isinstance(dims, list | tuple):
         raise _refused(given, f"has dims={dims!r}; they must be a list")
+    segments = options.get("segments")
+    if isinstance(segments, list | tuple) and len(segments) == 1:
+        raise _refused(
+            given,
+            f"has one segment; segments={segments[0]} is for so many equal ones, a list "
+            "for their sizes",
+        )
     stage = options.get("stage")
     layout = Layout(
         tuple(None if dim is None else _number(dim, "a dimension", given) for dim in dims),

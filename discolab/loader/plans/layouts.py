@@ -51,7 +51,7 @@ class Layout:
 
     def __str__(self) -> str:
         more = [
-            f"{name}={list(value) if isinstance(value, tuple) else value}"
+            f"{name}={_in_words(name, value)}"
             for name, value in (
                 ("segments", self.segments), ("heads", self.heads),
                 ("pad_to", self.pad_to or None), ("stage", self.stage),
@@ -74,6 +74,12 @@ class Layout:
             return None
         dims = _for_axes(self, axes)
         return tuple(Replicate() if dim is None else Shard(dim) for dim in dims)
+
+
+def _in_words(name: str, value: tuple[int, ...] | int | None) -> str:
+    if not isinstance(value, tuple):
+        return str(value)
+    return str(value[0]) if name == "segments" and len(value) == 1 else str(list(value))
 
 
 REPLICATE = Layout()
@@ -244,8 +250,8 @@ def check(layout: Layout, shape: Shape, workers: Workers) -> None:
             )
     if layout.stage is not None and not 0 <= layout.stage < workers.groups:
         raise ArgumentError(
-            f"{layout} is for stage {layout.stage}, and there are {workers.groups} groups of "
-            "workers, numbered from 0 (num_groups= of the session)"
+            f"{layout} is for stage {layout.stage}, and the workers are in {workers.groups} "
+            f"group{'s' if workers.groups > 1 else ''}, numbered from 0 (num_groups= of a session)"
         )
     if layout.stage is not None:
         for axis, cut_there in enumerate(_for_axes(layout, len(workers.sizes))):

@@ -173,7 +173,7 @@ class Plan:
         found = self._find(name, shape)
         return self.default if found is None else found[1]
 
-    def resolve(self, catalog: Catalog, workers: Workers) -> Resolved:
+    def resolve(self, catalog: Catalog, workers: Workers | int) -> Resolved:
         """Every parameter of a checkpoint with its layout, for these workers.
 
         Raises
@@ -181,6 +181,13 @@ class Plan:
         ArgumentError
             If layouts do not fit; it lists up to ten of their parameters with what does not fit.
         """
+        if isinstance(workers, int):
+            workers = Workers.of(workers)
+        if not isinstance(catalog, Catalog) or not isinstance(workers, Workers):
+            raise ArgumentError(
+                "resolve takes a catalog (open_checkpoint(path)) and a number of workers, got "
+                f"{type(catalog).__name__} and {type(workers).__name__}"
+            )
         layouts: dict[str, Layout] = {}
         unmatched, wrong = [], []
         used: set[Rule] = set()

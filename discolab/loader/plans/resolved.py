@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ...runtime.errors import ArgumentError
 from ..catalog import Catalog
 from .layouts import Cut, Layout, Workers, cut
 from .patterns import matcher, unknown_names
@@ -81,7 +82,9 @@ class Resolved:
         ArgumentError
             If one matches nothing.
         """
-        wanted = [names] if isinstance(names, str) else list(names)
+        wanted = [names] if isinstance(names, str) else names
+        if not isinstance(wanted, Iterable):
+            raise ArgumentError(f"names of parameters are strings, got {names!r:.60}")
         chosen: set[str] = set()
         missing = []
         for one in wanted:

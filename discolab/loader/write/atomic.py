@@ -18,11 +18,12 @@ from typing import Any, Self
 
 from ...runtime.errors import ArgumentError
 from ..errors import CheckpointError
+from ..formats.opening import SAVING
 from . import safetensors_writer
 from .new_files import create_file, pwrite_all, remove, sync_folder, write_new, writing
 from .records import Arranged, NewFile
 
-JOURNAL = ".discolab-saving"
+JOURNAL = SAVING
 _PART = ".part"  # of a file that takes the place of one with its name
 _INDEXES = {
     "tensor-cache": re.compile(r"(tensor|ndarray)-cache(-b16)?\.json"),
@@ -214,11 +215,10 @@ def _refuse_other_formats(folder: str, there: Iterable[str], format: str) -> Non
 
 def _free_tag(there: Iterable[str]) -> str:
     stems = (os.path.splitext(name)[0] for name in there if _DATA.fullmatch(name))
-    taken = {_TAG.search(stem)[0] for stem in stems}  # type: ignore[index]  # it matches nothing too
-    number = 1
-    while (tag := f"-v{number}" if number > 1 else "") in taken:
-        number += 1
-    return tag
+    taken = [_TAG.search(stem)[0] for stem in stems]  # type: ignore[index]  # it matches nothing too
+    # not one that was there before: somebody may still have the index of that checkpoint
+    number = max((int(tag[2:] or 1) for tag in taken), default=0) + 1
+    return f"-v{number}" if number > 1 else ""
 
 
 def _clear(folder: str) -> None:

@@ -144,6 +144,7 @@ def md5_of(path: str) -> str:
 
 def _bytes(part: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
     """The elements one after the other, as bytes in this machine's memory."""
+    part = part.resolve_conj().resolve_neg()
     return part.to("cpu", stored).contiguous().reshape(-1).view(torch.uint8)
 
 

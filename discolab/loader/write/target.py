@@ -10,6 +10,7 @@ import torch
 
 from ...runtime.errors import ArgumentError
 from ..catalog import Shape
+from ..formats.checks import MAX_DEPTH
 from ..formats.dtypes import SAFETENSORS_NAMES, TENSOR_CACHE_NAMES
 from ..plans.layouts import cut
 from ..presharded import KEY, Sharding, shard_name
@@ -126,8 +127,18 @@ def _check_metadata(metadata: Any) -> None:
     try:
         for value in metadata.values():
             safetensors_writer.text(value)
+            _depth(value)
     except (TypeError, ValueError, RecursionError) as exc:
         raise ArgumentError(f"metadata= holds what JSON can't: {exc}") from None
+
+
+def _depth(value: Any, left: int = MAX_DEPTH - 8) -> None:
+    """Whether what nests is read again; the index itself nests a little."""
+    if not left:
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH - 8} levels")
+    if isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            _depth(item, left - 1)
 
 
 def _wholes(kinds: Mapping[str, Kind], shapes: Mapping[str, Shape]) -> list[Record]:
