@@ -20,6 +20,7 @@ class Result:
     status: str
     outputs: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
+    updates: list[dict[str, Any]] = field(default_factory=list)  # of displays, in order
 
     def stream(self, name: str) -> str:
         """All text of stdout or stderr."""
@@ -32,13 +33,6 @@ class Result:
     @property
     def stderr(self) -> str:
         return self.stream("stderr")
-
-    def update(self, content: dict[str, Any]) -> None:
-        """Put what is shown now in the place of an earlier display of the same id."""
-        here = content["transient"]["display_id"]
-        for output in self.outputs:
-            if output.get("transient", {}).get("display_id") == here:
-                output["data"] = content["data"]
 
     @property
     def data(self) -> list[dict[str, Any]]:
@@ -104,7 +98,7 @@ class Kernel:
                 elif message["msg_type"] in ("stream", "display_data", "execute_result", "error"):
                     result.outputs.append(content)
                 elif message["msg_type"] == "update_display_data":
-                    result.update(content)
+                    result.updates.append(content["data"])
         result.seconds = time.monotonic() - (pressed or began)
         return result
 
