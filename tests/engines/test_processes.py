@@ -4,6 +4,7 @@ import ctypes
 import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -488,3 +489,17 @@ def test_ctrl_c_in_a_terminal_interrupts_the_work_and_ends_no_worker(program: An
     out, err = process.communicate(timeout=20)
     assert out == "[7, 7, 7]\n", err
     assert gone(pids)
+
+
+def test_a_zygote_that_is_about_to_end_is_not_asked_for_workers() -> None:
+    """It closes its line when its minute is over, and then takes a while to end."""
+    ProcessSession(2, devices="cpu").shutdown()
+    ending = zygote.the_zygote()
+    whole = ending._socket
+    ending._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.close()
+    whole.close()
+    assert ending.process.poll() is None
+    with ProcessSession(2, devices="cpu", timeout=20) as session:
+        assert session.call_packed(int, 3).debug_get_from_all() == [3, 3]
+    assert zygote.the_zygote() is not ending

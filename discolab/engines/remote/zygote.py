@@ -77,8 +77,15 @@ class Zygote:
 
     @property
     def usable(self) -> bool:
-        """Whether it can be asked: it lives, and is this process's own."""
-        return self._pid == os.getpid() and self.process.poll() is None
+        """Whether it can be asked: it lives, is this process's own, and is not about to end."""
+        if self._pid != os.getpid() or self.process.poll() is not None:
+            return False
+        line = select.poll()
+        try:
+            line.register(self._socket.fileno(), 0)
+        except ValueError:  # closed
+            return False
+        return not line.poll(0)  # it closes its end first, and takes a while to end then
 
     def ready(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds until it has imported everything.
@@ -221,6 +228,7 @@ class _Nursery:
             self._reap()
             if not poll.poll(200):
                 if not self.alive and time.monotonic() - self.since > LINGER:
+                    self.socket.close()  # who asks for a worker now starts another zygote
                     return
                 continue
             data, fds = self._receive()
