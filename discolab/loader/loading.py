@@ -187,7 +187,8 @@ def run(session: Session, ref: DRef, board: Board, what: str, timeout: float | N
     except WaitTimeoutError:
         session.interrupt()
         raise
-    failures = [value for value in values.values() if not isinstance(value, bool)]
+    # in order of rank, so that the same mistake is told in the same words
+    failures = [values[rank] for rank in sorted(values) if not isinstance(values[rank], bool)]
     if not failures:
         return
     error = session.told(failures)
