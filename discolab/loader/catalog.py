@@ -116,6 +116,10 @@ class Entry:
     stored: torch.dtype
     pieces: tuple[Piece, ...]
 
+    def loaded_as(self, dtype: torch.dtype | None) -> torch.dtype:
+        """What it is once it is loaded and cast to `dtype`: only floating-point ones are cast."""
+        return dtype if dtype is not None and self.dtype.is_floating_point else self.dtype
+
     @property
     def numel(self) -> int:
         """Elements of the whole parameter."""

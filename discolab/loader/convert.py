@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
-from ..runtime.arguments import parse_dtype
-from ..runtime.errors import ArgumentError
 from .catalog import Catalog
 from .formats import open_checkpoint
+from .formats.dtypes import cast_dtype
 from .plans.layouts import Cut, Workers
 from .plans.plan import Plan, Resolved
 from .presharded import Sharding, logical, shard_name
 from .progress import Board
 from .read import Files, read_entry, whole
-from .write.atomic import Replacement
 from .write.records import Slot
 from .write.sink import Sink, md5_of
 from .write.target import Target
@@ -85,14 +83,12 @@ def shard(
         If the plan does not fit.
     """
     target = Target(format, presharded, max_file_bytes, bf16_as, metadata)
-    cast = None if dtype is None else parse_dtype(dtype)
-    if cast is not None and not cast.is_floating_point:
-        raise ArgumentError(f"dtype= is what floating-point parameters are cast to, got {cast}")
+    cast = cast_dtype(dtype)
     given = Plan.of(plan)
     catalog = source if isinstance(source, Catalog) else open_checkpoint(source)
     how = plan if source_plan is None else source_plan
     catalog = logical(catalog, None if how is None else Plan.of(how))
-    resolved = given.resolve(catalog, _workers(workers, groups))
+    resolved = given.resolve(catalog, Workers.given(workers, groups))
     kinds = {}
     for name, entry in catalog.entries.items():
         if cast is not None and entry.dtype.is_floating_point:
@@ -101,35 +97,23 @@ def shard(
             kinds[name] = target.kind(name, entry.dtype, entry.stored)
     shapes = {name: entry.shape for name, entry in catalog.entries.items()}
     sharding = Sharding(resolved.workers, resolved.layouts, shapes)
-    with Replacement(out, format) as place:
-        arranged = target.arrange(place, kinds, sharding)
-        paths = place.create(arranged)
-        slots = {slot.record.name: slot for slot in arranged.slots}
+
+    def fill(paths: Sequence[str], slots: Mapping[str, Slot]) -> None:
         _Copying(resolved, paths, progress).run(_tasks(resolved, slots, presharded))
-        md5 = []
-        if format == "tensor-cache":
-            with ThreadPoolExecutor(_threads()) as pool:
-                md5 = list(pool.map(md5_of, paths))
-        place.commit(arranged, target.index(arranged, md5, sharding))
-    return open_checkpoint(place.folder)
+
+    return target.write(out, kinds, sharding, fill, _checksums)
 
 
-def _workers(workers: int | Workers, groups: int) -> Workers:
-    if isinstance(workers, Workers):
-        return workers
-    for what, value in (("workers", workers), ("groups", groups)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ArgumentError(f"{what}= is a number from 1 on, got {value!r}")
-    if workers % groups:
-        raise ArgumentError(f"{workers} workers can't be cut in {groups} equal groups")
-    return Workers.of(workers, groups)
+def _checksums(paths: Sequence[str]) -> list[str]:
+    with ThreadPoolExecutor(_threads()) as pool:
+        return list(pool.map(md5_of, paths))
 
 
 def _threads() -> int:
     return min(_THREADS, os.cpu_count() or 1)
 
 
-def _tasks(resolved: Resolved, slots: dict[str, Slot], presharded: bool) -> list[Task]:
+def _tasks(resolved: Resolved, slots: Mapping[str, Slot], presharded: bool) -> list[Task]:
     """Which box of which parameter goes where, as they lie in the new files."""
     found: list[Task] = []
     count = resolved.workers.count

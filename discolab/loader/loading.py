@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from ..runtime.arguments import Pickled, parse_dtype
+from ..runtime.arguments import Pickled
 from ..runtime.controller import check_timeout
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError, WaitTimeoutError
@@ -21,6 +21,7 @@ from .catalog import Catalog, Piece
 from .copies import Copy, copies
 from .errors import CheckpointError
 from .formats import open_checkpoint
+from .formats.dtypes import cast_dtype
 from .formats.verify import verify as verify_files
 from .from_first import share
 from .plans.layouts import Cut, Workers
@@ -46,8 +47,7 @@ class Job:
 
     def dtype_of(self, name: str) -> torch.dtype:
         """What a parameter is once it is loaded."""
-        found = self.resolved.catalog.entries[name].dtype
-        return self.dtype if self.dtype and found.is_floating_point else found
+        return self.resolved.catalog.entries[name].loaded_as(self.dtype)
 
 
 def load(
@@ -106,9 +106,7 @@ def load(
     ArgumentError
         If the plan does not fit the checkpoint or the workers.
     """
-    wanted = None if dtype is None else parse_dtype(dtype)
-    if wanted is not None and not wanted.is_floating_point:
-        raise ArgumentError(f"dtype= is what floating-point parameters are cast to, got {wanted}")
+    wanted = cast_dtype(dtype)
     check_timeout(timeout)
     if read_by not in ("each", "first"):
         raise ArgumentError(f'read_by= is "each" or "first", got {read_by!r}')
@@ -267,8 +265,9 @@ def _load_here(job: Job, targets: dict[str, Any] | None) -> _Loaded:
     catalog = resolved.catalog
     meter = Meter(job.board, worker)
     if job.verify:
-        mine = range(rank, len(catalog.files), _readers(job.read_by, worker.num_workers))
-        verify_files(catalog, mine if job.read_by == "each" or rank == 0 else (), meter)
+        readers = _readers(job.read_by, worker.num_workers)
+        mine = range(rank, len(catalog.files), readers) if rank < readers else ()
+        verify_files(catalog, mine, meter)
     loaded = _Loaded(resolved, Files(catalog.files, job.mmap, meter, fresh=targets is None))
 
     def make(name: str, cut: Cut) -> torch.Tensor:

@@ -61,6 +61,19 @@ def shard_name(name: str, rank: int, count: int) -> str:
     return f"{name}_shard-{rank + 1}-of-{count}"
 
 
+def part_of(name: str) -> tuple[str, int, int | None] | None:
+    """Of the name of a shard: the parameter's, whose shard it is, of how many if it says so.
+
+    ``x_shard-1-of-2`` counts from 1 (TVM), ``x_shard-0`` from 0 (MLC). None: it is no such name.
+    """
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    if match[3] is None:
+        return match[1], int(match[2]), None
+    return match[1], int(match[2]) - 1, int(match[3])
+
+
 def check_name(name: Any) -> None:
     """Whether a parameter of this name can be saved and found again.
 
@@ -75,7 +88,7 @@ def check_name(name: Any) -> None:
         name.encode()
     except UnicodeEncodeError:
         raise ArgumentError(f"a parameter has the name {name!r}, which is no text") from None
-    if _NAME.fullmatch(name):
+    if part_of(name):
         raise ArgumentError(
             f"a parameter has the name {name!r}, as shards of another one have: give it another"
         )
@@ -83,7 +96,7 @@ def check_name(name: Any) -> None:
 
 def is_presharded(catalog: Catalog) -> bool:
     """Whether any tensor in it has the name of a shard."""
-    return any(_NAME.fullmatch(name) for name in catalog.entries)
+    return any(map(part_of, catalog.entries))
 
 
 def shards_of(catalog: Catalog) -> dict[str, list[str]]:
@@ -162,11 +175,10 @@ def _gather(catalog: Catalog, sharding: Sharding | None) -> dict[str, dict[int, 
     found: dict[str, dict[int, str]] = {}
     counts: dict[str, int | None] = {}
     for tensor in catalog.entries:
-        match = _NAME.fullmatch(tensor)
-        if match is None:
+        part = part_of(tensor)
+        if part is None:
             continue
-        name, number, of = match[1], int(match[2]), int(match[3]) if match[3] else None
-        rank = number if of is None else number - 1
+        name, rank, of = part
         ranks = found.setdefault(name, {})
         if counts.setdefault(name, of) != of:
             raise _error(catalog, name, f"{tensor!r} is of another number of shards than others")

@@ -8,6 +8,8 @@ while the next one is read.
 
 from __future__ import annotations
 
+import itertools
+import math
 import mmap as _mmap
 import os
 import sys
@@ -21,7 +23,8 @@ import torch
 from .catalog import Entry, File, Shape
 from .copies import Copy, c_strides, copies
 from .errors import CheckpointError
-from .plans.layouts import Cut
+from .plans.layouts import REPLICATE, Cut, Workers
+from .plans.layouts import cut as cut_of
 
 BLOCK = 16 << 20  # bytes in one go: a load can be stopped, and shows progress, between two
 _STAGES = 2  # page-locked buffers of a thread that loads to a GPU
@@ -129,7 +132,7 @@ class Files:
                 into[done : done + BLOCK : _mmap.PAGESIZE] = 0
             got = os.preadv(fd, [memory[done : done + BLOCK]], offset + done)
             if got <= 0:
-                self._check_size(file, fd, name)
+                self._checked(file, fd, name)
                 raise CheckpointError(
                     self._files[file].path,
                     f"ends at byte {offset + done:,}, {len(memory) - done:,} bytes too early",
@@ -160,8 +163,7 @@ class Files:
         found = self._maps.get(file)
         if found is None:
             fd = self._open(file, name)
-            self._check_size(file, fd, name)
-            found = self._maps[file] = _mapping(fd)
+            found = self._maps[file] = _mapping(fd, self._checked(file, fd, name))
         return found.memory
 
     def _open(self, file: int, name: str) -> int:
@@ -175,13 +177,16 @@ class Files:
                     path, f"can't be opened on this worker: {exc.strerror}", name
                 ) from None
             self._fds[file] = fd
-            self._check_size(file, fd, name)
+            self._checked(file, fd, name)
         return fd
 
-    def _check_size(self, file: int, fd: int, name: str) -> None:
-        why = self._files[file].why_another(os.fstat(fd))
+    def _checked(self, file: int, fd: int, name: str) -> os.stat_result:
+        """What the system says of a file that is still the one of the catalog."""
+        facts = os.fstat(fd)
+        why = self._files[file].why_another(facts)
         if why:
             raise CheckpointError(self._files[file].path, why, name)
+        return facts
 
 
 def _close_all(fds: dict[int, int]) -> None:
@@ -203,9 +208,8 @@ _mapping_lock = threading.Lock()  # guards `_mappings`
 _NORESERVE = 0x4000 if sys.platform == "linux" else 0  # Python 3.11 and 3.12 do not have its name
 
 
-def _mapping(fd: int) -> _Mapping:
+def _mapping(fd: int, facts: os.stat_result) -> _Mapping:
     """The file's mapping: one for all threads, as each would pay for its pages anew."""
-    facts = os.fstat(fd)
     key = facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
     with _mapping_lock:
         found = _mappings.get(key)
@@ -236,9 +240,6 @@ def fill(files: Files, entry: Entry, cut: Cut, into: torch.Tensor) -> None:
 
 def whole(entry: Entry) -> Cut:
     """The cut of one that holds all of a parameter."""
-    from .plans.layouts import REPLICATE, Workers
-    from .plans.layouts import cut as cut_of
-
     found = cut_of(REPLICATE, entry.shape, Workers((1,)), 0)
     assert found is not None
     return found
@@ -269,24 +270,11 @@ def _blocks(shape: Shape, itemsize: int) -> Iterator[tuple[Shape, Shape]]:
         i for i, step in enumerate(inner) if step * itemsize <= BLOCK or i == len(shape) - 1
     )
     rows = max(1, BLOCK // max(1, inner[axis] * itemsize))
-    outer = shape[:axis]
-    for number in range(_product(outer)):
-        first = []
-        for size in reversed(outer):
-            number, index = divmod(number, size)
-            first.append(index)
-        lead = tuple(reversed(first))
+    for lead in itertools.product(*map(range, shape[:axis])):
         for begin in range(0, shape[axis], rows):
             size = min(rows, shape[axis] - begin)
             rest = shape[axis + 1 :]
             yield (*lead, begin, *(0 for _ in rest)), (*(1 for _ in lead), size, *rest)
-
-
-def _product(sizes: Shape) -> int:
-    found = 1
-    for size in sizes:
-        found *= size
-    return found
 
 
 class _Staging:
@@ -305,7 +293,7 @@ class _Staging:
         sent = self._sent[self._turn]
         if sent is not None:
             sent.synchronize()
-        size = _product(shape) * dtype.itemsize
+        size = math.prod(shape) * dtype.itemsize
         if size > len(self._buffers[self._turn]):  # one row of a tensor can be larger
             self._buffers[self._turn] = torch.empty(size, dtype=torch.uint8).pin_memory()
         return _Turn(self, self._buffers[self._turn][:size].view(dtype).view(shape))

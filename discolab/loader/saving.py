@@ -6,8 +6,8 @@ The controller arranges the files and puts them in place; no tensor comes to it.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from ..runtime.session import Session
 from ..runtime.worker import current_worker
 from .catalog import Catalog, Shape
 from .errors import CheckpointError
-from .formats import open_checkpoint
 from .formats.checks import MAX_DIMS
 from .loading import run, workers_of
 from .plans.layouts import Layout, Workers
@@ -28,7 +27,6 @@ from .plans.whole_shape import Misfit, check_shards, whole_shape
 from .presharded import Sharding, check_name
 from .progress import Board, Meter
 from .weights import Weights
-from .write.atomic import Replacement
 from .write.division import shares
 from .write.records import Slot
 from .write.sink import Sink, md5_of
@@ -49,7 +47,7 @@ class Job:
     sharding: Sharding
     presharded: bool
     mapped: bool
-    board: int = 0
+    board: int
 
 
 def save(
@@ -115,34 +113,22 @@ def save(
         name: target.kind(name, _dtype(name, [mine[number] for mine in facts]))
         for number, name in enumerate(weights)
     }
-    with Replacement(path, format) as place:
-        arranged = target.arrange(place, kinds, sharding)
-        paths = place.create(arranged)
-        slots = {slot.record.name: slot for slot in arranged.slots}
+
+    def fill(paths: Sequence[str], slots: Mapping[str, Slot]) -> None:
+        totals = [
+            sum(share.nbytes for share in shares(slots, sharding, presharded, rank))
+            for rank in range(session.num_workers)
+        ]
         mapped = session.engine in _ONE_MACHINE
-        job = Job(tuple(paths), slots, sharding, presharded, mapped)
-        _write(session, job, weights, place.folder, progress, timeout)
-        md5 = _checksums(session, paths, progress, timeout) if format == "tensor-cache" else []
-        place.commit(arranged, target.index(arranged, md5, sharding))
-    return open_checkpoint(place.folder)
+        with Board("saving", totals, progress) as board:
+            job = Job(tuple(paths), slots, sharding, presharded, mapped, board.number)
+            saved = session.call_packed(_save_here, Pickled(job), dict(weights))
+            run(session, saved, board, f"the save to {os.path.realpath(path)}", timeout)
 
+    def checksums(paths: Sequence[str]) -> list[str]:
+        return _checksums(session, list(paths), progress, timeout)
 
-def _write(
-    session: Session,
-    job: Job,
-    weights: Mapping[str, DRef],
-    folder: str,
-    progress: bool,
-    timeout: float | None,
-) -> None:
-    totals = [
-        sum(share.nbytes for share in shares(job.slots, job.sharding, job.presharded, rank))
-        for rank in range(session.num_workers)
-    ]
-    with Board("saving", totals, progress) as board:
-        numbered = replace(job, board=board.number)
-        values = session.call_packed(_save_here, Pickled(numbered), dict(weights))
-        run(session, values, board, f"the save to {folder}", timeout)
+    return target.write(path, kinds, sharding, fill, checksums)
 
 
 def _checksums(

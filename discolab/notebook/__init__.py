@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import load_bars
 from .cell import CellInterrupted, CellRun
 from .lab import Lab, close_lab, open_lab, the_lab
 
@@ -16,7 +17,6 @@ _completer: Any = None
 def load_ipython_extension(shell: Any) -> None:
     """``%load_ext discolab``."""
     global _completer
-    from . import load_bars
     from .completion import WorkerCompleter
     from .magics import DiscoMagics
 
@@ -34,8 +34,6 @@ def unload_ipython_extension(shell: Any) -> None:
     if _completer is not None:
         _completer.uninstall(shell)
         _completer = None
-    from . import load_bars
-
     load_bars.uninstall()
     close_lab()
 

@@ -80,14 +80,16 @@ class Loading(Sessions):
         """
         from ..loader.formats import open_checkpoint
         from ..loader.loading import load, resolve
+        from ..loader.plans.plan import Plan
+        from ..loader.presharded import logical
         from ..loader.tables.showing import Shown, as_dtype, chosen_names
 
         sess = self.session(session)
         self._check_name(name)
         wanted = as_dtype(dtype)
-        given = self._plan(plan)
-        path = os.path.expanduser(path)
-        catalog = resolve(sess, open_checkpoint(path), given).catalog
+        typed = self._plan(plan)
+        given = None if typed is None else Plan.of(typed)
+        catalog = logical(open_checkpoint(os.path.expanduser(path)), given)
         names = None if params is None else chosen_names(catalog, params)
         if dry_run:
             return Shown.of(resolve(sess, catalog, given, names), wanted)

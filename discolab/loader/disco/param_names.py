@@ -14,14 +14,9 @@ from typing import Any
 from ...runtime.errors import ArgumentError
 from ..catalog import Catalog, Entry
 from ..errors import CheckpointError
+from ..presharded import part_of
 
 _NUMBERED = re.compile(r"param_(0|[1-9][0-9]*)")
-_PART = re.compile(r"(?P<base>.+)_shard-(?P<part>[0-9]+)(?:-of-(?P<count>[0-9]+))?")
-
-
-def is_part(name: str) -> bool:
-    """Whether this is the name of one part of a presharded parameter."""
-    return _PART.fullmatch(name) is not None
 
 
 def pick(function: str, path: str, names: Sequence[str], index: Any) -> str:
@@ -75,7 +70,7 @@ def numbered(function: str, catalog: Catalog, names: Collection[str]) -> list[st
     others = [name for name in names if not _NUMBERED.fullmatch(name)]
     what = f"has {others[0]!r}" if others else f"has no {missing[0]!r}"
     todo = "load one at a time, or all by name with sess.load"
-    if others and is_part(others[0]):
+    if others and part_of(others[0]):
         todo = f"its parameters are stored in parts: call {function}Presharded"
     raise CheckpointError(
         catalog.path, f"{what}, and {function} gives param_0, param_1 and so on as a list; {todo}"
@@ -97,12 +92,11 @@ def parts(function: str, catalog: Catalog, rank: int, workers: int) -> dict[str,
     found: dict[str, dict[int, Entry]] = {}
     counts: dict[str, set[int]] = {}
     for name, entry in catalog.entries.items():
-        match = _PART.fullmatch(name)
         base, part = name, 0
-        if match is not None:
-            base, count = match["base"], match["count"]
-            part = int(match["part"]) - (count is not None)
-            counts.setdefault(base, set()).update([] if count is None else [int(count)])
+        shard = part_of(name)
+        if shard is not None:
+            base, part, count = shard
+            counts.setdefault(base, set()).update([] if count is None else [count])
         if part == 0:
             order.append(base)
         if part in found.setdefault(base, {}):

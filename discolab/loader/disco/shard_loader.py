@@ -38,6 +38,7 @@ from ...runtime.worker import current_worker
 from ..catalog import Catalog, Entry
 from ..errors import CheckpointError
 from ..formats import tensor_cache
+from ..presharded import is_presharded
 from ..read import Files, read_entry
 from . import param_names, shard_info
 from .shard_info import Step
@@ -76,7 +77,7 @@ class ShardLoader:
             found = info.get(name, ())
             if found != ():
                 self._pipelines[name] = self._pipeline(entry, found, module)
-        if self._rank == 0 and not any(map(param_names.is_part, catalog.entries)):
+        if self._rank == 0 and not is_presharded(catalog):
             self._warn_of_strangers(set(info) - set(catalog.entries))
 
     def __repr__(self) -> str:
@@ -250,7 +251,7 @@ def create(path: str, text: str = "", info: Any = "", module: Any = None) -> Sha
             given = get_shard_info()
             info = given if isinstance(given, Mapping) else str(given)  # TVM has its own str
     catalog = tensor_cache.read_text(path, text, missing_ok=True)
-    if current_worker().worker_id == 0 and not any(map(param_names.is_part, catalog.entries)):
+    if current_worker().worker_id == 0 and not is_presharded(catalog):
         _check_files(catalog)
     return ShardLoader(catalog, shard_info.parse(info), module)
 

@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import torch
 
+from ...runtime.arguments import parse_dtype
+from ...runtime.errors import ArgumentError
 from ..errors import CheckpointError
 from .checks import short
 
@@ -91,5 +93,21 @@ def dtype_of(
         known = ", ".join(names)
         raise CheckpointError(
             file, f"dtype {short(value)} is not known; expected one of {known}", parameter
+        )
+    return found
+
+
+def cast_dtype(dtype: Any) -> torch.dtype | None:
+    """What floating-point parameters are to be cast to, from a dtype or its name; None stays None.
+
+    Raises
+    ------
+    ArgumentError
+        If it is none, or not a floating-point one.
+    """
+    found = None if dtype is None else parse_dtype(dtype)
+    if found is not None and not found.is_floating_point:
+        raise ArgumentError(
+            f"dtype= is what floating-point parameters are cast to, such as bfloat16; got {found}"
         )
     return found

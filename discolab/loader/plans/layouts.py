@@ -158,6 +158,22 @@ class Workers:
             return alone
         return cls((num_groups, num_workers // num_groups), num_groups)
 
+    @classmethod
+    def given(cls, workers: Any, groups: Any = 1) -> Workers:
+        """`of` what somebody has typed; workers on a mesh stay what they are.
+
+        Raises
+        ------
+        ArgumentError
+            If it is no such number, or does not fit the groups.
+        """
+        if isinstance(workers, Workers):
+            return workers
+        for what, value in (("workers", workers), ("groups", groups)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ArgumentError(f"{what}= is a number from 1 on, got {value!r}")
+        return cls.of(workers, groups)
+
     @property
     def count(self) -> int:
         """How many workers there are."""

@@ -65,8 +65,7 @@ class Resolved:
         for name, entry in self.catalog.entries.items():
             held = self.cut(name, rank)
             if held is not None:
-                cast_to = dtype if dtype is not None and entry.dtype.is_floating_point else None
-                total += held.numel * (cast_to or entry.dtype).itemsize
+                total += held.numel * entry.loaded_as(dtype).itemsize
         return total
 
     def subset(self, names: str | Iterable[str]) -> Resolved:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..catalog import Entry
 from ..plans.layouts import Cut, Layout, Workers, cut
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ class Cuts:
 
     def memory(self, name: str, dtype: torch.dtype | None) -> list[int]:
         """Bytes of a parameter on each worker, once it is loaded."""
-        size = cast_to(self.resolved.catalog.entries[name], dtype).itemsize
+        size = self.resolved.catalog.entries[name].loaded_as(dtype).itemsize
         return [0 if part is None else part.numel * size for part in self.of(name)]
 
     def read(self, name: str) -> list[int]:
@@ -54,8 +53,3 @@ class Cuts:
             if layout.cuts and entry.numel and worth > best:
                 found, best = name, worth
         return found
-
-
-def cast_to(entry: Entry, dtype: torch.dtype | None) -> torch.dtype:
-    """What a parameter is once it is loaded: only floating point ones are cast."""
-    return dtype if dtype is not None and entry.dtype.is_floating_point else entry.dtype

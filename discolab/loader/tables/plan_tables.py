@@ -18,7 +18,7 @@ from ..catalog import Catalog, Entry
 from ..plans.layouts import Cut, Workers
 from .drawing import draw
 from .folding import Fold, fold, fold_names
-from .memory import Cuts, cast_to
+from .memory import Cuts
 
 if TYPE_CHECKING:
     from ..plans.plan import Resolved
@@ -209,7 +209,7 @@ def _dtype(entry: Entry, dtype: torch.dtype | None) -> str:
     words = _name(entry.dtype)
     if entry.stored != entry.dtype:
         words += f" (stored as {_name(entry.stored)})"
-    loaded = cast_to(entry, dtype)
+    loaded = entry.loaded_as(dtype)
     return words if loaded == entry.dtype else f"{words} → {_name(loaded)}"
 
 
@@ -239,7 +239,7 @@ def _memory(cuts: Cuts, dtype: torch.dtype | None) -> list[Part]:
     whole = 0
     for name in resolved.layouts:
         entry = resolved.catalog.entries[name]
-        whole += entry.numel * cast_to(entry, dtype).itemsize
+        whole += entry.numel * entry.loaded_as(dtype).itemsize
         memory = [a + b for a, b in zip(memory, cuts.memory(name, dtype), strict=True)]
         read = [a + b for a, b in zip(read, cuts.read(name), strict=True)]
         held = [a + (part is not None) for a, part in zip(held, cuts.of(name), strict=True)]

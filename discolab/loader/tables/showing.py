@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from ...runtime.arguments import parse_dtype
 from ...runtime.errors import ArgumentError
 from ...views import Part, render_html, render_text
 from ..catalog import Catalog
 from ..formats import open_checkpoint
+from ..formats.dtypes import cast_dtype
 from ..plans.layouts import Workers
 from ..plans.patterns import matcher
 from ..plans.plan import Plan, Resolved
@@ -128,7 +128,7 @@ def show(
     if given is not None and workers is None:
         raise ArgumentError("a plan is shown for a number of workers: workers=4 (--workers 4)")
     wanted = as_dtype(dtype)
-    spread = _workers(workers, groups)
+    spread = None if workers is None else Workers.given(workers, groups)
     catalog = path if isinstance(path, Catalog) else open_checkpoint(path)
     sharding = sharding_of(catalog)
     if spread is not None or sharding is not None or not is_presharded(catalog):
@@ -155,15 +155,7 @@ def as_dtype(dtype: Any) -> torch.dtype | None:
     ArgumentError
         If there is none of that name, or it is none to cast floating point parameters to.
     """
-    if dtype is None:
-        return None
-    found = _SHORT.get(dtype) if isinstance(dtype, str) else None
-    found = found or parse_dtype(dtype)
-    if not found.is_floating_point:
-        raise ArgumentError(
-            f"dtype= is what floating point parameters are cast to, such as bf16; got {dtype}"
-        )
-    return found
+    return cast_dtype(_SHORT.get(dtype, dtype) if isinstance(dtype, str) else dtype)
 
 
 def chosen_names(catalog: Catalog, params: str | Sequence[str]) -> list[str]:
@@ -196,13 +188,3 @@ def _near(name: str, names: Any) -> str:
 
     near = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(near)}?" if near else ""
-
-
-def _workers(workers: int | Workers | None, groups: int) -> Workers | None:
-    if workers is None or isinstance(workers, Workers):
-        return workers
-    if workers < 1 or groups < 1 or workers % groups:
-        raise ArgumentError(
-            f"workers are 1 or more, in groups of equally many; got {workers} in {groups} groups"
-        )
-    return Workers.of(workers, groups)

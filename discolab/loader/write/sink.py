@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import math
+import itertools
 import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -164,11 +164,5 @@ def _runs(part: torch.Tensor, run: int, strides: Shape) -> Iterator[tuple[int, t
     while inner < run:
         axis -= 1
         inner *= part.shape[axis]
-    outer = part.shape[:axis]
-    for number in range(math.prod(outer)):
-        place = []
-        for size in reversed(outer):
-            number, index = divmod(number, size)
-            place.append(index)
-        place.reverse()
-        yield sum(p * step for p, step in zip(place, strides, strict=False)), part[tuple(place)]
+    for place in itertools.product(*map(range, part.shape[:axis])):
+        yield sum(p * step for p, step in zip(place, strides, strict=False)), part[place]

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ...runtime.errors import ArgumentError
-from ..catalog import Shape
+from ..catalog import Catalog, Shape
+from ..formats import open_checkpoint
 from ..formats.checks import MAX_DEPTH
 from ..formats.dtypes import SAFETENSORS_NAMES, TENSOR_CACHE_NAMES
 from ..plans.layouts import cut
 from ..presharded import KEY, Sharding, shard_name
 from . import safetensors_writer, tensor_cache_writer
 from .atomic import Replacement
-from .records import Arranged, Record
+from .records import Arranged, Record, Slot
 
 FORMATS = ("safetensors", "tensor-cache")
 _NAMES = {"safetensors": SAFETENSORS_NAMES, "tensor-cache": TENSOR_CACHE_NAMES}
@@ -106,6 +108,31 @@ class Target:
         cap = self.max_file_bytes or safetensors_writer.CAP
         about = self._about(sharding)
         return safetensors_writer.arrange(parts, cap, place.tag, about, place.single)
+
+    def write(
+        self,
+        folder: str | os.PathLike[str],
+        kinds: Mapping[str, Kind],
+        sharding: Sharding,
+        fill: Callable[[Sequence[str], Mapping[str, Slot]], None],
+        checksums: Callable[[Sequence[str]], list[str]],
+    ) -> Catalog:
+        """Make the files, have them filled, and put them in place of what the folder has.
+
+        Parameters
+        ----------
+        fill
+            Writes what `kinds` are to the files at these paths, each to its slot, and to the disk.
+        checksums
+            Gives those of the files, for a format that has them in its index.
+        """
+        with Replacement(folder, self.format) as place:
+            arranged = self.arrange(place, kinds, sharding)
+            paths = place.create(arranged)
+            fill(paths, {slot.record.name: slot for slot in arranged.slots})
+            md5 = checksums(paths) if self.format == "tensor-cache" else []
+            place.commit(arranged, self.index(arranged, md5, sharding))
+        return open_checkpoint(place.folder)
 
     def index(self, arranged: Arranged, md5: Sequence[str], sharding: Sharding) -> bytes:
         """The content of the index file."""
