@@ -32,6 +32,7 @@ from .errors import (
 from .failures import Failure
 from .functions import list_funcs, register_func
 from .mesh import Mesh
+from .probes import probe
 from .session import Session
 from .status import SessionStatistics, WorkerStatus
 from .worker import Worker, current_worker, current_worker_or_none
@@ -64,6 +65,7 @@ __all__ = [
     "list_funcs",
     "parse_dtype",
     "parse_shape",
+    "probe",
     "register_func",
 ]
 

@@ -7,8 +7,10 @@ waited for is in controller.py, Disco's methods are in session.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from time import monotonic
 from types import FunctionType
 from typing import Any
+from weakref import ref as weakref
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from .controller import Controller, call_site, check_timeout
 from .dref import DPackedFunc, DRef
 from .errors import ArgumentError, ForeignDRefError, WorkerError
 from .failures import Failure
+from .freed import FreedDRef, freed_text, put_failure
 
 _NOT_PLAIN = (DRef, torch.nn.Module)  # callables that stand for something on the workers
 _CALL_PACKED = int(DiscoAction.CALL_PACKED)  # an IntEnum as list index costs 3 x an int
@@ -78,6 +81,9 @@ class Caller(Controller):
                 raise
             self._torn = False
             self._sent += 1
+            book = self._book
+            if book is not None:
+                book[reg] = (weakref(ref), site, monotonic(), book.cell, self._sent - self._others)
         return ref
 
     def call_without_result(self, func: Any, /, *args: Any, **kwargs: Any) -> None:
@@ -90,6 +96,31 @@ class Caller(Controller):
             self._throttle()
         with self._lock:
             self._broadcast((_CALL_PACKED, 0, *command))
+
+    def free(self, ref: DRef) -> None:
+        """Free a DRef's value on all workers, in turn with other commands; returns at once.
+
+        Names that are bound to it stay, but using it is an `ArgumentError` from now on, as it is
+        in calls that were given it and have not begun. A worker variable with the same value
+        keeps it.
+
+        Raises
+        ------
+        ArgumentError
+            If it is none, or has been freed before.
+        ForeignDRefError, SessionClosedError
+        """
+        reg = self._register_of(ref)
+        if reg is None:
+            raise ArgumentError(f"a DRef is needed, got a {type(ref).__name__}")
+        command = self._encode_call(put_failure, (freed_text(ref),), {})
+        with self._lock:
+            if isinstance(ref, FreedDRef):
+                raise ArgumentError(freed_text(ref))  # another thread was faster
+            self._broadcast((_CALL_PACKED, reg, *command))
+            ref.__class__ = FreedDRef
+            if self._book is not None:
+                self._book.pop(reg, None)
 
     # -- worker variables ----------------------------------------------------------------------
 
@@ -183,6 +214,8 @@ class Caller(Controller):
         action = DiscoAction.DEBUG_SET_REGISTER
         ticket = self._ask([rank], action, "debug_copy_from", (reg, value))
         reply = self.wait(ticket, timeout)[rank]
+        if self._book is not None:
+            self._book.values_set += 1
         if isinstance(reply, Failure):
             raise WorkerError([reply])
 

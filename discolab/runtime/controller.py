@@ -16,15 +16,16 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from .actions import DiscoAction
 from .arguments import Register
 from .channel import Channel, Ticket
+from .dref_book import DRefBook
 from .errors import (
     ArgumentError,
     DiscoError,
@@ -34,9 +35,12 @@ from .errors import (
 )
 from .failures import name_ranks
 from .interruptible import TICK
+from .probes import look_here, name_of
 from .registers import RegisterFile
 from .status import SessionStatistics, WorkerStatus
 from .worker import Worker, current_worker_or_none
+
+R = TypeVar("R")
 
 _OWN_MODULES = __name__.partition(".")[0] + "."
 _MOST_QUEUED = 16_384  # commands a worker may be behind before calls wait for it
@@ -84,6 +88,8 @@ class Controller:
         self._lock = threading.RLock()
         self._closed = False
         self._sent = 0
+        self._others = 0  # of these, what is no call: workers count calls
+        self._book: DRefBook | None = None
         self._torn = False  # whether a command may have gone to some workers only
         self._look_at = _COUNT_EVERY
 
@@ -120,6 +126,50 @@ class Controller:
         their own.
         """
         return {}
+
+    def look(
+        self,
+        func: Callable[..., Any],
+        /,
+        *args: Any,
+        ranks: Iterable[int] | None = None,
+        timeout: float = 0.3,
+    ) -> dict[int, Any]:
+        """Run a probe beside workers, also while they compute; see probes.py.
+
+        Parameters
+        ----------
+        func
+            A function marked with `discolab.runtime.probe`; it is given the worker and `args`.
+        ranks
+            The workers to look at; None: all.
+        timeout
+            Seconds that workers in other processes are given.
+
+        Returns
+        -------
+        dict
+            By rank what has come in time; a worker that is dead or stuck in C code is not in it.
+
+        Raises
+        ------
+        DiscoError
+            If the probe failed.
+        """
+        name_of(func)
+        return look_here(func, args, self._looked_at(self.workers_here(), ranks))
+
+    def _looked_at(self, found: Mapping[int, R], ranks: Iterable[int] | None) -> dict[int, R]:
+        """What of `found`, by rank, is of `ranks`."""
+        chosen = found if ranks is None else {self._check_rank(rank) for rank in ranks}
+        return {rank: value for rank, value in found.items() if rank in chosen}
+
+    def track_registers(self) -> DRefBook:
+        """Keep a book of all DRefs made from now on; the same one if asked again."""
+        with self._lock:
+            if self._book is None:
+                self._book = DRefBook()
+            return self._book
 
     def statistics(self) -> SessionStatistics:
         """Counts for tests and displays; never waits."""
@@ -253,6 +303,8 @@ class Controller:
             raise
         self._torn = False
         self._sent += 1
+        if command[0] != DiscoAction.CALL_PACKED:
+            self._others += 1
 
     def _mend(self) -> None:
         """Ctrl-C came between two sends: let all workers count calls from one number again.
@@ -260,6 +312,7 @@ class Controller:
         Another one may come within: then the next command does it, for `_torn` is set until then.
         """
         self._sent += 1
+        self._others = 0
         for send in self._in_turn:
             send((DiscoAction.COUNT_FROM, 0, self._sent))
         self._torn = False

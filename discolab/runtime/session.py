@@ -46,7 +46,14 @@ class Session(Caller):
     """What `init_ccl` has chosen, in a sentence that begins with the backend's name."""
 
     above: ClassVar[dict[str, Callable[..., Any]]] = {}
-    """What a layer above does for `load` and `save`; it enters itself here."""
+    """What a layer above does for `load`, `save` and `compare`; it enters itself here."""
+
+    draw: ClassVar[Callable[[Any], dict[str, str]] | None] = None
+    """How it is drawn in a notebook; `views` sets it."""
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        draw = type(self).draw
+        return draw(self) if draw is not None else {"text/plain": repr(self)}
 
     def __enter__(self) -> Self:
         self._check_open()
@@ -74,7 +81,11 @@ class Session(Caller):
         """
         if not isinstance(name, str):
             raise ArgumentError(f"a function's name is a string, got {name!r}")
-        return DPackedFunc(self._look_up(name), self)
+        ref = DPackedFunc(self._look_up(name), self)
+        if self._book is not None:
+            with self._lock:
+                self._book.enter(ref, call_site(), self._sent - self._others)
+        return ref
 
     def import_python_module(self, name: str) -> None:
         """Import a Python module on every worker."""
@@ -183,6 +194,44 @@ class Session(Caller):
     ) -> Any:
         """Save sharded tensors as a checkpoint: see `discolab.loader.save`."""
         return self.above["save"](self, path, weights, plan, **options)
+
+    # -- comparing -------------------------------------------------------------------------------
+
+    def compare(
+        self,
+        a: Any,
+        b: Any,
+        rtol: float | None = None,
+        atol: float | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Compare two values on each worker, where they lie.
+
+        Parameters
+        ----------
+        a, b
+            DRefs to tensors, arrays, numbers, modules, or containers of these, matched by name;
+            one of the two may be a value here, which is sent to the workers. Of a DTensor the
+            local shard is compared.
+        rtol, atol
+            Two elements agree if ``|a - b| <= atol + rtol * |b|``, or both are NaN. None: as
+            `torch.testing.assert_close` has them for the dtype. 0 for both: exactly.
+        timeout
+            Seconds to wait; None takes the session's.
+
+        Returns
+        -------
+        Comparison
+            Shows itself; has `equal`, `identical`, `ranks` (that differ) and `records`: see
+            `discolab.views.Comparison`.
+
+        Raises
+        ------
+        ArgumentError
+            If the two can't be compared, or their shapes differ, on some worker.
+        ForeignDRefError, WorkerError, WaitTimeoutError, SessionClosedError
+        """
+        return self.above["compare"](self, a, b, rtol, atol, timeout)
 
     # -- collectives -----------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -120,6 +121,9 @@ class Worker(Interruptible):
         left unfinished is void.
     died
         Set if the thread ended without being asked to.
+    dispatch
+        What is done for a command, by its action; a layer above may put itself in between, on this
+        worker's thread.
     """
 
     def __init__(
@@ -156,6 +160,7 @@ class Worker(Interruptible):
         self.resumed_at = 0
         self.failed_calls: deque[tuple[int, Failure]] = deque(maxlen=_MOST_FAILED_CALLS)
         self.died = False
+        self.dispatch = self._table()
         self._numbers = itertools.count(1)  # of failures
         self._began = time.monotonic()
         self._pid = os.getpid()
@@ -222,8 +227,16 @@ class Worker(Interruptible):
         bind_thread(None)
 
     def _loop(self) -> None:
-        recv = self.channel.recv
-        do: list[Any] = [self._not_an_action] * 128
+        recv, do = self.channel.recv, self.dispatch
+        while not self.ended:
+            command = recv()
+            do[command[0]](command)
+            # an idle worker must not keep the last command's values alive
+            del command
+
+    def _table(self) -> list[Callable[[Command], None]]:
+        """What is done for each action."""
+        do: list[Callable[[Command], None]] = [self._not_an_action] * 128
         do[DiscoAction.SHUTDOWN] = self._shutdown
         do[DiscoAction.KILL_REG] = self._kill_reg
         do[DiscoAction.GET_GLOBAL_FUNC] = self._get_global_func
@@ -236,11 +249,7 @@ class Worker(Interruptible):
         do[DiscoAction.END_INTERRUPT] = self._end_interrupt
         do[DiscoAction.COUNT_FROM] = self._count_from
         do[DiscoAction.TOLD] = self._told
-        while not self.ended:
-            command = recv()
-            do[command[0]](command)
-            # an idle worker must not keep the last command's values alive
-            del command
+        return do
 
     def _call_packed(self, command: Command) -> None:
         _, reg, func, args, kwargs, bind, _ = command

@@ -26,6 +26,8 @@ from ...runtime import protocol, sources
 from ...runtime.actions import Command, DiscoAction
 from ...runtime.failures import Failure
 from ...runtime.link import state_of
+from ...runtime.probes import SERVICE as PROBES
+from ...runtime.probes import answer as probe_answer
 from ...runtime.worker import Worker
 from .. import hooks
 from ..local_workers import leave_thread, prepare_thread
@@ -160,6 +162,11 @@ class WireLink:
             if self._failed_since:  # what it says now may depend on that
                 self.tell_state()
         self.say(messages.TELL, service, value)
+
+    def answer_probe(self, question: Any) -> None:
+        """Look at the worker as a session asks for it; see runtime/probes.py."""
+        assert self.worker is not None
+        self.say(messages.TELL, PROBES, probe_answer(self.worker, question))
 
     def listen(self, service: str, handler: Callable[[Any], None]) -> None:
         """See `Link`; what was said before is given to the handler now."""
@@ -307,6 +314,7 @@ def run(settings: dict[str, Any], wire: Wire, box: BlackBox | None = None) -> No
         worker.peers = {worker.worker_id: worker}
         worker.link = link
         link.worker, link.channel = worker, channel
+        link.listen(PROBES, link.answer_probe)
         prepare_thread(worker, settings["threads"])
         hooks.hold(None, [threading.current_thread()])
     except BaseException as exc:

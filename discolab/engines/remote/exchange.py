@@ -31,6 +31,7 @@ from ...runtime.arguments import Register
 from ...runtime.channel import ThreadChannel, Ticket
 from ...runtime.failures import Failure
 from ...runtime.link import SERVICES, Service, WorkerState, state_of
+from ...runtime.probes import SERVICE as PROBES
 from ...runtime.worker import Worker
 from . import messages
 from . import printed as _printed  # noqa: F401 - shows output where no notebook does
@@ -450,6 +451,8 @@ class Exchange:
             service = self.services.get(message[1])
             if service is not None:
                 service.receive(rank, protocol.open_all(message[2]))
+                if message[1] == PROBES:
+                    self._notify()
         elif kind == messages.OUTPUT:
             channel = self.channels[rank]
             channel.done = max(channel.done, message[2])

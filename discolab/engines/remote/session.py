@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,8 @@ from ...runtime.controller import check_timeout
 from ...runtime.errors import ArgumentError, DiscoError, SessionClosedError, WorkerError
 from ...runtime.failures import Failure, name_ranks
 from ...runtime.link import Service
+from ...runtime.probes import SERVICE as PROBES
+from ...runtime.probes import Probes, name_of
 from ...runtime.session import Session
 from ...runtime.status import WorkerStatus
 from ...runtime.worker import Worker
@@ -35,6 +37,7 @@ from .zygote import Zygote, the_zygote
 HEARTBEAT = 10.0  # seconds without a word after which a worker is taken for frozen
 START_TIMEOUT = 120.0  # seconds that worker processes may take to be there
 _SILENT = 3.5  # seconds without a word after which `status` says so; a heartbeat comes every 2
+_ANSWER = 0.3  # seconds that probes are given
 _LOOK = 0.1  # seconds that `status` waits for what workers say of themselves
 _LOOK_AT_START = 0.2  # seconds between two looks at what is not there yet
 _END_GRACE = 1.0  # seconds that interrupted workers are given when a session ends
@@ -200,6 +203,33 @@ class RemoteSession(Session):
                 _LOOK,
             )
         return [*self._local.status(), *(self._status_of(rank) for rank in exchange.channels)]
+
+    def look(
+        self,
+        func: Callable[..., Any],
+        /,
+        *args: Any,
+        ranks: Iterable[int] | None = None,
+        timeout: float = _ANSWER,
+    ) -> dict[int, Any]:
+        """See `Controller.look`."""
+        name, exchange = name_of(func), self._exchange
+        if self._closed:
+            return super().look(func, *args, ranks=ranks)
+        asked = [
+            rank for rank in self._looked_at(exchange.channels, ranks) if rank not in exchange.lost
+        ]
+        probes = exchange.services[PROBES]
+        assert isinstance(probes, Probes)
+        number = probes.open()
+        for rank in asked:
+            exchange.tell(rank, PROBES, (number, name, args))
+        found = super().look(func, *args, ranks=ranks)
+        exchange.wait_until(
+            lambda: all(probes.has(number, rank) or rank in exchange.lost for rank in asked),
+            timeout,
+        )
+        return dict(sorted({**found, **probes.take(number)}.items()))
 
     def _status_of(self, rank: int) -> WorkerStatus:
         exchange, device = self._exchange, str(self._devices[rank])
