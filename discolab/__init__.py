@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import ccl, loader, views
+from . import ccl, loader, trace, views
 from .engines import ProcessSession, ThreadedSession, make_session
 from .runtime import (
     ArgumentError,
@@ -38,20 +38,26 @@ from .runtime import (
     list_funcs,
     register_func,
 )
+from .views import view
 
 if TYPE_CHECKING:
     from .ccl.doctor import Diagnosis, doctor
+    from .notebook.widgets.plot import plot
 
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """`doctor` and `Diagnosis` are imported when they are first used, with what draws them."""
+    """What draws is imported when it is first used: `doctor`, `Diagnosis`, `plot`."""
     if name in ("Diagnosis", "doctor"):
         from .ccl import doctor as module
         from .views import doctor_parts as _draws_it  # noqa: F401
 
         return getattr(module, name)
+    if name == "plot":
+        from .notebook.widgets.plot import plot
+
+        return plot
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -101,6 +107,9 @@ __all__ = [
     "list_funcs",
     "loader",
     "make_session",
+    "plot",
     "register_func",
+    "trace",
+    "view",
     "views",
 ]

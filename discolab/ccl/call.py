@@ -8,9 +8,9 @@ it at any moment: it is the entry of the ledger.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from types import CodeType
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 
@@ -83,7 +83,11 @@ class Call:
         ``"waiting"``, ``"done"`` or ``"failed"``.
     began, ended
         Seconds on the monotonic clock; ended is 0.0 while it waits.
+    watch
+        Is given each call that a worker of this process makes, on its thread; None: nobody is.
     """
+
+    watch: ClassVar[Callable[[Call], None] | None] = None
 
     __slots__ = (
         "asynchronous",

@@ -70,6 +70,8 @@ def make_call(
     call = Call(name, worker, group, signature, call_site(worker), seconds, bool(async_op))
     call.patient = timeout is not None
     ledger_of(worker).enter(call)
+    if Call.watch is not None:
+        Call.watch(call)
     return call
 
 

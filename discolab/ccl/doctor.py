@@ -25,6 +25,7 @@ from ..runtime.failures import Failure, name_ranks
 from ..runtime.ranks import parse_ranks
 from ..runtime.session import Session
 from ..runtime.status import WorkerStatus
+from ..runtime.worker import Worker
 from .backends.local import LocalBackend
 from .call import Call, kind
 from .groups import Group
@@ -161,6 +162,21 @@ def doctor(session: Session, n: int = 8, ranks: Any = None, group: Any = None) -
     )
 
 
+def waits(session: Session) -> tuple[Edge, ...]:
+    """Who waits for whom at this moment; quick, for nothing is asked of the workers.
+
+    Of a session that was shut down it is nobody.
+    """
+    if session.closed:
+        return ()
+    hub = _hub(session)
+    here, board = (hub.peers, hub.board) if hub is not None else _local(session)
+    if board is None:
+        return ()
+    with _held(board.lock):
+        return tuple(_edge(rank, wait, here) for rank, wait in _live(here, board).items())
+
+
 def forget(session: Session) -> None:
     """Have the doctor forget the collectives that are over."""
     hub = _hub(session)
@@ -211,12 +227,18 @@ def _seen(
             hub.refresh(_ANSWER)
         ledger: Ledger = hub.ledger
         return hub.peers, hub.board, {rank: ledger.story(rank) for rank in hub.peers}
+    workers, board = _local(session)
+    return workers, board, {rank: ledger_of(worker).story(rank) for rank, worker in workers.items()}
+
+
+def _local(session: Session) -> tuple[Mapping[int, Worker], Board | None]:
+    """The workers of this process, and where they meet."""
     here, board = session.workers_here(), None
     for worker in here.values():
         local: LocalBackend | None = worker.shared.get("discolab.ccl.local")
         if local is not None:
             board = local.meetings.board
-    return here, board, {rank: ledger_of(worker).story(rank) for rank, worker in here.items()}
+    return here, board
 
 
 @contextmanager
@@ -239,16 +261,23 @@ def _on_board(
     """Who waits, the deadlocks among those, and messages; nothing from before an interrupt."""
     if board is None:
         return [], set(), []
-    cut = max(worker.resumed_at for worker in here.values())
+    cut = _cut(here)
     with _held(board.lock):
-        waiting = {r: w for r, w in sorted(board.waiting.items()) if _is_live(w, cut)}
+        waiting = _live(here, board)
         edges = [_edge(rank, wait, here) for rank, wait in waiting.items()]
         return edges, _knots(waiting, here), _parcels(board, here, cut)
 
 
-def _is_live(wait: Wait, cut: int) -> bool:
-    """Whether somebody still waits there; `cut` is the call in which the last interrupt was."""
-    return not wait.settled() and wait.ordinal >= cut
+def _cut(here: Mapping[int, Peer]) -> int:
+    """The call in which the last interrupt was: what is from before it is void."""
+    return max(worker.resumed_at for worker in here.values())
+
+
+def _live(here: Mapping[int, Peer], board: Board) -> dict[int, Wait]:
+    """What workers still wait for, by rank; under the board's lock."""
+    cut = _cut(here)
+    waiting = sorted(board.waiting.items())
+    return {rank: wait for rank, wait in waiting if not wait.settled() and wait.ordinal >= cut}
 
 
 def _edge(rank: int, wait: Wait, here: Mapping[int, Peer]) -> Edge:

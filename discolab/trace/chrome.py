@@ -1,0 +1,162 @@
+"""A trace as a file for Perfetto and chrome://tracing: the Trace Event Format, as a JSON object.
+
+Each worker is a process of its rank. What its own thread does is thread 0, where things lie within
+each other; what may overlap that has threads of its own. Arrows go from the member of a collective
+that came last to those that waited for it. Times are microseconds from the trace's beginning.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .events import COLLECTIVE, COMMAND, CPU, FAILED, GPU, MARK, STOPPED, Event
+from .rounds import Round
+
+if TYPE_CHECKING:
+    from .result import Trace
+
+MAIN, ASYNC, PROFILER, FIRST_GPU, FIRST_THREAD = 0, 1, 2, 10, 100  # numbers of threads
+_NAMES = {MAIN: "worker", ASYNC: "asynchronous collectives", PROFILER: "torch.profiler"}
+_LEAST = 1  # ns that everything lasts, so that arrows find it
+
+
+def write(trace: Trace, path: Path) -> Path:
+    """See `Trace.to_chrome`."""
+    text = json.dumps(document(trace), separators=(",", ":"), allow_nan=False)
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(text.encode(), mtime=0))
+    else:
+        path.write_text(text, encoding="utf-8")
+    return path
+
+
+def document(trace: Trace) -> dict[str, Any]:
+    """The file's contents."""
+    begin, end = trace.extent()
+    events: list[dict[str, Any]] = []
+    for rank, mine in sorted(trace.events.items()):
+        lane = _Lane(rank, begin, end, mine)
+        events += lane.events()
+        events += lane.names(trace.devices.get(rank, ""))
+    for number, one in enumerate(trace.rounds()):
+        events += _arrows(one, number, begin, end)
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "made by": "discolab",
+            "session": trace.title,
+            "begin_ns": str(begin),
+            **{f"worker {rank}": why for rank, why in trace.missing.items()},
+        },
+    }
+
+
+class _Lane:
+    """One worker's events."""
+
+    def __init__(self, rank: int, begin: int, end: int, events: tuple[Event, ...]) -> None:
+        self._rank, self._begin, self._end, self._all = rank, begin, end, events
+        self._threads: dict[str, int] = {}
+        self._used: dict[int, str] = {MAIN: _NAMES[MAIN]}
+        self._commands: Mapping[int, Event] = {
+            event.ordinal: event for event in events if event.kind == COMMAND
+        }
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """All of them; call `names` after."""
+        for event in self._all:
+            thread = self._thread(event)
+            begin, end = event.begin, event.end or self._end
+            around = self._commands.get(event.ordinal)
+            if thread == MAIN and event.kind == COLLECTIVE and around is not None:
+                end = min(end, around.end or self._end)  # an interrupt closed it later
+            found: dict[str, Any] = {
+                "name": event.name,
+                "cat": event.kind,
+                "pid": self._rank,
+                "tid": thread,
+                "ts": (begin - self._begin) / 1000,
+                "args": _arguments(event),
+            }
+            if event.state in (FAILED, STOPPED):
+                found["cname"] = "terrible"  # red in chrome://tracing
+            if event.kind == MARK:
+                yield {**found, "ph": "i", "s": "t"}
+            elif thread == ASYNC:  # these overlap each other
+                identity = {"id2": {"local": f"{self._rank}.{event.seq}"}}
+                yield {**found, **identity, "ph": "b"}
+                over = {**found, **identity, "ph": "e", "ts": (end - self._begin) / 1000}
+                over.pop("args")
+                yield over
+            else:
+                yield {**found, "ph": "X", "dur": max(end - begin, _LEAST) / 1000}
+
+    def names(self, device: str) -> Iterator[dict[str, Any]]:
+        """What the worker and its threads are called, and their order."""
+        rank = self._rank
+        name = f"worker {rank}" + (f" ({device})" if device else "")
+        yield _about(rank, MAIN, "process_name", {"name": name})
+        yield _about(rank, MAIN, "process_sort_index", {"sort_index": rank})
+        for thread, words in sorted(self._used.items()):
+            yield _about(rank, thread, "thread_name", {"name": words})
+            yield _about(rank, thread, "thread_sort_index", {"sort_index": thread})
+
+    def _thread(self, event: Event) -> int:
+        if event.kind == COLLECTIVE:
+            thread, words = (ASYNC if event.asynchronous else MAIN), ""
+        elif event.kind == CPU:
+            thread, words = PROFILER, ""
+        elif event.kind == GPU:
+            thread = FIRST_GPU + self._threads.setdefault(event.detail, len(self._threads))
+            words = event.detail
+        elif event.detail:  # a span on a thread that the worker started
+            thread = FIRST_THREAD + self._threads.setdefault(event.detail, len(self._threads))
+            words = event.detail
+        else:
+            return MAIN
+        self._used.setdefault(thread, words or _NAMES[thread])
+        return thread
+
+
+def _arguments(event: Event) -> dict[str, Any]:
+    found: dict[str, Any] = {"state": event.state}
+    if event.site:
+        found["called at"] = event.site
+    if event.ordinal >= 0:
+        found["call"] = event.ordinal
+    if event.kind == COLLECTIVE:
+        found |= {"data": event.detail, "bytes": event.size, "group": list(event.group)}
+        if event.number >= 0:
+            found["number"] = event.number
+    if not event.end:
+        found["unfinished"] = True
+    return found
+
+
+def _about(rank: int, thread: int, name: str, args: dict[str, Any]) -> dict[str, Any]:
+    return {"ph": "M", "name": name, "cat": "__metadata", "pid": rank, "tid": thread, "ts": 0,
+            "args": args}  # fmt: skip
+
+
+def _arrows(one: Round, number: int, begin: int, end: int) -> Iterator[dict[str, Any]]:
+    """From who came last to each of the others, at the moment at which it came."""
+    if one.slowest is None or one.asynchronous:
+        return
+    last = one.begins[one.slowest]
+    for rank in one.group:
+        if rank == one.slowest or not one.begins[rank] <= last < (one.ends[rank] or end):
+            continue
+        arrow = {
+            "name": one.name,
+            "cat": "waits for",
+            "id": f"{number}.{rank}",
+            "tid": MAIN,
+            "ts": (last - begin) / 1000,
+        }
+        yield {**arrow, "ph": "s", "pid": one.slowest}
+        yield {**arrow, "ph": "f", "bp": "e", "pid": rank}

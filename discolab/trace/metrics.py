@@ -1,0 +1,193 @@
+"""What a worker's device and process are doing: memory, time on the CPU, the GPU by NVML.
+
+`sample` is a probe, so it works while workers compute or hang. It reads what there is and changes
+nothing: CUDA is never initialised by a look, and what is not there is None or -1. It reads files of
+``/proc`` where there are any; elsewhere it asks psutil, if installed.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..ccl.call import WAITING, Call
+from ..ccl.ledger import ledger_of
+from ..ccl.rounds import in_words
+from ..runtime.probes import probe
+from ..runtime.worker import Worker
+from .nvml import gpu_facts
+from .recorder import recorder_of
+
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+
+@probe
+def sample(worker: Worker) -> dict[str, Any]:
+    """What a worker's process and device are doing at this moment.
+
+    Returns
+    -------
+    dict
+        ``at`` (ns on the worker's clock), ``rank``, ``pid``, ``thread`` (of the operating system),
+        ``host``, ``device``, ``device_name``; ``cpu_ns``, the time on the CPU so far, of the
+        worker's thread or of its whole process (``cpu_of``); ``rss``, the bytes of its process,
+        which ``threads`` workers share; ``memory`` of torch on a GPU and ``gpu`` as NVML tells it,
+        or None; ``executed``, ``busy``, ``tracing``; ``collective``, which it is in, or None.
+    """
+    thread = native_id(worker)
+    alone = _has_process(worker)
+    recorder = recorder_of(worker)
+    return {
+        "at": time.perf_counter_ns(),
+        "rank": worker.worker_id,
+        "pid": os.getpid(),
+        "thread": thread,
+        "host": _host(),
+        "device": str(worker.device),
+        "device_name": _device_name(worker.device),
+        "cpu_ns": time.process_time_ns() if alone else _thread_time(thread),
+        "cpu_of": "process" if alone else "thread",
+        "rss": _resident(),
+        "threads": 1 if alone else len(worker.peers),
+        "memory": _memory(worker.device),
+        "gpu": gpu_facts(worker.device),
+        "executed": worker.executed,
+        "busy": worker.current is not None,
+        "tracing": recorder is not None and recorder.on,
+        "collective": _collective(worker),
+    }
+
+
+def utilisation(before: Mapping[str, Any], after: Mapping[str, Any]) -> float | None:
+    """How much of the time between two samples of a worker was on the CPU: 1.0 is one core.
+
+    None if it is not known, or if they are of different processes.
+    """
+    if before["pid"] != after["pid"] or before["thread"] != after["thread"]:
+        return None
+    if before["cpu_ns"] < 0 or after["cpu_ns"] < 0 or after["at"] <= before["at"]:
+        return None
+    return float((after["cpu_ns"] - before["cpu_ns"]) / (after["at"] - before["at"]))
+
+
+def native_id(worker: Worker) -> int:
+    """What the operating system calls the worker's thread; 0 if it has none."""
+    if _has_process(worker) and sys.platform == "linux":
+        return os.getpid()  # Python remembers the number that it had before a fork
+    for thread in threading.enumerate():
+        if thread.ident == worker.thread_id:
+            return thread.native_id or 0
+    return 0
+
+
+def _has_process(worker: Worker) -> bool:
+    """Whether its process is there for this worker alone."""
+    return worker.thread_id == threading.main_thread().ident
+
+
+@functools.lru_cache(maxsize=1)
+def _host() -> str:
+    return socket.gethostname()
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type != "cuda" or not torch.cuda.is_initialized():
+        return ""
+    return str(torch.cuda.get_device_properties(device).name)
+
+
+def _thread_time(thread: int) -> int:
+    """Nanoseconds on the CPU of a thread of this process; -1 if unknown."""
+    if not thread:
+        return -1
+    try:
+        text = Path(f"/proc/self/task/{thread}/schedstat").read_bytes()
+        return int(text.split()[0])
+    except (OSError, ValueError, IndexError):
+        pass
+    process = _psutil_process()
+    try:
+        times = {one.id: one.user_time + one.system_time for one in process.threads()}
+        return int(times[thread] * 1e9)
+    except Exception:
+        return -1
+
+
+def _resident() -> int:
+    """Bytes of memory that this process holds; -1 if unknown."""
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * _PAGE
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        return int(_psutil_process().memory_info().rss)
+    except Exception:
+        return -1
+
+
+@functools.lru_cache(maxsize=1)
+def _psutil_process() -> Any:
+    try:
+        import psutil
+    except ImportError:
+        return None
+    return psutil.Process()
+
+
+def _memory(device: torch.device) -> dict[str, int] | None:
+    """Of this process on its GPU, and of the GPU."""
+    if device.type != "cuda" or not torch.cuda.is_initialized():
+        return None
+    try:
+        stats = torch.cuda.memory_stats(device)
+        free, total = torch.cuda.mem_get_info(device)
+    except (RuntimeError, AssertionError):  # an error of CUDA that a kernel has left
+        return None
+    return {
+        "used": stats.get("allocated_bytes.all.current", 0),
+        "reserved": stats.get("reserved_bytes.all.current", 0),
+        "peak": stats.get("allocated_bytes.all.peak", 0),
+        "free": free,
+        "total": total,
+    }
+
+
+def _collective(worker: Worker) -> dict[str, Any] | None:
+    """The collective or message in which a worker is now."""
+    call = _call_now(worker)
+    if call is None:
+        return None
+    signature = call.signature
+    return {
+        "op": call.name,
+        "what": str(signature),
+        "group": list(call.group.ranks),
+        "ordinal": call.ordinal,
+        "number": call.number,
+        "site": in_words(call.site),
+        "seconds": time.monotonic() - call.began,
+        "state": call.state,
+    }
+
+
+def _call_now(worker: Worker) -> Call | None:
+    if worker.current is None:
+        return None
+    call_of = getattr(worker.waiting_for, "call_of", None)
+    call: Call | None = None if call_of is None else call_of(worker.worker_id)
+    if call is not None:
+        return call
+    story = ledger_of(worker).story(worker.worker_id)
+    last = story[-1] if story else None
+    if last is None or last.state is not WAITING or last.ordinal != worker.executed:
+        return None
+    return None if last.asynchronous else last

@@ -1,0 +1,150 @@
+"""What a trace comes to: where each worker's time went, and which collectives cost waiting.
+
+Waiting is what a member of a collective spends until the last one calls; what the collective itself
+takes then counts as busy. One that never became whole is waiting until it ended. What is started
+with ``async_op`` is no waiting. Pure but for `parts_of`, which hands a trace to its view.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..views.parts import Part
+from ..views.timeline_view import Drawn, SiteTime, WorkerTime, timeline_parts
+from .events import COLLECTIVE, COMMAND, FAILED, SPAN, Event
+from .folding import fold
+from .rounds import Round
+
+if TYPE_CHECKING:
+    from .result import Trace
+
+_PIXELS = (120, 60, 30, 16)  # of a drawing that is a part of a saved notebook
+_MOST_SPANS = 400  # in it; else it is drawn coarser
+_MOST_LANES = 16
+_DRAWN = (COMMAND, SPAN, COLLECTIVE)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Of a trace: `workers` in rank order, `sites` with the most waiting first; times in ns."""
+
+    workers: tuple[WorkerTime, ...]
+    sites: tuple[SiteTime, ...]
+
+
+def sum_up(
+    events: Mapping[int, Sequence[Event]], rounds: Iterable[Round], extent: tuple[int, int]
+) -> Summary:
+    """See `Trace.summary`; what is not over ends with the extent."""
+    rounds = tuple(rounds)
+    begin, end = extent
+    waiting = _waiting(events, rounds, end)
+    workers = []
+    for rank, mine in sorted(events.items()):
+        commands = [event for event in mine if event.kind == COMMAND]
+        called = sum((event.end or end) - event.begin for event in commands)
+        waited = min(waiting[rank], called)
+        workers.append(
+            WorkerTime(
+                rank,
+                called - waited,
+                waited,
+                max(0, end - begin - called),
+                len(commands),
+                sum(event.kind == COLLECTIVE for event in mine),
+                sum(event.state == FAILED for event in commands),
+            )
+        )
+    return Summary(tuple(workers), _sites(rounds))
+
+
+def _waiting(
+    events: Mapping[int, Sequence[Event]], rounds: Iterable[Round], end: int
+) -> Counter[int]:
+    waits = _by_begin(rounds)
+    waiting: Counter[int] = Counter()
+    for rank, mine in events.items():
+        for event in mine:
+            if event.kind == COLLECTIVE and not event.asynchronous:
+                taken = (event.end or end) - event.begin
+                known = waits.get((rank, event.begin, event.number), taken)
+                waiting[rank] += min(known, taken)
+    return waiting
+
+
+def _by_begin(rounds: Iterable[Round]) -> dict[tuple[int, int, int], int]:
+    """How long each member of each has waited, by its rank, its begin and the number."""
+    return {
+        (rank, one.begins[rank], one.number): waited
+        for one in rounds
+        for rank, waited in one.waits.items()
+    }
+
+
+def _sites(rounds: Iterable[Round]) -> tuple[SiteTime, ...]:
+    """By place in the program and operation."""
+    by_place: dict[tuple[str, str], list[Round]] = {}
+    for one in rounds:
+        by_place.setdefault((one.site, one.name), []).append(one)
+    sites = []
+    for (site, name), mine in by_place.items():
+        last = Counter(one.slowest for one in mine if one.slowest is not None)
+        sites.append(
+            SiteTime(
+                name,
+                site,
+                len(mine),
+                sum(one.waited for one in mine),
+                tuple(sorted(last.items(), key=lambda item: (-item[1], item[0]))),
+                sum(one.size * len(one.begins) for one in mine),
+                sum(not one.complete or one.failed for one in mine),
+            )
+        )
+    return tuple(sorted(sites, key=lambda site: (-site.waited, site.site, site.name)))
+
+
+def parts_of(trace: Trace) -> Part:
+    """A trace as it is drawn."""
+    begin, end = trace.extent()
+    found = trace.summary()
+    waits = _by_begin(trace.rounds())
+    lanes: dict[int, list[Drawn]] = {rank: [] for rank in sorted(trace.events)}
+    for pixels in _PIXELS:
+        for rank in tuple(lanes)[:_MOST_LANES]:
+            lanes[rank] = _drawn(trace.events[rank], rank, (begin, end), pixels, waits)
+        if sum(map(len, lanes.values())) <= _MOST_SPANS:
+            break
+    return timeline_parts(trace.title, lanes, (begin, end), found, _notes(trace))
+
+
+def _drawn(
+    events: Sequence[Event],
+    rank: int,
+    extent: tuple[int, int],
+    pixels: int,
+    waits: Mapping[tuple[int, int, int], int],
+) -> list[Drawn]:
+    begin, end = extent
+    mine = {
+        event.seq: waits.get((rank, event.begin, event.number), 0)
+        for event in events
+        if event.kind == COLLECTIVE
+    }
+    shown = [e for e in events if e.kind in _DRAWN and not e.depth and not e.asynchronous]
+    return [
+        (span.row, span.begin, span.end, span.kind, span.name, span.state, span.waited)
+        for span in fold(shown, begin, end, pixels, end, mine)
+    ]
+
+
+def _notes(trace: Trace) -> list[str]:
+    notes = [f"worker {rank}: {why}" for rank, why in sorted(trace.missing.items())]
+    for rank, count in sorted(trace.dropped.items()):
+        notes.append(f"worker {rank}: the {count} oldest events were dropped, as its ring was full")
+    worst = max(trace.clock_error.values(), default=0)
+    if worst:
+        notes.append(f"clocks of several machines: times may be wrong by {worst / 1e6:.2g} ms")
+    return notes
