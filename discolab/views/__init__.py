@@ -1,4 +1,4 @@
-"""Describe a value on its worker in a few hundred bytes; draw it as text and HTML.
+"""Describe a value on its worker in a kilobyte or two; draw it as text and HTML.
 
 `describe` runs on each worker and returns a plain record. `dref_parts` turns the records of all
 workers into a small tree of parts. `render_text` and `render_html` lower the same parts, so the
@@ -8,18 +8,29 @@ two never disagree. Nothing here moves a whole tensor, runs a collective, or rai
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ..runtime.dref import DRef
+from ..runtime.session import Session
+from . import register_facts as _probes  # noqa: F401 - loaded with discolab, see runtime/probes.py
 from .describe import describe
-from .draw import draw_dref
+from .draw import Shown, draw_dref, view
 from .dref_view import dref_parts
-from .html import rank_colour, render_html
+from .html import render_html
+from .html_base import rank_colour
 from .mesh_view import mesh_parts
 from .parts import (
+    Badge,
+    Bars,
+    Beside,
     Box,
+    Card,
+    Cell,
     Column,
     Details,
     Grid,
+    Heat,
     Lane,
     Lanes,
+    Legend,
     Line,
     Part,
     Row,
@@ -32,9 +43,18 @@ from .text import render_text
 
 if TYPE_CHECKING:
     from .before_after import before_after
+    from .difference import Comparison
     from .doctor_view import doctor_parts
+    from .rich_view import render_rich
+    from .session_view import session_parts
 
-_LATER = {"before_after": ".before_after", "doctor_parts": ".doctor_view"}
+_LATER = {
+    "Comparison": ".difference",
+    "before_after": ".before_after",
+    "doctor_parts": ".doctor_view",
+    "render_rich": ".rich_view",
+    "session_parts": ".session_view",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -46,16 +66,46 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def _compare(*args: Any) -> Any:
+    return importlib.import_module(".difference", __name__).compare(*args)
+
+
+def _draw_session(session: Session) -> dict[str, str]:
+    found: dict[str, str] = importlib.import_module(".session_view", __name__).session_bundle(
+        session
+    )
+    return found
+
+
+def _rich(value: Any) -> Any:
+    """What rich asks a DRef or a session for; nothing of rich is imported before that."""
+    return importlib.import_module(".rich_view", __name__).rich_of(value)
+
+
+Session.above["compare"] = _compare
+Session.draw = staticmethod(_draw_session)
+DRef.__rich__ = _rich  # type: ignore[attr-defined]
+Session.__rich__ = _rich  # type: ignore[attr-defined]
+
 __all__ = [
+    "Badge",
+    "Bars",
+    "Beside",
     "Box",
+    "Card",
+    "Cell",
     "Column",
+    "Comparison",
     "Details",
     "Grid",
+    "Heat",
     "Lane",
     "Lanes",
+    "Legend",
     "Line",
     "Part",
     "Row",
+    "Shown",
     "Stack",
     "Table",
     "Text",
@@ -68,5 +118,8 @@ __all__ = [
     "mesh_parts",
     "rank_colour",
     "render_html",
+    "render_rich",
     "render_text",
+    "view",
+    "session_parts",
 ]

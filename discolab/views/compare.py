@@ -15,7 +15,17 @@ from .layout import Plan
 from .parts import Text
 
 _MOST_LETTERS = 16
-_PASSING = {"device", "stats", "digest", "head", "error"}
+_PASSING = {
+    "device",
+    "stats",
+    "digest",
+    "head",
+    "error",
+    "brief",
+    "thumbnail",
+    "histogram",
+    "places",
+}
 
 
 def content_key(record: Mapping[str, Any]) -> object:
@@ -26,10 +36,14 @@ def content_key(record: Mapping[str, Any]) -> object:
     if kind == "tensor":
         digest = record.get("digest")
         return digest and (digest, record.get("dtype"), str(record.get("shape")))
-    if kind in ("list", "tuple", "dict"):
+    if kind == "module":
+        digest = record.get("digest")
+        return digest and (record.get("type"), digest)
+    if kind in ("list", "tuple", "dict", "dataclass"):
         items = record.get("items")
         if not isinstance(items, list) or record.get("more"):
-            return None
+            digest = record.get("digest")
+            return digest and (kind, record.get("type"), digest)
         children = [(item["key"], content_key(item["value"])) for item in items]
         return None if any(key is None for _, key in children) else (kind, tuple(children))
     if kind == "object" and "repr" in record:
@@ -147,3 +161,38 @@ def grouped(words: Mapping[int, str]) -> list[tuple[str, str]]:
     for rank in sorted(words):
         groups.setdefault(words[rank], []).append(rank)
     return [(text, format_ranks(ranks)) for text, ranks in groups.items()]
+
+
+def row_verdict(
+    keys: Mapping[int, object],
+    num_groups: int = 1,
+    replicas: Sequence[Sequence[int]] | None = None,
+) -> Text:
+    """Say in a cell how the workers compare in one parameter or item.
+
+    Parameters
+    ----------
+    keys : mapping of rank to object
+        Equal if the contents are; None where that is not known.
+    num_groups : int
+    replicas : sequence of ranks, optional
+        Which workers must agree. Without them, two or more that agree make the rest odd.
+    """
+    if len(keys) < 2 or any(key is None for key in keys.values()):
+        return Text("")
+    letters: dict[object, str] = {}
+    classes = {rank: letters.setdefault(keys[rank], _letter(len(letters))) for rank in sorted(keys)}
+    if len(letters) == 1:
+        return Text("equal", "muted")
+    if replicas is not None:
+        odd = sorted(rank for ranks in replicas for rank in odd_ranks(classes, ranks))
+    elif len(letters) < len(classes):
+        odd = odd_ranks(classes, sorted(classes))
+        groups = group_ranks(len(classes), num_groups)
+        if num_groups > 1 and not any(odd_ranks(classes, ranks) for ranks in groups):
+            return Text("equal in each group", "muted")
+    else:
+        odd = []
+    if odd:
+        return Text(f"≠ {_sequence(classes, max(classes) + 1, odd)}", "warning")
+    return Text("distinct", "muted")

@@ -162,7 +162,7 @@ def _parcel_lines(parcels: Iterable[Parcel]) -> list[Part]:
 def _rounds(found: Diagnosis) -> Table:
     """A row for each different thing that members of a collective did."""
     rows = [row for one in found.rounds for row in _round_rows(one)]
-    used = [any(row.cells[i].text for row in rows) for i in range(len(_COLUMNS))]
+    used = [any(row.cells[i] != Text("") for row in rows) for i in range(len(_COLUMNS))]
     return Table(
         tuple(column for column, keep in zip(_COLUMNS, used, strict=True) if keep),
         tuple(

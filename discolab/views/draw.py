@@ -10,21 +10,30 @@ import time
 from typing import Any, Literal
 
 from ..runtime.dref import DRef
-from ..runtime.errors import DiscoError, WaitTimeoutError
+from ..runtime.dref_book import OWN
+from ..runtime.errors import DiscoError
 from ..runtime.failures import Failure
-from ..runtime.status import WorkerStatus
+from .answers import answers_of
+from .children import differing_tensors
 from .describe import describe
 from .dref_view import dref_parts
 from .html import render_html
+from .notes import BAD
 from .parts import Part
+from .replicas import replica_parts
+from .states import failure_record, state_record
+from .survey import must_agree
 from .text import render_text
 
 _PATIENCE = 0.8  # seconds, with what status takes less than one
 _DRAWING = "drawing a value"
+_MOST_LOOKED_INTO = 3  # parameters or items that differ
 describe.disco_command = _DRAWING  # type: ignore[attr-defined]  # what status calls it
 
 
-def draw_dref(ref: DRef, stats: Literal["auto"] | bool = "auto") -> Part:
+def draw_dref(
+    ref: DRef, stats: Literal["auto"] | bool = "auto", patience: float = _PATIENCE
+) -> Part:
     """The picture of a DRef as parts.
 
     Parameters
@@ -33,6 +42,8 @@ def draw_dref(ref: DRef, stats: Literal["auto"] | bool = "auto") -> Part:
         Of a live session.
     stats
         See `describe`: ``"auto"`` reads statistics of tensors up to 4 MiB.
+    patience
+        Seconds to wait for the workers; one that has not answered by then is drawn as busy.
 
     Raises
     ------
@@ -40,8 +51,10 @@ def draw_dref(ref: DRef, stats: Literal["auto"] | bool = "auto") -> Part:
         If the session is closed, or this is a worker of it.
     """
     session = ref.session
+    deadline = time.monotonic() + patience
     described = session.call_packed(describe, ref, stats)
-    answers = answers_of(described, _PATIENCE)
+    described.name = OWN
+    answers = answers_of(described, patience)
     records: dict[int, dict[str, Any]] = {}
     lacking = [rank for rank in range(session.num_workers) if answers.get(rank) is None]
     states = session.status() if lacking else []
@@ -51,18 +64,39 @@ def draw_dref(ref: DRef, stats: Literal["auto"] | bool = "auto") -> Part:
     for rank in range(session.num_workers):
         answer = answers.get(rank)
         if isinstance(answer, Failure):
-            message = f"{answer.headline} (in {answer.summary})"
-            records[rank] = {"kind": "failure", "message": message}
+            records[rank] = failure_record(answer)
         else:
-            records[rank] = answer or _without_answer(states[rank])
-    return dref_parts(
-        records,
-        name=ref.name,
-        num_workers=session.num_workers,
-        placements=ref.placements,
-        num_groups=session.num_groups,
-        mesh_shape=_mesh_shape(ref),
-    )
+            records[rank] = answer or state_record(states[rank])
+    layout: dict[str, Any] = {
+        "num_workers": session.num_workers,
+        "placements": ref.placements,
+        "num_groups": session.num_groups,
+        "mesh_shape": _mesh_shape(ref),
+        "axes": _axes(ref),
+    }
+    differences = _differences(ref, records, layout, deadline)
+    return dref_parts(records, name=ref.name, differences=differences, **layout)
+
+
+def _differences(
+    ref: DRef, records: dict[int, dict[str, Any]], layout: dict[str, Any], deadline: float
+) -> list[Part]:
+    """Where values differ that should be equal: the value itself, or parameters and items of it."""
+    classes, sets = must_agree(records, **layout)
+    if len(classes) > 1:
+        return replica_parts(ref.session, ref, classes, deadline - time.monotonic(), sets)
+    try:
+        good = {rank: record for rank, record in records.items() if record["kind"] not in BAD}
+        odd = differing_tensors(good, layout["num_groups"])
+    except Exception:  # a view never raises
+        return []
+    return [
+        part
+        for name, keys, sets in odd[:_MOST_LOOKED_INTO]
+        for part in replica_parts(
+            ref.session, ref, keys, deadline - time.monotonic(), sets, path=name
+        )
+    ]
 
 
 def _mesh_shape(ref: DRef) -> tuple[int, ...] | None:
@@ -73,31 +107,46 @@ def _mesh_shape(ref: DRef) -> tuple[int, ...] | None:
     return mesh.sizes if len(mesh.sizes) == len(ref.placements) > 1 else None
 
 
-def answers_of(ref: DRef, patience: float) -> dict[int, Any]:
-    """What workers answer within `patience` seconds; of one that has died nothing."""
-    session = ref.session
-    ticket = session.request(ref)
-    deadline = time.monotonic() + patience
-    try:
-        return session.wait(ticket, patience)
-    except WaitTimeoutError:
-        pass
-    except DiscoError:  # some have died: those that live answer all the same
-        gone = {status.rank for status in session.status() if status.state == "dead"}
-        if not gone:
-            raise
-        while not gone.issuperset(ticket.missing) and time.monotonic() < deadline:
-            ticket.acquire(0.02)
-    return dict(ticket.values)
+def _axes(ref: DRef) -> dict[str, int] | None:
+    """The axes of the session's mesh, if it has all workers in order."""
+    mesh = ref.session.current_mesh
+    if mesh is None or list(mesh.ranks) != list(range(ref.session.num_workers)):
+        return None
+    return dict(zip(mesh.axes, mesh.sizes, strict=True))
 
 
-def _without_answer(status: WorkerStatus) -> dict[str, Any]:
-    """The record of a worker that has not answered."""
-    if status.state == "dead":
-        return {"kind": "dead", "message": status.detail}
-    if status.state == "idle":  # as far as is known: it may be stopped
-        return {"kind": "missing", "message": status.detail}
-    return {"kind": "pending", "message": f"{status.state} {status.detail}"}
+class Shown:
+    """A picture that was taken once, and shows as text and as HTML."""
+
+    def __init__(self, part: Part) -> None:
+        self.part = part
+
+    def __repr__(self) -> str:
+        return render_text(self.part)
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
+        return {"text/plain": repr(self), "text/html": render_html(self.part)}
+
+
+def view(ref: DRef, stats: Literal["auto"] | bool = "auto", timeout: float = 60.0) -> Shown:
+    """Draw a DRef, on demand with statistics and a comparison of tensors of any size.
+
+    Parameters
+    ----------
+    ref
+        Of a live session.
+    stats
+        True: read all values, however many. False: read none. ``"auto"``: of large tensors only a
+        few, as the last line of a cell does.
+    timeout
+        Seconds to wait for the workers; one that has not answered by then is drawn as busy.
+
+    Raises
+    ------
+    DiscoError
+        If the session is closed, or this is a worker of it.
+    """
+    return Shown(draw_dref(ref, stats, timeout))
 
 
 def dref_bundle(ref: DRef) -> dict[str, str]:

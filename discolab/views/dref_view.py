@@ -7,65 +7,17 @@ hang. Failed and busy workers are part of the picture.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from .compare import (
-    content_classes,
-    free_verdict,
-    group_ranks,
-    grouped,
-    plan_verdict,
-    structure_key,
-)
-from .formats import cut, format_shape
-from .layout import (
-    Placement,
-    Plan,
-    draw_plan,
-    layout_caption,
-    make_plan,
-    placements_of,
-    read_placements,
-)
+from .children import Children, draw_children
+from .compare import free_verdict, grouped, plan_verdict
+from .details import detail_parts, place_parts
+from .drawings import Drawing, Pictures, draw_apart, draw_plans, draw_replicas, take_pictures
 from .notes import BAD, note_parts, problem_parts, role_of
-from .parts import Line, Part, Stack, Text
-from .rank_table import children_parts, rank_table
+from .parts import Beside, Card, Line, Part, Stack, Text
+from .rank_table import rank_table
 from .summary import head_words, summarize, tensor_words
-
-_NAME_LIMIT = 80
-_MOST_DRAWN = 4
-
-
-@dataclass(frozen=True)
-class _Survey:
-    """What is known of a DRef; `good` and `bad` part the records by whether there is a value."""
-
-    name: str
-    num_workers: int
-    num_groups: int
-    good: dict[int, Mapping[str, Any]]
-    bad: dict[int, Mapping[str, Any]]
-    classes: dict[int, str] | None
-    plans: tuple[Plan, ...]
-    plan_note: Text | None
-
-    @property
-    def uniform(self) -> bool:
-        """Whether all values look the same: equal content, or equal records if unknown."""
-        if self.classes is not None:
-            return len(set(self.classes.values())) == 1
-        return len({structure_key(record) for record in self.good.values()}) == 1
-
-    @property
-    def tensors(self) -> bool:
-        """Whether every value is a tensor."""
-        return all(record.get("kind") == "tensor" for record in self.good.values())
-
-    @property
-    def first(self) -> Mapping[str, Any]:
-        """The value of the lowest rank that has one."""
-        return self.good[min(self.good)]
+from .survey import Survey, take_survey
 
 
 def dref_parts(
@@ -76,6 +28,8 @@ def dref_parts(
     placements: Any = None,
     num_groups: int = 1,
     mesh_shape: Sequence[int] | None = None,
+    axes: Mapping[str, int] | None = None,
+    differences: Sequence[Part] = (),
 ) -> Part:
     """Draw the records of all workers as parts.
 
@@ -89,13 +43,17 @@ def dref_parts(
         What the user calls the DRef.
     num_workers : int
     placements : sequence, optional
-        Of torch.distributed.tensor, one per mesh axis. Without them nothing is claimed about how
-        shards join, except that values equal on all workers are drawn as replicated.
+        Of torch.distributed.tensor, one per mesh axis. Without them no more is claimed about how
+        shards join than contents and shapes tell, and that is marked as inferred.
     num_groups : int
         Equal groups of neighbouring ranks. One placement applies within each group, two to
         (groups, workers of a group).
     mesh_shape : sequence of int, optional
-        Sizes of the mesh axes, last one running fastest with the rank.
+        Sizes of the mesh axes that the placements are for, last one running fastest with the rank.
+    axes : mapping of name to size, optional
+        The session's mesh: contents are compared along its axes where placements are not known.
+    differences : sequence of Part, optional
+        Where values differ that should be equal, see `replicas.replica_parts`.
 
     Returns
     -------
@@ -108,125 +66,72 @@ def dref_parts(
     DRef x: 3 on all 2 workers
     """
     try:
-        return _draw(_survey(records, name, num_workers, placements, num_groups, mesh_shape))
+        survey = take_survey(records, name, num_workers, placements, num_groups, mesh_shape, axes)
+        return _draw(survey, differences)
     except Exception as error:  # a view never raises
         return Text(f"DRef {name}: this view could not be drawn: {type(error).__name__}", "error")
 
 
-def _survey(
-    records: Mapping[int, Mapping[str, Any]],
-    name: str | None,
-    num_workers: int,
-    placements: Any,
-    num_groups: int,
-    mesh_shape: Sequence[int] | None,
-) -> _Survey:
-    full = {rank: records.get(rank, {"kind": "missing"}) for rank in range(num_workers)}
-    bad = {rank: record for rank, record in full.items() if record.get("kind") in BAD}
-    good = {rank: record for rank, record in full.items() if rank not in bad}
-    plans: tuple[Plan, ...] = ()
-    note = None
-    told = _told(good) if placements is None else None
-    if (placements is not None or told) and good:
-        try:
-            if told:
-                plans = _own_plans(good, num_workers, told)
-            else:
-                plans = _plans(good, num_workers, placements, num_groups, mesh_shape)
-        except Exception as error:
-            note = Text(f"layout not drawn: {error}", "warning" if not bad else "muted")
-    title = "DRef" if name is None else f"DRef {cut(name, _NAME_LIMIT)}"
-    classes = content_classes(good) if good else None
-    return _Survey(title, num_workers, num_groups, good, bad, classes, plans, note)
-
-
-def _told(good: Mapping[int, Mapping[str, Any]]) -> dict[int, Mapping[str, Any]] | None:
-    """What DTensors say of themselves, if all values are DTensors laid out alike."""
-    told = {rank: record.get("sharding") for rank, record in good.items()}
-    known = {rank: sharding for rank, sharding in told.items() if isinstance(sharding, Mapping)}
-    alike = {str((sharding["placements"], sharding["mesh"])) for sharding in known.values()}
-    return known if len(known) == len(told) and len(alike) == 1 else None
-
-
-def _own_plans(
-    good: Mapping[int, Mapping[str, Any]],
-    num_workers: int,
-    told: Mapping[int, Mapping[str, Any]],
-) -> tuple[Plan, ...]:
-    """One plan for each mesh that the workers' DTensors are on."""
-    known = _shapes(good, num_workers)
-    meshes = dict.fromkeys(tuple(sharding["ranks"]) for sharding in told.values())
-    first = next(iter(told.values()))
-    read = placements_of(first["placements"], len(known[0]))
-    return tuple(make_plan(known, ranks, read, first["mesh"]) for ranks in meshes)
-
-
-def _shapes(good: Mapping[int, Mapping[str, Any]], num_workers: int) -> dict[int, tuple[int, ...]]:
-    """What each worker holds; a ValueError if one holds no tensor."""
-    lacking = sorted(set(range(num_workers)) - set(good))
-    if lacking:
-        raise ValueError(
-            f"no value from {'worker' if len(lacking) == 1 else 'workers'} "
-            f"{', '.join(map(str, lacking))}"
-        )
-    shapes = {rank: record.get("shape") for rank, record in good.items()}
-    for rank, shape in shapes.items():
-        if not isinstance(shape, list) or not all(type(size) is int for size in shape):
-            raise ValueError(f"worker {rank} holds {summarize(good[rank], 60)}")
-    return {rank: tuple(shape) for rank, shape in shapes.items() if shape is not None}
-
-
-def _plans(
-    good: Mapping[int, Mapping[str, Any]],
-    num_workers: int,
-    placements: Any,
-    num_groups: int,
-    mesh_shape: Sequence[int] | None,
-) -> tuple[Plan, ...]:
-    known = _shapes(good, num_workers)
-    read = read_placements(placements, len(known[0]))
-    if mesh_shape is None and len(read) == 1:
-        groups = group_ranks(num_workers, num_groups)
-        return tuple(make_plan(known, ranks, read, (len(ranks),)) for ranks in groups)
-    mesh = mesh_shape or (num_groups, num_workers // max(num_groups, 1))
-    return (make_plan(known, range(num_workers), read, mesh),)
-
-
-def _draw(survey: _Survey) -> Part:
+def _draw(survey: Survey, differences: Sequence[Part] = ()) -> Part:
     if not survey.good:
         return _stack(
             [Line((Text(survey.name, "title"), *_state(survey))), *problem_parts(survey.bad)]
         )
+    children = None
+    if not survey.tensors:
+        children = draw_children(survey.good, survey.num_groups, survey.ask)
     if survey.uniform and not survey.tensors:
-        return _stack(
-            [_short_line(survey), *children_parts(survey.first), *problem_parts(survey.bad)]
-        )
+        below = children.parts if children else ()
+        return _stack([_short_line(survey), *below, *problem_parts(survey.bad)])
+    if children is not None and children.parts:
+        notes = note_parts(survey.good)
+        title = _title(survey, children)
+        problems = problem_parts(survey.bad)
+        return _stack([title, *children.parts, *differences, *notes, *problems])
     if survey.tensors and survey.uniform and not survey.first.get("shape") and not survey.plans:
         values = head_words(survey.first)
         if values and survey.classes is not None:
             line = _short_line(survey, f"{values} ({survey.first.get('dtype')})")
             return _stack([line, *problem_parts(survey.bad)])
+    pictures = take_pictures(survey.good)
+    drawing = _drawing(survey, pictures)
+    heats = pictures.heats if drawing.left_out else {}
+    told = _compared(survey)
+    agreeing = [plan.replicas for plan in survey.plans]
+    if survey.pattern is not None:
+        agreeing = [survey.pattern.groups]
+    table: Part = rank_table({**survey.good, **survey.bad}, told, agreeing, heats)
+    if drawing.parts:
+        legend = [] if drawing.left_out else pictures.legend()
+        table = Beside((Stack((*drawing.parts, *legend)), table))
     return _stack(
         [
             _title(survey),
-            *_drawings(survey),
-            rank_table({**survey.good, **survey.bad}, _compared(survey), survey.plans),
-            *note_parts(survey.good, drawn=bool(survey.plans)),
+            *([survey.plan_note] if survey.plan_note else []),
+            table,
+            *(pictures.legend() if drawing.left_out else []),
+            *place_parts(survey.good),
+            *note_parts(survey.good, drawn=bool(survey.plans), ask=survey.ask),
             *problem_parts(survey.bad),
+            *differences,
+            *detail_parts(survey.good),
         ]
     )
 
 
 def _stack(children: list[Part]) -> Part:
-    return children[0] if len(children) == 1 else Stack(tuple(children))
+    title = children[0]
+    if len(children) == 1 or not isinstance(title, Line):
+        return title if len(children) == 1 else Stack(tuple(children))
+    return Card(title, tuple(children[1:]))
 
 
-def _where(survey: _Survey) -> str:
+def _where(survey: Survey) -> str:
     plural = "" if survey.num_workers == 1 else "s"
     return f"{survey.num_workers} worker{plural}"
 
 
-def _short_line(survey: _Survey, words: str | None = None) -> Line:
+def _short_line(survey: Survey, words: str | None = None) -> Line:
     words = summarize(survey.first) if words is None else words
     if survey.bad:
         place = grouped(dict.fromkeys(survey.good, "workers" if len(survey.good) > 1 else "worker"))
@@ -239,24 +144,34 @@ def _short_line(survey: _Survey, words: str | None = None) -> Line:
     return Line((*spans, *_state(survey)))
 
 
-def _title(survey: _Survey) -> Line:
+def _title(survey: Survey, children: Children | None = None) -> Line:
     spans = [Text(survey.name, "title"), Text(f" · {_value_words(survey)}")]
-    verdict = _verdict(survey)
+    told = children.verdict if children else None
+    verdict = told or _verdict(survey)
     if verdict is not None:
-        spans += [Text(" · "), verdict]
+        spans += [Text(" · "), _marked(verdict)]
     return Line((*spans, *_state(survey)))
 
 
-def _value_words(survey: _Survey) -> str:
+def _marked(verdict: Text) -> Text:
+    """Put a mark in front that tells good from bad without colour."""
+    if verdict.role == "warning":
+        return Text(f"≠ {verdict.text}", "warning")
+    return Text(f"✓ {verdict.text}", "good") if verdict.text.startswith("equal") else verdict
+
+
+def _value_words(survey: Survey) -> str:
     where, good = _where(survey), survey.good
-    if survey.plans and len({plan.logical for plan in survey.plans}) == 1:
+    told = not survey.inferred or survey.plans[0].sharded  # what is equal anywhere needs no words
+    if told and survey.plans and len({plan.logical for plan in survey.plans}) == 1:
         plan = survey.plans[0]
         logical = {tensor_words(record, plan.logical) for record in good.values()}
         if len(logical) == 1:
             each = f", in each of {len(survey.plans)} groups" if len(survey.plans) > 1 else ""
-            return f"{logical.pop()} {plan.words} on {where}{each}"
-    words = {rank: summarize(record, 60) for rank, record in good.items()}
-    groups = grouped(words)
+            words = plan.words + (" (inferred)" if survey.inferred else "")
+            return f"{logical.pop()} {words} on {where}{each}"
+    summaries = {rank: summarize(record, 60) for rank, record in good.items()}
+    groups = grouped(summaries)
     if len(groups) == 1:
         return f"{groups[0][0]} on {where}"
     kinds = {tensor_words({**record, "shape": []})[:-2] for record in good.values()}
@@ -274,7 +189,7 @@ def _workers(ranks: str) -> str:
     return f"worker {ranks}" if ranks.isdigit() else f"workers {ranks}"
 
 
-def _verdict(survey: _Survey) -> Text | None:
+def _verdict(survey: Survey) -> Text | None:
     kinds = {record.get("kind") for record in survey.good.values()}
     if len(survey.good) < 2 or len(kinds) > 1:
         return None
@@ -282,17 +197,22 @@ def _verdict(survey: _Survey) -> Text | None:
         return Text("contents not compared", "muted")
     if survey.plans:
         return plan_verdict(survey.classes, survey.num_workers, survey.plans)
+    if survey.pattern is not None and survey.num_groups == 1:
+        equal, distinct = map(" and ".join, (survey.pattern.equal, survey.pattern.distinct))
+        return Text(f"equal along {equal}, distinct along {distinct}", "muted")
+    if survey.pattern is not None and survey.pattern.equal == ("groups",):
+        return Text("equal in all groups, distinct within each", "muted")
     shapes = {str(record.get("shape")) for record in survey.good.values()}
     distinct = "shards distinct" if survey.tensors and len(shapes) == 1 else "all distinct"
     return free_verdict(survey.classes, survey.num_workers, survey.num_groups, distinct)
 
 
-def _compared(survey: _Survey) -> dict[int, str] | None:
+def _compared(survey: Survey) -> dict[int, str] | None:
     """Give the class letters if there is anything to compare: two values of one kind."""
     return None if _verdict(survey) is None else survey.classes
 
 
-def _state(survey: _Survey) -> list[Text]:
+def _state(survey: Survey) -> list[Text]:
     spans = []
     states = grouped({rank: str(record["kind"]) for rank, record in survey.bad.items()})
     for kind, ranks in states:
@@ -302,35 +222,16 @@ def _state(survey: _Survey) -> list[Text]:
     return spans
 
 
-def _drawings(survey: _Survey) -> list[Part]:
+def _drawing(survey: Survey, pictures: Pictures) -> Drawing:
     if survey.plan_note is not None:
-        return [survey.plan_note]
+        return Drawing()
+    if survey.inferred and not survey.plans[0].sharded:
+        return draw_replicas(survey.plans[0], pictures)
     if survey.plans:
-        same = len({plan.logical for plan in survey.plans}) == 1
-        drawn = survey.plans[:_MOST_DRAWN]
-        captions = [layout_caption(plan) for plan in drawn]
-        if len(survey.plans) > 1:
-            captions = [f"group {place}: {words}" for place, words in enumerate(captions)]
-        grids = [draw_plan(plan, words) for plan, words in zip(drawn, captions, strict=True)]
-        parts: list[Part] = [grid for grid in grids if grid is not None]
-        if len(survey.plans) > len(drawn):
-            like = " alike" if same else ""
-            parts.append(Text(f"and {len(survey.plans) - len(drawn)} more groups{like}", "muted"))
-        return parts
-    return _inferred(survey)
-
-
-def _inferred(survey: _Survey) -> list[Part]:
-    """Draw values that proved equal on all workers as one rectangle; guess nothing else."""
-    lone = survey.num_workers < 2 or bool(survey.bad)
-    if lone or survey.classes is None or not survey.uniform or not survey.tensors:
-        return []
-    shape = survey.first.get("shape")
-    if not isinstance(shape, list) or not all(type(size) is int for size in shape):
-        return []
-    ranks = range(survey.num_workers)
-    plan = make_plan(
-        dict.fromkeys(ranks, shape), ranks, (Placement("replicate"),), (survey.num_workers,)
-    )
-    grid = draw_plan(plan, f"replicated (inferred), {format_shape(shape)}")
-    return [] if grid is None else [grid]
+        suffix = " (inferred)" if survey.inferred else ""
+        return draw_plans(survey.plans, survey.classes, pictures, suffix)
+    shapes = survey.holders
+    others = sorted(set(survey.good) - set(shapes))
+    if not shapes or (survey.bad and others):
+        return Drawing()
+    return draw_apart(shapes, survey.classes, survey.pattern, others, pictures)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_BLOCKS = "▁▂▃▄▅▆▇█"
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
@@ -120,6 +121,17 @@ def format_workers(ranks: Sequence[int]) -> str:
     ('worker 2', 'workers 0-2')
     """
     return ("worker " if len(set(ranks)) == 1 else "workers ") + format_ranks(ranks)
+
+
+def format_bars(heights: Iterable[float]) -> str:
+    """Write heights from 0 to 1 as block characters.
+
+    Examples
+    --------
+    >>> format_bars([0, 0.5, 1])
+    '▁▅█'
+    """
+    return "".join(_BLOCKS[min(max(int(height * 8), 0), 7)] for height in heights)
 
 
 def cut(text: str, limit: int) -> str:

@@ -1,76 +1,51 @@
 """Lowers parts to HTML for notebooks: no JavaScript, no external file, saved output shows as is.
 
-One scoped ``<style>`` uses JupyterLab's theme variables with neutral fallbacks; what must survive
-where styles are stripped (tables, labels, numbers) is plain markup. Strings are escaped in one
-place, `_escape`. Pure; may be called from any thread; never raises.
+What must survive where styles are stripped (tables, labels, numbers) is plain markup. Strings are
+escaped in one place, `html_base.escaped`. Pure; may be called from any thread; never raises.
 """
 
 from __future__ import annotations
 
-import math
-from html import escape
-
-from .formats import format_ranks, format_workers, printable
+from .formats import format_bars, format_ranks, format_workers
+from .html_base import escaped, rank_colour, rank_fill
+from .html_grid import grid_html
+from .html_heat import gradient, heat_source
+from .html_plot import plot_html
+from .html_style import STYLE
+from .html_tracks import tracks_html
 from .parts import (
+    Badge,
+    Bars,
+    Beside,
     Box,
+    Card,
+    Cell,
     Details,
     Grid,
+    Heat,
     Lane,
     Lanes,
+    Legend,
     Line,
     Part,
+    Plot,
     Role,
     Row,
     Stack,
     Table,
     Text,
-    Tile,
+    Tracks,
     fold_rows,
 )
 
-# Okabe-Ito, black replaced by grey so that it shows on a dark page.
-RANK_COLOURS = (
-    "#E69F00",
-    "#56B4E9",
-    "#009E73",
-    "#D55E00",
-    "#0072B2",
-    "#CC79A7",
-    "#F0E442",
-    "#999999",
-)
 _MOST_ROWS = 16
-_MOST_STRIPES = 16
-_SMALLEST_TILE = 20  # pixels; a rank label fits
-_USUAL_BOX = (320, 140)  # pixels, width and height
-_LARGEST_BOX = (560, 320)
-
-_CLASSES: dict[Role, str] = {"title": "t", "muted": "m", "warning": "w", "error": "e"}
-_STYLE = (
-    ".dl-v{font:13px/1.45 var(--jp-ui-font-family,system-ui,sans-serif);"
-    "color:var(--jp-ui-font-color1,inherit);font-variant-numeric:tabular-nums;overflow-x:auto}"
-    ".dl-v .t{font-weight:600}"
-    ".dl-v div+.p.t,.dl-v table+.p.t{margin-top:8px}"
-    ".dl-v .m{opacity:.72}"
-    ".dl-v .w{background:rgba(230,159,0,.28);border-radius:3px;padding:0 3px}"
-    ".dl-v .e{background:rgba(213,60,0,.22);border-radius:3px;padding:0 3px}"
-    ".dl-v .p{white-space:pre-wrap;overflow-wrap:anywhere;margin:2px 0}"
-    ".dl-v table{margin:4px 0;width:auto;border-collapse:collapse;font-size:inherit;"
-    "table-layout:auto}"
-    ".dl-v table.d th,.dl-v table.d td{padding:2px 10px 2px 6px;text-align:left;border:0;"
-    "white-space:nowrap;font-weight:400}"
-    ".dl-v table.d thead th{font-weight:600;"
-    "border-bottom:1px solid var(--jp-border-color1,rgba(128,128,128,.5))}"
-    ".dl-v table.d .r{text-align:right}"
-    ".dl-v table.g{border-collapse:separate;border-spacing:1px}"
-    ".dl-v table.g tr{background:none!important}"
-    ".dl-v table.g td{padding:0;text-align:center;vertical-align:middle;font-size:11px;"
-    "line-height:1.2;white-space:nowrap;overflow:hidden}"
-    ".dl-v table.d td.s{padding:4px 6px}"
-    ".dl-v .b{display:inline-block;min-width:2.4em;margin:1px;padding:1px 5px;border-radius:3px;"
-    "text-align:center}"
-    ".dl-v summary{cursor:pointer}"
-)
+_CLASSES: dict[Role, str] = {
+    "title": "t",
+    "muted": "m",
+    "good": "ok",
+    "warning": "w",
+    "error": "e",
+}
 
 
 def render_html(part: Part) -> str:
@@ -88,42 +63,77 @@ def render_html(part: Part) -> str:
     try:
         body = _html(part)
     except Exception as error:  # a view never raises
-        body = f"(this view could not be drawn: {_escape(type(error).__name__)})"
-    return f'<div class="dl-v"><style>{_STYLE}</style>{body}</div>'
-
-
-def _escape(text: str) -> str:
-    return escape(printable(text), quote=True)
+        body = f"(this view could not be drawn: {escaped(type(error).__name__)})"
+    return f'<div class="dl-v"><style>{STYLE}</style>{body}</div>'
 
 
 def _html(part: Part) -> str:
     match part:
         case Text(text, role):
             css = " ".join(filter(None, ("p", _CLASSES.get(role, ""))))
-            return f'<div class="{css}">' + "\n".join(map(_escape, text.split("\n"))) + "</div>"
+            return f'<div class="{css}">' + "\n".join(map(escaped, text.split("\n"))) + "</div>"
         case Line(spans):
             return "<div>" + "".join(_span(span) for span in spans) + "</div>"
         case Table():
             return _table(part)
         case Grid():
-            return _grid(part)
+            return grid_html(part)
+        case Plot():
+            return plot_html(part)
         case Lanes():
             return _lanes(part)
+        case Tracks():
+            return tracks_html(part)
+        case Heat() | Bars():
+            return f"<div>{_cell(part)}</div>"
+        case Legend():
+            return _legend(part)
         case Stack(children):
             return "".join(_html(child) for child in children)
+        case Beside(children):
+            inner = "".join(f"<div>{_html(child)}</div>" for child in children)
+            return f'<div class="s">{inner}</div>'
+        case Card(title, children):
+            head = "".join(map(_span, title.spans))
+            inner = "".join(map(_html, children))
+            return f'<div class="c"><div class="hd">{head}</div>{inner}</div>'
         case Details(summary, body):
-            return f"<details><summary>{_escape(summary)}</summary>{_html(body)}</details>"
+            return f"<details><summary>{escaped(summary)}</summary>{_html(body)}</details>"
     raise TypeError(type(part).__name__)
 
 
 def _span(span: Text) -> str:
     css = _CLASSES.get(span.role)
-    return f'<span class="{css}">{_escape(span.text)}</span>' if css else _escape(span.text)
+    return f'<span class="{css}">{escaped(span.text)}</span>' if css else escaped(span.text)
 
 
-def rank_colour(rank: int) -> str:
-    """Give the colour of a worker, as ``#rrggbb``; the same wherever a worker is drawn."""
-    return RANK_COLOURS[rank % len(RANK_COLOURS)]
+def _cell(cell: Cell) -> str:
+    match cell:
+        case Text():
+            return _span(cell)
+        case Badge(letter, odd):
+            if not letter:
+                return ""
+            css, mark = ("k o", " ≠") if odd else ("k", "")
+            return f'<span class="{css}">{letter}{mark}</span>'
+        case Heat(alt=alt):
+            height, width = len(cell.levels), len(cell.levels[0])
+            scale = 48 / max(height, width)
+            tall, wide = (max(round(side * scale), 8) for side in (height, width))
+            size = f'width="{wide}" height="{tall}" style="height:{tall}px"'
+            return f'<img class="h" {size} src="{heat_source(cell)}" alt="{escaped(alt)}">'
+        case Bars(heights, alt):
+            words = format_bars(heights)
+            return f'<span class="n" role="img" aria-label="{escaped(alt)}">{words}</span>'
+    raise TypeError(type(cell).__name__)
+
+
+def _legend(legend: Legend) -> str:
+    swatch = f'<span class="l" style="background:{gradient(legend.diverging)}"></span>'
+    loud = ' <span class="x">×</span> not finite' if legend.nonfinite else ""
+    words = f" · {escaped(legend.words)}" if legend.words else ""
+    ends = f"{escaped(legend.low)} {swatch} to {escaped(legend.high)}" if legend.low else ""
+    return f'<div class="j">{ends}{loud}<span class="m">{words}</span></div>'
 
 
 def _table(table: Table) -> str:
@@ -131,7 +141,7 @@ def _table(table: Table) -> str:
     ranked = any(row.ranks for row in rows)
     right = [' class="r"' if column.align == "right" else "" for column in table.columns]
     heads = "".join(
-        f'<th scope="col"{css}>{_escape(column.title)}</th>'
+        f'<th scope="col"{css}>{escaped(column.title)}</th>'
         for column, css in zip(table.columns, right, strict=True)
     )
     if ranked:
@@ -140,7 +150,7 @@ def _table(table: Table) -> str:
         "<tr>"
         + (_rank_cell(row) if ranked else "")
         + "".join(
-            f"<td{css}>{_span(cell)}</td>" for cell, css in zip(row.cells, right, strict=True)
+            f"<td{css}>{_cell(cell)}</td>" for cell, css in zip(row.cells, right, strict=True)
         )
         + "</tr>"
         for row in rows
@@ -157,7 +167,7 @@ def _rank_cell(row: Row) -> str:
 
 def _lanes(lanes: Lanes) -> str:
     arrow = '<th scope="col"></th>'
-    heads = arrow.join(f'<th scope="col">{_escape(head)}</th>' for head in lanes.heads)
+    heads = arrow.join(f'<th scope="col">{escaped(head)}</th>' for head in lanes.heads)
     body = "".join(map(_lane, lanes.lanes))
     return (
         '<table class="d"><thead><tr><th scope="col">rank</th>'
@@ -166,7 +176,7 @@ def _lanes(lanes: Lanes) -> str:
 
 
 def _lane(lane: Lane) -> str:
-    cells = [f'<td class="s">{_boxes(rows)}</td>' for rows in lane.stages]
+    cells = [f'<td class="u">{_boxes(rows)}</td>' for rows in lane.stages]
     stages = '<td class="m">→</td>'.join(cells)
     return f"<tr>{_rank_cell(Row((), (lane.rank,)))}{stages}</tr>"
 
@@ -178,65 +188,6 @@ def _boxes(rows: tuple[tuple[Box, ...], ...]) -> str:
 
 
 def _box(box: Box) -> str:
-    fill = _fill(box.owners) if box.owners else "rgba(128,128,128,.18)"
+    fill = rank_fill(box.owners) if box.owners else "rgba(128,128,128,.18)"
     origin = f' title="from {format_workers(box.owners)}"' if box.owners else ""
-    return f'<span class="b"{origin} style="background:{fill}">{_escape(box.text)}</span>'
-
-
-def _grid(grid: Grid) -> str:
-    heights, widths, to_scale = _pixels(grid)
-    rows = "".join(
-        "<tr>"
-        + "".join(
-            _tile(tile, width, height, grid.partial)
-            for tile, width in zip(row, widths, strict=True)
-        )
-        + "</tr>"
-        for row, height in zip(grid.tiles, heights, strict=True)
-    )
-    said = to_scale or "not to scale" in grid.caption
-    caption = _escape(grid.caption) + ("" if said else " (not to scale)")
-    return f'<div class="m">{caption}</div><table class="g"><tbody>{rows}</tbody></table>'
-
-
-def _tile(tile: Tile, width: int, height: int, partial: bool) -> str:
-    owners, label = format_ranks(tile.owners), _escape(tile.label)
-    words = format_workers(tile.owners) if width >= 90 and len(tile.owners) > 1 else owners
-    if set(tile.label) <= set("[:, ]"):
-        pass  # the whole tensor: nothing to add
-    elif height >= 34 and width >= 7 * len(tile.label):
-        words += f"<br><span class=m>{label}</span>"
-    elif width >= 7 * (len(tile.label) + len(words) + 2):
-        words += f" &nbsp;<span class=m>{label}</span>"
-    line = "dashed" if partial else "solid"
-    style = (
-        f"width:{width}px;min-width:{width}px;max-width:{width}px;height:{height}px;"
-        f"border:1px {line} {rank_colour(tile.owners[0])};background:{_fill(tile.owners)}"
-    )
-    return f'<td title="{format_workers(tile.owners)}: {label}" style="{style}">{words}</td>'
-
-
-def _fill(owners: tuple[int, ...]) -> str:
-    """Give the owner's colour, thinned so that text shows on it; several owners as stripes."""
-    colours = [rank_colour(rank) + "66" for rank in owners[:_MOST_STRIPES]]
-    if len(colours) == 1:
-        return colours[0]
-    step = 100 / len(colours)
-    stops = (f"{c} {i * step:.4g}% {(i + 1) * step:.4g}%" for i, c in enumerate(colours))
-    return f"linear-gradient(90deg,{','.join(stops)})"
-
-
-def _pixels(grid: Grid) -> tuple[list[int], list[int], bool]:
-    """Choose pixel sizes: to scale if every tile can then be seen and the whole is not too big."""
-    tall, wide = sum(grid.heights), sum(grid.widths)
-    thinnest = min((*grid.widths, *grid.heights) if tall else grid.widths)
-    usual, largest = (
-        min(box[0] / wide, box[1] / tall if tall else math.inf)
-        for box in (_USUAL_BOX, _LARGEST_BOX)
-    )
-    needed = _SMALLEST_TILE / thinnest
-    to_scale = needed <= largest
-    scale = max(usual, needed) if to_scale else usual
-    widths = [max(round(size * scale), _SMALLEST_TILE) for size in grid.widths]
-    heights = [max(round(size * scale), _SMALLEST_TILE) for size in grid.heights]
-    return heights, widths, to_scale
+    return f'<span class="b"{origin} style="background:{fill}">{escaped(box.text)}</span>'

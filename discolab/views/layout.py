@@ -139,7 +139,7 @@ def make_plan(
     sizes: list[dict[Key, int]] = [{} for _ in range(ndim)]
     replicas: dict[object, list[int]] = {}
     for number, rank in enumerate(ranks):
-        place = _coordinates(number, mesh_shape)
+        place = coordinates(number, mesh_shape)
         keys[rank] = tuple(tuple(place[axis] for axis in axes[dim]) for dim in range(ndim))
         replicas.setdefault((keys[rank], *(place[axis] for axis in partial)), []).append(rank)
         if len(shapes[rank]) != ndim:
@@ -152,7 +152,8 @@ def make_plan(
     return Plan(logical, placements, keys, spans, tuple(map(tuple, replicas.values())))
 
 
-def _coordinates(number: int, mesh_shape: Sequence[int]) -> Key:
+def coordinates(number: int, mesh_shape: Sequence[int]) -> Key:
+    """Where a worker is in a mesh, by its number in row-major order."""
     place: list[int] = []
     for size in reversed(mesh_shape):
         number, position = divmod(number, size)
@@ -176,9 +177,7 @@ def draw_plan(plan: Plan, caption: str) -> Grid | None:
     ndim = len(plan.logical)
     if not ndim or 0 in plan.logical:
         return None
-    cut_dims = sorted({place.dim for place in plan.placements if place.kind == "shard"})
-    rest = [dim for dim in reversed(range(ndim)) if dim not in cut_dims]
-    dims = sorted([*cut_dims, *rest][:2])
+    dims = drawn_dims(plan)
     if ndim > 2:
         caption += f"; dims {dims[0]} and {dims[1]} drawn"
     columns = _edges(plan, dims[-1])
@@ -188,6 +187,13 @@ def draw_plan(plan: Plan, caption: str) -> Grid | None:
     rows = _edges(plan, dims[0])
     tiles = tuple(tuple(_tile(plan, dims, (row, column)) for column in columns) for row in rows)
     return Grid(caption, tuple(rows.values()), tuple(columns.values()), tiles, plan.partial)
+
+
+def drawn_dims(plan: Plan) -> list[int]:
+    """The one or two dims that a drawing of the plan shows, in order."""
+    cut_dims = sorted({place.dim for place in plan.placements if place.kind == "shard"})
+    rest = [dim for dim in reversed(range(len(plan.logical))) if dim not in cut_dims]
+    return sorted([*cut_dims, *rest][:2])
 
 
 def _edges(plan: Plan, dim: int) -> dict[Key, int]:
@@ -209,9 +215,9 @@ def _tile(plan: Plan, dims: Sequence[int], wanted: tuple[Key, ...]) -> Tile:
     return Tile(f"[{', '.join(words)}]", owners)
 
 
-def layout_caption(plan: Plan) -> str:
-    """Say in a line what the drawing shows."""
-    words = f"{plan.words} of {format_shape(list(plan.logical))}"
+def layout_caption(plan: Plan, suffix: str = "") -> str:
+    """Say in a line what the drawing shows; `suffix` goes behind the placements."""
+    words = f"{plan.words}{suffix} of {format_shape(list(plan.logical))}"
     for place in plan.placements:
         if place.kind == "partial":
             words += f"; the value is their {place.op}"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .compare import grouped
-from .formats import cut
+from .formats import cut, format_ranks
 from .parts import Details, Part, Role, Text
 
 #: Kinds of record that stand for a worker without a value.
@@ -26,8 +26,13 @@ _MESSAGE_LIMIT = 4000
 _MOST_NOTES = 12
 
 
-def note_parts(records: Mapping[int, Mapping[str, Any]], *, drawn: bool = False) -> list[Part]:
-    """Say what the records want noted about values that are there; `drawn`: their layout is."""
+def note_parts(
+    records: Mapping[int, Mapping[str, Any]], *, drawn: bool = False, ask: str = "stats=True"
+) -> list[Part]:
+    """Say what the records want noted about values that are there.
+
+    `drawn` says that their layout is drawn, `ask` is the call that takes statistics.
+    """
     parts: list[Part] = []
     roles: tuple[tuple[str, Role], ...] = (("note", "muted"), ("error", "warning"))
     for key, role in roles:
@@ -35,11 +40,11 @@ def note_parts(records: Mapping[int, Mapping[str, Any]], *, drawn: bool = False)
         for text, ranks in grouped(words):
             place = "" if len(words) == len(records) and "," not in ranks else f"[{ranks}] "
             parts.append(Text(f"{place}{cut(text, _LINE_LIMIT)}", role))
-    parts += [Text(text, "muted") for text in _about_values(records, drawn)]
+    parts += [Text(text, "muted") for text in _about_values(records, drawn, ask)]
     return _limited(parts)
 
 
-def _about_values(records: Mapping[int, Mapping[str, Any]], drawn: bool) -> list[str]:
+def _about_values(records: Mapping[int, Mapping[str, Any]], drawn: bool, ask: str) -> list[str]:
     found = []
     tensors = [record for record in records.values() if record.get("kind") == "tensor"]
     stats = [record["stats"] for record in tensors if isinstance(record.get("stats"), Mapping)]
@@ -48,7 +53,7 @@ def _about_values(records: Mapping[int, Mapping[str, Any]], drawn: bool) -> list
     if any(entry.get("nonfinite") for entry in stats):
         found.append("mean, std, min and max are of the finite values")
     if any("head" in record and "digest" not in record for record in tensors):
-        found.append("large: no statistics or comparison unless asked for (stats=True)")
+        found.append(f"large: no statistics or comparison unless asked for: {ask}")
     for record in tensors:
         if "placements" in record and not drawn:
             found.append(f"{record['type']} {record['placements']} of {record['logical_shape']}")
@@ -58,14 +63,20 @@ def _about_values(records: Mapping[int, Mapping[str, Any]], drawn: bool) -> list
 def problem_parts(records: Mapping[int, Mapping[str, Any]]) -> list[Part]:
     """Say what failed on which worker, and who is still busy with what."""
     parts: list[Part] = []
-    states = {rank: (str(rec.get("kind")), _message(rec)) for rank, rec in records.items()}
     for kind in BAD:
-        words = {rank: text for rank, (which, text) in states.items() if which == kind and text}
-        for text, ranks in grouped(words):
+        said = {r: _said(record) for r, record in records.items() if record.get("kind") == kind}
+        groups: dict[tuple[str, str], list[int]] = {}
+        for rank in sorted(said):
+            groups.setdefault(said[rank], []).append(rank)
+        for (text, trace), held in groups.items():
+            if not text:
+                continue
+            ranks = format_ranks(held)
             first, _, rest = text.partition("\n")
-            role: Role = role_of(kind)
-            parts.append(Text(f"[{ranks}] {cut(first, _LINE_LIMIT)}", role))
-            if rest.strip():
+            parts.append(Text(f"[{ranks}] {cut(first, _LINE_LIMIT)}", role_of(kind)))
+            if trace:
+                parts.append(Details(f"[{ranks}] traceback", Text(trace)))
+            elif rest.strip():
                 parts.append(Details(f"[{ranks}] whole message", Text(text)))
     return _limited(parts)
 
@@ -75,8 +86,13 @@ def role_of(kind: str) -> Role:
     return "error" if kind in ("failure", "dead") else "warning"
 
 
-def _message(record: Mapping[str, Any]) -> str:
-    text = str(record.get("message") or "").strip()
+def _said(record: Mapping[str, Any]) -> tuple[str, str]:
+    """The message and the traceback of a record, cut."""
+    return _bounded(record.get("message")), _bounded(record.get("traceback"))
+
+
+def _bounded(words: object) -> str:
+    text = str(words or "").strip("\n").rstrip()
     if len(text) <= _MESSAGE_LIMIT:
         return text
     half = _MESSAGE_LIMIT // 2

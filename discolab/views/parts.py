@@ -2,8 +2,9 @@
 
 A view is a pure function from plain records to parts; `text.render_text` and
 `html.render_html` lower the same parts, so text and HTML carry the same facts. The leaves are
-`Text`, `Line`, `Table`, `Grid` and `Lanes`; `Stack` and `Details` hold other parts. All are frozen,
-comparable, and hold unescaped strings: escaping is the renderers' business alone.
+`Text`, `Line`, `Table`, `Grid`, `Lanes`, `Tracks`, `Heat`, `Bars` and `Legend`; `Stack`, `Beside`,
+`Card` and `Details` hold other parts. All are frozen, comparable, and hold unescaped strings:
+escaping is the renderers' business alone.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Role: TypeAlias = Literal["plain", "title", "muted", "warning", "error"]
+Role: TypeAlias = Literal["plain", "title", "muted", "good", "warning", "error"]
 Align: TypeAlias = Literal["left", "right"]
 
 
@@ -31,6 +32,38 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Heat:
+    """A thumbnail of a tensor: rows of levels, 0 the lowest, 254 the highest, 255 not finite.
+
+    All rows are of one length, and all thumbnails of a view are on one scale. `diverging` says
+    that 127 stands for zero. `alt` says in words what is seen. Text leaves it out.
+    """
+
+    levels: tuple[bytes, ...]
+    alt: str
+    diverging: bool = False
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A small histogram or sparkline; heights from 0 to 1. `alt` says in words what is seen."""
+
+    heights: tuple[float, ...]
+    alt: str
+
+
+@dataclass(frozen=True)
+class Badge:
+    """A letter for a class of equal contents, in a colour of its own; `odd` ones stand out."""
+
+    letter: str
+    odd: bool = False
+
+
+Cell: TypeAlias = Text | Heat | Bars | Badge
+
+
+@dataclass(frozen=True)
 class Column:
     """Heading and alignment of one column of a `Table`."""
 
@@ -46,7 +79,7 @@ class Row:
     the workers' colours in front.
     """
 
-    cells: tuple[Text, ...]
+    cells: tuple[Cell, ...]
     ranks: tuple[int, ...] = ()
 
 
@@ -60,10 +93,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Tile:
-    """One rectangle of a `Grid`: which slice of the logical tensor, and who holds it."""
+    """One rectangle of a `Grid`: which slice of the logical tensor, who holds it, its values."""
 
     label: str
     owners: tuple[int, ...]
+    heat: Heat | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +106,9 @@ class Grid:
 
     `heights` and `widths` are in elements. A height of 0 marks a one-dimensional tensor, drawn as
     a bar of fixed thickness. `tiles[i][j]` is in row i and column j. `partial` says that the
-    owners hold terms of a reduction, not the value itself.
+    owners hold terms of a reduction, not the value itself. `apart` is None for tiles that make up
+    one tensor; else there is one row of tiles that stand apart, with that text between them, and
+    `heights` holds one height a tile; text leaves those out unless they are `partial`.
     """
 
     caption: str
@@ -80,6 +116,54 @@ class Grid:
     widths: tuple[int, ...]
     tiles: tuple[tuple[Tile, ...], ...]
     partial: bool = False
+    apart: str | None = None
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A shard in a `Plot`: its place in elements (top, left, bottom, right), and who holds it.
+
+    `levels` are as in `Heat` and cover the elements of `covers`, a little more than the place;
+    none where nothing is known, and then `state` says why.
+    """
+
+    place: tuple[int, int, int, int]
+    owners: tuple[int, ...]
+    levels: tuple[bytes, ...]
+    covers: tuple[int, int, int, int]
+    state: str = ""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A large picture of a tensor with axes, the shards outlined.
+
+    `size` is in elements, `drawn` in pixels, down and across; `axes` names what runs there.
+    `lines` is the picture in characters, which stands for it in text.
+    """
+
+    size: tuple[int, int]
+    drawn: tuple[int, int]
+    outlines: tuple[Outline, ...]
+    axes: tuple[str, str]
+    joined: bool
+    diverging: bool
+    alt: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Legend:
+    """What the colours of the thumbnails mean; drawn only where they are, so not in text.
+
+    `low` and `high` are empty if nothing is finite.
+    """
+
+    low: str
+    high: str
+    diverging: bool = False
+    nonfinite: bool = False
+    words: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,6 +191,36 @@ class Lanes:
 
 
 @dataclass(frozen=True)
+class Stretch:
+    """Some of a worker's time: from `start` to `end`, as parts of the whole from 0 to 1.
+
+    `look` is ``busy`` (in a call), ``span`` (in a part that the user has named), ``wait`` and
+    ``move`` (in a collective, before and after its last member came), ``failed`` or ``stopped``.
+    """
+
+    start: float
+    end: float
+    look: str
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Track:
+    """One worker's time: calls, named parts and collectives below each other."""
+
+    rank: int
+    rows: tuple[tuple[Stretch, ...], ...]
+
+
+@dataclass(frozen=True)
+class Tracks:
+    """What each worker did over one time; `ticks` are places from 0 to 1 with their words."""
+
+    tracks: tuple[Track, ...]
+    ticks: tuple[tuple[float, str], ...]
+
+
+@dataclass(frozen=True)
 class Stack:
     """Parts below each other."""
 
@@ -114,14 +228,48 @@ class Stack:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """Parts next to each other where there is room, else below each other, as in text."""
+
+    children: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Card:
+    """Parts that belong together, under a line that names them; in text just below each other."""
+
+    title: Line
+    children: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
 class Details:
-    """A section with a summary line; collapsed in HTML until opened, always open in text."""
+    """A section with a summary line; collapsed in HTML until opened, always open in text.
+
+    Text leaves out a section that `extra` says to go beyond what a reader needs.
+    """
 
     summary: str
     body: Part
+    extra: bool = False
 
 
-Part: TypeAlias = Text | Line | Table | Grid | Lanes | Stack | Details
+Part: TypeAlias = (
+    Text
+    | Line
+    | Table
+    | Grid
+    | Legend
+    | Lanes
+    | Tracks
+    | Heat
+    | Bars
+    | Stack
+    | Beside
+    | Card
+    | Details
+    | Plot
+)
 
 
 def fold_rows(rows: tuple[Row, ...]) -> tuple[Row, ...]:

@@ -10,11 +10,11 @@ from typing import Any
 
 from .compare import odd_ranks
 from .formats import format_bytes, format_number, format_shape
-from .layout import Plan
 from .notes import BAD, role_of
-from .parts import Column, Details, Part, Role, Row, Table, Text
+from .parts import Badge, Cell, Column, Heat, Role, Row, Table, Text
 from .summary import head_words, summarize
 
+_NOTHING = Text("")
 _RIGHT = {"bytes", "mean", "std", "min", "max", "nonfinite", "parameters"}
 _COLUMNS = (
     "state",
@@ -31,13 +31,15 @@ _COLUMNS = (
     "nonfinite",
     "digest",
     "values",
+    "picture",
 )
 
 
 def rank_table(
     records: Mapping[int, Mapping[str, Any]],
     classes: Mapping[int, str] | None,
-    plans: Sequence[Plan],
+    agreeing: Sequence[Sequence[Sequence[int]]],
+    heats: Mapping[int, Heat] | None = None,
 ) -> Table:
     """Draw one row per worker.
 
@@ -47,37 +49,43 @@ def rank_table(
         Failed and busy workers included.
     classes : mapping of rank to letter, or None
         Which contents are equal, if known.
-    plans : sequence of Plan
-        Tell which workers must agree; without plans, two or more of a class make the rest odd.
+    agreeing : sequence of sequences of sets of ranks
+        Which workers must agree, for each logical tensor; if that is not known, two or more of a
+        class make the rest odd.
+    heats : mapping of rank to Heat, optional
+        Thumbnails that are not seen elsewhere.
     """
-    odd = _odd(classes or {}, plans)
+    odd = _odd(classes or {}, agreeing)
     rows = {}
     for rank in sorted(records):
         cells = _cells(records[rank])
-        letter = (classes or {}).get(rank, "")
-        cells["digest"] = Text(letter, "warning" if rank in odd else "plain")
+        if classes is not None and rank in classes:
+            cells["digest"] = Badge(classes[rank], rank in odd)
+        if heats and rank in heats:
+            cells["picture"] = heats[rank]
         rows[rank] = cells
     tensors = [record for record in records.values() if record.get("kind") == "tensor"]
     idle = {"dtype"} if len({record.get("dtype") for record in tensors}) < 2 else set()
-    if len({cells.get("type", Text("")).text for cells in rows.values()} - {""}) < 2:
+    if len({cells.get("type", _NOTHING) for cells in rows.values()} - {_NOTHING}) < 2:
         idle.add("type")
     used = [
         title
         for title in _COLUMNS
-        if title not in idle and any(cells.get(title, Text("")).text for cells in rows.values())
+        if title not in idle
+        and any(cells.get(title, _NOTHING) != _NOTHING for cells in rows.values())
     ]
     return Table(
         tuple(_column(title) for title in used),
         tuple(
-            Row(tuple(cells.get(title, Text("")) for title in used), (rank,))
+            Row(tuple(cells.get(title, _NOTHING) for title in used), (rank,))
             for rank, cells in rows.items()
         ),
     )
 
 
-def _odd(classes: Mapping[int, str], plans: Sequence[Plan]) -> set[int]:
-    if plans:
-        return {r for plan in plans for ranks in plan.replicas for r in odd_ranks(classes, ranks)}
+def _odd(classes: Mapping[int, str], agreeing: Sequence[Sequence[Sequence[int]]]) -> set[int]:
+    if agreeing:
+        return {r for sets in agreeing for ranks in sets for r in odd_ranks(classes, ranks)}
     kinds = len(set(classes.values()))
     return set(odd_ranks(classes, sorted(classes))) if kinds < len(classes) else set()
 
@@ -86,7 +94,7 @@ def _column(title: str) -> Column:
     return Column(title, "right" if title in _RIGHT else "left")
 
 
-def _cells(record: Mapping[str, Any]) -> dict[str, Text]:
+def _cells(record: Mapping[str, Any]) -> dict[str, Cell]:
     kind = record.get("kind")
     if kind in BAD:
         return {"state": Text(BAD[str(kind)], role_of(str(kind)))}
@@ -94,7 +102,9 @@ def _cells(record: Mapping[str, Any]) -> dict[str, Text]:
         return {"type": Text(str(record.get("type", ""))), "value": Text(summarize(record))}
     found = record.get("stats")
     stats: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
-    cells = {name: Text(format_number(stats.get(name))) for name in ("mean", "std", "min", "max")}
+    cells: dict[str, Cell] = {
+        name: Text(format_number(stats.get(name))) for name in ("mean", "std", "min", "max")
+    }
     role: Role = "warning" if stats.get("nonfinite") else "plain"
     return cells | {
         "dtype": Text(str(record.get("dtype", "?"))),
@@ -104,57 +114,3 @@ def _cells(record: Mapping[str, Any]) -> dict[str, Text]:
         "nonfinite": Text(format_number(stats.get("nonfinite")), role),
         "values": Text(head_words(record)),
     }
-
-
-def children_parts(record: Mapping[str, Any]) -> list[Part]:
-    """List the children of a container or the parameters of a module, in a collapsed section.
-
-    Nothing for containers of plain values: the title line has said it all.
-    """
-    if record.get("kind") == "module":
-        return _section(record, "parameters", _parameter_table(record.get("params")))
-    if not _holds_tensor(record):
-        return []
-    rows = tuple(
-        Row((Text(str(item["key"])), *_child_cells(item["value"]))) for item in record["items"]
-    )
-    columns = (Column("key"), Column("value"), Column("device"), Column("bytes", "right"))
-    return _section(record, "items", Table(columns, rows))
-
-
-def _holds_tensor(record: Mapping[str, Any]) -> bool:
-    items = record.get("items")
-    return isinstance(items, list) and any(
-        item["value"].get("kind") in ("tensor", "module") or _holds_tensor(item["value"])
-        for item in items
-    )
-
-
-def _child_cells(record: Mapping[str, Any]) -> tuple[Text, Text, Text]:
-    return (
-        Text(summarize(record)),
-        Text(str(record.get("device", ""))),
-        Text(format_bytes(record.get("nbytes"))),
-    )
-
-
-def _parameter_table(params: Any) -> Table:
-    rows = tuple(
-        Row(
-            (
-                Text(str(row.get("name"))),
-                Text(format_shape(row.get("shape"))),
-                Text(str(row.get("dtype", ""))),
-            )
-        )
-        for row in (params if isinstance(params, list) else [])
-    )
-    return Table((Column("name"), Column("shape"), Column("dtype")), rows)
-
-
-def _section(record: Mapping[str, Any], title: str, table: Table) -> list[Part]:
-    if not table.rows:
-        return []
-    more = record.get("more")
-    words = f"{title} (first {len(table.rows)}, {more} more)" if more else title
-    return [Details(words, table)]

@@ -11,7 +11,9 @@ from typing import Any
 from .formats import cut, format_bytes, format_number, format_shape
 
 _LIMIT = 160
-_BRACKETS = {"list": ("[", "]"), "tuple": ("(", ")"), "dict": ("{", "}")}
+_MOST_ITEMS = 6
+_BRACKETS = {"list": ("[", "]"), "tuple": ("(", ")"), "dict": ("{", "}"), "dataclass": ("(", ")")}
+_JOINTS = {"dict": ": ", "dataclass": "="}
 
 
 def summarize(record: Mapping[str, Any], limit: int = _LIMIT) -> str:
@@ -78,10 +80,14 @@ def _container(record: Mapping[str, Any], limit: int) -> str:
     if not isinstance(items, list) or (not items and length):
         return f"{record.get('type', kind)} of {length}"
     opening, closing = _BRACKETS[kind]
-    words = [summarize(item["value"], limit) for item in items]
-    if kind == "dict":
-        words = [f"{item['key']}: {word}" for item, word in zip(items, words, strict=True)]
-    if record.get("more"):
+    shown = items[:_MOST_ITEMS]
+    words = [summarize(item["value"], limit) for item in shown]
+    if kind in _JOINTS:
+        joint = _JOINTS[kind]
+        words = [f"{item['key']}{joint}{word}" for item, word in zip(shown, words, strict=True)]
+    if kind == "dataclass":
+        opening = f"{record.get('type')}("
+    if record.get("more") or len(items) > len(shown):
         return f"{opening}{', '.join(words)}, …{closing} ({length} items)"
     comma = "," if kind == "tuple" and len(words) == 1 else ""
     return f"{opening}{', '.join(words)}{comma}{closing}"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 import torch
 
 from .guard import Record, attempt, plain, type_name
+from .thumbnails import histogram, places_of_nonfinite, thumbnail
 
 if TYPE_CHECKING:
     import numpy
@@ -44,7 +45,7 @@ _COMPRESSED = {
 }
 
 
-def describe_tensor(tensor: torch.Tensor, stats: Stats) -> Record:
+def describe_tensor(tensor: torch.Tensor, stats: Stats, pictures: bool = True) -> Record:
     """Describe one tensor of any dtype, layout and device.
 
     Parameters
@@ -52,7 +53,9 @@ def describe_tensor(tensor: torch.Tensor, stats: Stats) -> Record:
     tensor : torch.Tensor
         A DTensor is described by its local shard, with its placements in words.
     stats : bool or "auto"
-        Whether to read the data; "auto" reads up to 4 MiB, and of more only the first values.
+        Whether to read the data; "auto" reads up to 4 MiB, and of more only a few values.
+    pictures : bool
+        Whether to take a thumbnail and a histogram of the data that is read.
 
     Returns
     -------
@@ -60,7 +63,7 @@ def describe_tensor(tensor: torch.Tensor, stats: Stats) -> Record:
         Kind "tensor"; see `describe`.
     """
     if is_dtensor(tensor):
-        return _describe_dtensor(tensor, stats)
+        return _describe_dtensor(tensor, stats, pictures)
     record: Record = {"kind": "tensor", "type": type_name(tensor)}
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         attempt(record, "shape", lambda: {"shape": shape_of(tensor)})
@@ -75,11 +78,11 @@ def describe_tensor(tensor: torch.Tensor, stats: Stats) -> Record:
             attempt(record, "nbytes", lambda: {"nbytes": _bytes_of([tensor])})
             return record
         attempt(record, "nbytes", lambda: {"nbytes": _bytes_of(_stored(tensor, copy=False))})
-        attempt(record, "data", lambda: _content(tensor.detach(), stats))
+        attempt(record, "data", lambda: _content(tensor.detach(), stats, pictures))
     return record
 
 
-def describe_array(array: numpy.ndarray[Any, Any], stats: Stats) -> Record:
+def describe_array(array: numpy.ndarray[Any, Any], stats: Stats, pictures: bool = True) -> Record:
     """Describe a numpy array; the record has the same keys as that of a tensor."""
     record: Record = {
         "kind": "tensor",
@@ -99,7 +102,7 @@ def describe_array(array: numpy.ndarray[Any, Any], stats: Stats) -> Record:
         # A copy in native byte order: torch warns of read-only arrays, refuses negative strides.
         native = array.astype(array.dtype.newbyteorder("="), order="C", copy=True, subok=False)
         with torch.no_grad():
-            return _content(torch.from_numpy(native), stats)
+            return _content(torch.from_numpy(native), stats, pictures)
 
     attempt(record, "statistics", read)
     return record
@@ -122,17 +125,17 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _describe_dtensor(tensor: Any, stats: Stats) -> Record:
-    record = describe_tensor(tensor._local_tensor, stats)
+def _describe_dtensor(tensor: Any, stats: Stats, pictures: bool) -> Record:
+    record = describe_tensor(tensor._local_tensor, stats, pictures)
     record["type"] = type_name(tensor)
     attempt(record, "requires_grad", lambda: _requires_grad(tensor))
     attempt(record, "placements", lambda: {"placements": _placements(tensor.placements)})
     attempt(record, "logical shape", lambda: {"logical_shape": shape_of(tensor)})
-    attempt(record, "mesh", lambda: {"sharding": _sharding(tensor)})
+    attempt(record, "mesh", lambda: {"sharding": sharding_of(tensor)})
     return record
 
 
-def _sharding(tensor: Any) -> Record:
+def sharding_of(tensor: Any) -> Record:
     """What a drawing needs of a DTensor: its placements, and its mesh's sizes and ranks."""
     mesh = tensor.device_mesh.mesh
     placements = [
@@ -188,7 +191,7 @@ def _bytes_of(stored: list[torch.Tensor]) -> int:
     return min(sum(part.numel() * part.element_size() for part in stored), 2**63 - 1)
 
 
-def _content(tensor: torch.Tensor, stats: Stats) -> Record:
+def _content(tensor: torch.Tensor, stats: Stats, pictures: bool) -> Record:
     """Read the data, as far as `stats` asks for."""
     record: Record = {}
     if stats is False:
@@ -201,6 +204,13 @@ def _content(tensor: torch.Tensor, stats: Stats) -> Record:
         attempt(record, "first values", lambda: {"head": _head(stored[0])})
         if whole:
             attempt(record, "statistics", lambda: {"stats": _statistics(stored[0])})
+        if pictures and tensor.layout is torch.strided and not tensor.is_nested:
+            # Means of a large tensor with gaps would take a copy of it.
+            means = whole and (stored[0].is_contiguous() or _bytes_of(stored) <= SMALL_BYTES)
+            attempt(record, "thumbnail", lambda: thumbnail(stored[0], means))
+            if isinstance(record.get("stats"), dict):
+                found = cast(Record, record["stats"])
+                attempt(record, "histogram", lambda: _spread(stored[0], found))
     if whole:
         attempt(record, "digest", lambda: {"digest": _digest(stored)})
     return record
@@ -299,6 +309,18 @@ def _statistics(values: torch.Tensor) -> Record:
     return found
 
 
+def _spread(values: torch.Tensor, stats: Record) -> Record:
+    """How the finite values are spread, and where the others are."""
+    found: Record = {}
+    low, high = stats["min"], stats["max"]
+    if isinstance(low, int | float) and isinstance(high, int | float) and low < high:
+        found["histogram"] = histogram(_chunks(values), float(low), float(high))
+    if stats.get("nonfinite"):
+        places = places_of_nonfinite(_chunks(values), values.shape)
+        found["places"] = [[kind, index] for kind, index in places]
+    return found
+
+
 def _signed(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
@@ -329,3 +351,10 @@ def _digest(stored: list[torch.Tensor]) -> str:
             total = (total + int(mixed.sum().item())) & _MASK
             start += lanes.numel()
     return f"{total:016x}"
+
+
+def digest_of(tensor: torch.Tensor) -> str:
+    """Hash what a tensor holds here, whatever its size; raises where its data can't be read."""
+    local: torch.Tensor = cast(Any, tensor)._local_tensor if is_dtensor(tensor) else tensor
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        return _digest(_stored(local.detach(), copy=True))

@@ -6,22 +6,35 @@ place, `_clean`. Pure; may be called from any thread; never raises.
 
 from __future__ import annotations
 
-from .formats import format_ranks, format_workers, printable
+from typing import TypeVar
+
+from .formats import format_bars, format_ranks, format_workers, printable
 from .parts import (
+    Badge,
+    Bars,
+    Beside,
     Box,
+    Card,
+    Cell,
     Column,
     Details,
     Grid,
+    Heat,
     Lanes,
+    Legend,
     Line,
     Part,
+    Plot,
     Row,
     Stack,
     Table,
     Text,
+    Tracks,
     fold_rows,
 )
+from .text_tracks import track_lines
 
+_Item = TypeVar("_Item")
 _MOST_TILES = 16
 _MARGIN = "  "
 
@@ -66,10 +79,22 @@ def _lines(part: Part) -> list[str]:
             return _table_lines(part)
         case Grid():
             return _grid_lines(part)
+        case Plot(lines=lines):
+            return [f"{_MARGIN}{line}" for line in lines]
         case Lanes():
             return _table_lines(_as_table(part))
-        case Stack(children):
+        case Tracks():
+            return [_MARGIN + line for line in track_lines(part)]
+        case Heat() | Legend():
+            return []
+        case Bars():
+            return [_MARGIN + _words(part)]
+        case Stack(children) | Beside(children):
             return [line for child in children for line in _lines(child)]
+        case Card(title, children):
+            return [line for child in (title, *children) for line in _lines(child)]
+        case Details(extra=True):
+            return []
         case Details(summary, body):
             return [_clean(summary), *(_MARGIN + line for line in _lines(body))]
     raise TypeError(type(part).__name__)
@@ -80,11 +105,23 @@ def _rank_label(row: Row) -> str:
     return label if len(row.ranks) == 1 else f"[{label}]"
 
 
+def _words(cell: Cell) -> str:
+    match cell:
+        case Text(text):
+            return _clean(text)
+        case Badge(letter):
+            return _clean(letter)
+        case Bars(heights):
+            return format_bars(heights)
+    return ""
+
+
 def _table_lines(table: Table) -> list[str]:
+    table = _without_pictures(table)
     heads = [_clean(column.title) for column in table.columns]
     right = [column.align == "right" for column in table.columns]
     rows = fold_rows(table.rows)
-    body = [[_clean(cell.text) for cell in row.cells] for row in rows]
+    body = [[_words(cell) for cell in row.cells] for row in rows]
     if any(row.ranks for row in rows):
         heads, right = ["rank", *heads], [False, *right]
         body = [[_rank_label(row), *cells] for row, cells in zip(rows, body, strict=True)]
@@ -100,6 +137,27 @@ def _table_lines(table: Table) -> list[str]:
     ]
 
 
+def _without_pictures(table: Table) -> Table:
+    """Drop the columns that hold nothing but thumbnails."""
+    drawn = [place for place in range(len(table.columns)) if _pictured(table.rows, place)]
+    if not drawn:
+        return table
+
+    def kept(items: tuple[_Item, ...]) -> tuple[_Item, ...]:
+        return tuple(item for place, item in enumerate(items) if place not in drawn)
+
+    rows = tuple(Row(kept(row.cells), row.ranks) for row in table.rows)
+    return Table(kept(table.columns), rows)
+
+
+def _pictured(rows: tuple[Row, ...], place: int) -> bool:
+    cells = [row.cells[place] for row in rows]
+    pictures = [isinstance(cell, Heat) for cell in cells]
+    return any(pictures) and all(
+        picture or not _words(cell) for cell, picture in zip(cells, pictures, strict=True)
+    )
+
+
 def _as_table(lanes: Lanes) -> Table:
     rows = [Row(tuple(map(_stage, lane.stages)), (lane.rank,)) for lane in lanes.lanes]
     return Table(tuple(map(Column, lanes.heads)), tuple(rows))
@@ -111,9 +169,12 @@ def _stage(rows: tuple[tuple[Box, ...], ...]) -> Text:
 
 
 def _grid_lines(grid: Grid) -> list[str]:
+    if grid.apart is not None and not grid.partial:
+        return []
     tiles = [tile for row in grid.tiles for tile in row]
-    if len(tiles) == 1:
-        return [f"{_MARGIN}{_clean(grid.caption)}: {format_workers(tiles[0].owners)}"]
+    if len(tiles) == 1 or grid.apart is not None:
+        owners = [rank for tile in tiles for rank in tile.owners]
+        return [f"{_MARGIN}{_clean(grid.caption)}: {format_workers(owners)}"]
     shown = tiles[:_MOST_TILES]
     labels = [_clean(tile.label) for tile in shown]
     width = max((len(label) for label in labels), default=0)

@@ -1,0 +1,206 @@
+"""What each worker does and what it uses, as parts; and the words for it, which the widget shares.
+
+Pure: a row is a record of one worker, as `Devices.rows` in a notebook gives it. Keys:
+
+- ``rank``, ``device``, ``device_name``, ``host``, ``pid``
+- ``state``, ``seconds`` (None if it is not known since when), ``doing`` (in what), ``queued``
+- ``waits_for``, ``any_of``, ``held_up`` (ranks that wait for it)
+- ``cpu`` (cores; None until it was seen twice), ``rss`` (bytes; None if not known)
+- ``memory`` (torch's on a GPU: ``used``, ``reserved``, ``peak``, ``total``), ``gpu`` (NVML's:
+  ``utilisation``, ``temperature``); None without a GPU
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from .formats import cut, format_bytes, format_workers
+from .parts import Bars, Cell, Column, Line, Part, Role, Row, Stack, Table, Text
+
+SYMBOLS = {
+    "idle": "○",
+    "running": "►",
+    "waiting": "◔",
+    "paused": "‖",
+    "starting": "…",
+    "ended": "□",
+    "dead": "✕",
+}
+_ROLES: dict[str, Role] = {"waiting": "warning", "dead": "error", "ended": "muted"}
+_LONGEST = 120  # characters of a cell
+_BARS = 20  # of a sparkline
+
+
+def format_age(seconds: float | None) -> str:
+    """Write how long something lasts, no finer than a second: pictures change once a second.
+
+    Examples
+    --------
+    >>> format_age(0.4), format_age(59.9), format_age(150), format_age(7300), format_age(None)
+    ('', '59 s', '2 min', '2 h', '')
+    """
+    if seconds is None or seconds < 1:
+        return ""
+    if seconds < 60:
+        return f"{int(seconds)} s"
+    return f"{int(seconds // 60)} min" if seconds < 3600 else f"{int(seconds // 3600)} h"
+
+
+def state_words(row: Mapping[str, Any]) -> str:
+    """Symbol and word for a worker's state."""
+    state = str(row["state"])
+    return f"{SYMBOLS.get(state, '•')} {state}"
+
+
+def doing_words(row: Mapping[str, Any]) -> str:
+    """What a worker does, whom it waits for, and who waits for it."""
+    words = [str(row["doing"])] if row["doing"] else []
+    if row["waits_for"]:
+        any_of = "any of " if row["any_of"] else ""
+        words = [f"for {any_of}{format_workers(row['waits_for'])} {' '.join(words)}".strip()]
+    if row["held_up"]:
+        verb = "waits" if len(row["held_up"]) == 1 else "wait"
+        words.append(f"{format_workers(row['held_up'])} {verb} for it")
+    return "; ".join(words)
+
+
+def memory_words(row: Mapping[str, Any]) -> str:
+    """What a worker has of its GPU's memory."""
+    memory = row["memory"]
+    if memory is None:
+        return ""
+    used, reserved, peak = (format_bytes(memory[key]) for key in ("used", "reserved", "peak"))
+    return f"{used}, reserved {reserved}, peak {peak}, of {format_bytes(memory['total'])}"
+
+
+def memory_line(row: Mapping[str, Any]) -> str:
+    """How much memory a worker has: of its GPU, or of the machine."""
+    memory = row["memory"]
+    return format_bytes(row["rss"] if memory is None else memory["used"])
+
+
+def gpu_words(row: Mapping[str, Any]) -> str:
+    """How busy and how warm a worker's GPU is."""
+    gpu = row["gpu"]
+    return "" if gpu is None else f"{gpu['utilisation']} %, {gpu['temperature']} °C"
+
+
+def cpu_words(row: Mapping[str, Any]) -> str:
+    """How much of a core a worker uses."""
+    return "" if row["cpu"] is None else f"{round(100 * row['cpu'])} %"
+
+
+def shared_words(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Whose memory is whose: threads of one process share it, so it is said once for all."""
+    together: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row["rss"] is not None:
+            together.setdefault((row["host"], row["pid"]), []).append(row)
+    return [
+        f"{format_workers([row['rank'] for row in same])} are threads of process {pid}, which has "
+        f"{format_bytes(max(row['rss'] for row in same))} of memory (RSS)"
+        for (_, pid), same in together.items()
+        if len(same) > 1
+    ]
+
+
+def is_shared(row: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether other workers live in the same process."""
+    mine = row["host"], row["pid"], row["rank"]
+    return any((o["host"], o["pid"]) == mine[:2] and o["rank"] != mine[2] for o in rows)
+
+
+def dead_words(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Who has died, and of what."""
+    why: dict[str, list[int]] = {}
+    for row in rows:
+        if row["state"] == "dead":
+            why.setdefault(str(row["doing"]) or "has ended unexpectedly", []).append(row["rank"])
+    words = [f"{format_workers(ranks)} {text}" for text, ranks in why.items()]
+    return [*words, "%disco_restart starts new workers"] if words else []
+
+
+def devices_parts(
+    title: str,
+    rows: Sequence[Mapping[str, Any]],
+    history: Mapping[int, Sequence[float | None]] | None = None,
+    notice: str = "",
+) -> Part:
+    """Draw the workers of a session as a table.
+
+    Parameters
+    ----------
+    title
+        Which session.
+    rows
+        See the module.
+    history
+        Of each worker what it has used in the last minute, 0 to 1; None where nobody looked.
+    notice
+        What is to be said of the whole session.
+    """
+    parts: list[Part] = [Line((Text("devices", "title"), Text(f" · {title}", "muted")))]
+    if notice:
+        parts.append(Line((Text(notice, "warning"),)))
+    parts += [Line((Text(words, "error"),)) for words in dead_words(rows)]
+    columns, cells = _columns(rows, history or {})
+    used = [any(_is_there(line[place]) for line in cells) for place in range(len(columns))]
+    parts.append(
+        Table(
+            tuple(column for column, keep in zip(columns, used, strict=True) if keep),
+            tuple(
+                Row(tuple(c for c, keep in zip(line, used, strict=True) if keep), (row["rank"],))
+                for line, row in zip(cells, rows, strict=True)
+            ),
+        )
+    )
+    parts += [Text(words, "muted") for words in shared_words(rows)]
+    return Stack(tuple(parts))
+
+
+def _columns(
+    rows: Sequence[Mapping[str, Any]], history: Mapping[int, Sequence[float | None]]
+) -> tuple[list[Column], list[list[Cell]]]:
+    columns = [
+        Column("device"), Column("state"), Column("for", "right"), Column("doing"),
+        Column("queued", "right"), Column("CPU", "right"), Column("memory (RSS)", "right"),
+        Column("GPU memory"), Column("GPU"), Column("last minute"),
+    ]  # fmt: skip
+    cells: list[list[Cell]] = []
+    for row in rows:
+        alone = row["memory"] is None and not is_shared(row, rows)
+        doing = doing_words(row) if row["state"] != "dead" else ""
+        cells.append(
+            [
+                Text(row["device"]),
+                Text(state_words(row), _ROLES.get(row["state"], "plain")),
+                Text(format_age(row["seconds"]), "muted"),
+                Text(cut(doing, _LONGEST)),
+                Text(str(row["queued"] or "")),
+                Text(cpu_words(row)),
+                Text(format_bytes(row["rss"]) if alone else ""),
+                Text(memory_words(row)),
+                Text(gpu_words(row)),
+                _sparkline(history.get(row["rank"], ())),
+            ]
+        )
+    return columns, cells
+
+
+def _is_there(cell: Cell) -> bool:
+    return not isinstance(cell, Text) or bool(cell.text)
+
+
+def _sparkline(values: Sequence[float | None]) -> Cell:
+    """The last minute as bars, each the highest of some seconds."""
+    seen = [value for value in values if value is not None]
+    if len(seen) < 2:
+        return Text("")
+    step = max(1, len(values) // _BARS)
+    groups = [values[at : at + step] for at in range(0, len(values), step)]
+    heights = tuple(
+        min(1.0, max((v for v in group if v is not None), default=0.0)) for group in groups
+    )
+    low, high = (f"{round(100 * edge)} %" for edge in (min(seen), max(seen)))
+    return Bars(heights, f"last minute: {low} to {high}")

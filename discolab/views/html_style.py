@@ -1,0 +1,71 @@
+"""The style sheet of all views: JupyterLab's theme variables with fallbacks of the page's own.
+
+Every rule starts with ``.dl-v``. What must survive where styles are stripped is plain markup, and
+nothing is told by colour alone.
+"""
+
+from __future__ import annotations
+
+_RULES = (
+    "{font:13px/1.45 var(--jp-ui-font-family,system-ui,sans-serif);"
+    "color:var(--jp-ui-font-color1,inherit);font-variant-numeric:tabular-nums;overflow-x:auto}",
+    " .t{font-weight:600}",
+    " div+.p.t,&table+.p.t{margin-top:8px}",
+    " .m{opacity:.75}",
+    " .w,&.e,&.ok{border-radius:3px;padding:0 4px;border:1px solid transparent}",
+    " .w{background:rgba(230,159,0,.28);border-color:rgba(230,159,0,.7)}",
+    " .e{background:rgba(213,60,0,.22);border-color:rgba(213,60,0,.7)}",
+    " .ok{background:rgba(0,158,115,.16)}",
+    " td .w,&td .e{font-weight:600}",
+    " .p{white-space:pre-wrap;overflow-wrap:anywhere;margin:2px 0;width:fit-content;"
+    "max-width:100%;box-sizing:border-box}",
+    " .c{border:1px solid var(--jp-border-color2,rgba(128,128,128,.4));border-radius:6px;"
+    "padding:6px 10px 7px;width:fit-content;max-width:100%;box-sizing:border-box}",
+    " .c>.hd{overflow-wrap:anywhere;margin-bottom:4px}",
+    " .s{display:flex;flex-wrap:wrap;gap:4px 22px;align-items:flex-start}",
+    " .s>div{max-width:100%;overflow-x:auto}",
+    " .s>div:first-child{max-width:min(100%,480px)}",
+    " .s>div:first-child>.m{max-width:420px}",
+    " table{margin:4px 0;width:auto;border-collapse:collapse;font-size:inherit;table-layout:auto}",
+    " table.d th,&table.d td{padding:2px 10px 2px 6px;text-align:left;border:0;"
+    "white-space:nowrap;font-weight:400;vertical-align:middle}",
+    " table.d thead th{font-weight:600;"
+    "border-bottom:1px solid var(--jp-border-color1,rgba(128,128,128,.5))}",
+    " table.d .r{text-align:right}",
+    " table.d td.u{padding:4px 6px}",
+    " table.g{border-collapse:separate;border-spacing:2px}",
+    " table.g tr{background:none!important}",
+    " table.g td{padding:0;text-align:center;vertical-align:middle;font-size:11px;"
+    "line-height:1.2;white-space:nowrap;overflow:hidden;position:relative;box-sizing:border-box}",
+    " .z{font-size:11px;max-width:340px}",
+    " table.g.a{border-spacing:8px;margin:0 -8px}",
+    " table.g td.v{overflow:visible}",
+    " .h{image-rendering:pixelated;margin:0;max-width:none}",
+    " .g .h{position:absolute;left:0;top:0;width:100%!important;height:100%!important}",
+    " .y{position:absolute;z-index:1;left:2px;top:2px;text-align:left;"
+    "border-radius:3px;padding:0 4px;"
+    "background:var(--jp-layout-color0,Canvas);color:var(--jp-ui-font-color1,CanvasText)}",
+    " .y.f{top:auto;bottom:2px}",
+    " .b{display:inline-block;min-width:2.4em;margin:1px;padding:1px 5px;border-radius:3px;"
+    "text-align:center}",
+    " .k{display:inline-block;padding:0 6px 0 5px;"
+    "border:1px solid var(--jp-border-color1,rgba(128,128,128,.5));border-radius:3px;"
+    "font-weight:600;line-height:1.3}",
+    " .k.o{border-style:dashed;background:rgba(230,159,0,.28)}",
+    " .n{font:15px/1 var(--jp-code-font-family,monospace);letter-spacing:-.5px;opacity:.8}",
+    " .j{font-size:12px;margin:2px 0}",
+    " .l{display:inline-block;width:96px;height:10px;margin:0 3px;vertical-align:-1px;"
+    "border:1px solid rgba(128,128,128,.5)}",
+    " .x{background:#ff00c8;color:#000;padding:0 3px;margin-left:8px;font-weight:600}",
+    " summary{cursor:pointer;width:fit-content}",
+    " summary:focus-visible{outline:2px solid currentColor;outline-offset:-2px}",
+    " details{margin:3px 0;max-width:100%;overflow-x:auto}",
+)
+
+_PRINT = (
+    "@media print{.dl-v *{-webkit-print-color-adjust:exact;print-color-adjust:exact}"
+    ".dl-v .m{opacity:1}.dl-v{overflow:visible}"
+    ".dl-v details::details-content{content-visibility:visible;display:block}}"
+)
+
+STYLE = "".join(f".dl-v{rule.replace('&', '.dl-v ')}" for rule in _RULES) + _PRINT
