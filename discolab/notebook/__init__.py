@@ -19,11 +19,12 @@ def load_ipython_extension(shell: Any) -> None:
     global _completer
     from .completion import WorkerCompleter
     from .magics import DiscoMagics
+    from .view_magics import ViewMagics
 
     lab = open_lab(shell)
     load_bars.install()
     if _completer is None:
-        shell.register_magics(DiscoMagics(shell, lab))
+        shell.register_magics(DiscoMagics(shell, lab), ViewMagics(shell, lab))
         _completer = WorkerCompleter(lab)
         _completer.install(shell)
 
@@ -78,6 +79,21 @@ def disco_doctor(n: int = 8, **options: Any) -> Any:
     return the_lab().disco_doctor(n, **options)
 
 
+def disco_devices(**options: Any) -> Any:
+    """See `Lab.disco_devices`."""
+    return the_lab().disco_devices(**options)
+
+
+def disco_registers(session: str | None = None, **options: Any) -> Any:
+    """See `Lab.disco_registers`."""
+    return the_lab().disco_registers(session, **options)
+
+
+def disco_timeline(**options: Any) -> Any:
+    """See `Lab.disco_timeline`."""
+    return the_lab().disco_timeline(**options)
+
+
 def disco_restart(name: str | None = None, **options: Any) -> Any:
     """See `Lab.disco_restart`."""
     return the_lab().disco_restart(name, **options)
@@ -93,15 +109,18 @@ __all__ = [
     "CellRun",
     "Lab",
     "disco",
+    "disco_devices",
     "disco_doctor",
     "disco_load",
     "disco_mesh",
     "disco_pull",
     "disco_push",
+    "disco_registers",
     "disco_restart",
     "disco_session",
     "disco_shutdown",
     "disco_status",
+    "disco_timeline",
     "load_ipython_extension",
     "unload_ipython_extension",
 ]

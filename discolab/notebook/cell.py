@@ -21,6 +21,7 @@ import torch
 
 from .. import ccl
 from ..runtime.dref import DRef
+from ..runtime.dref_book import OWN
 from ..runtime.errors import ArgumentError, DiscoError, WaitTimeoutError
 from ..runtime.failures import Failure, name_ranks
 from ..runtime.session import Session
@@ -178,6 +179,7 @@ class CellRun:
         self.targets = targets
         self.ref: DRef = session.call_packed(func, *args)
         self._shown = session.call_packed(has_value, self.ref)
+        self._shown.name = OWN
         self._ticket = session.request(self._shown, tell=True, what=what)
 
     @classmethod

@@ -79,6 +79,8 @@ class WorkerCompleter:
             return list(self._lab.sessions), last
         if magic and before and before[-1] in ("-t", "--targets"):
             return self._places(line, last)
+        if magic and before and (choices := self._choices(line, before[-1])):
+            return choices, last
         if line.startswith("%disco_load") and before and before[-1] == "--dtype":
             return ["bfloat16", "float16", "float32"], last
         if magic and before and before[-1] == "--group":
@@ -92,12 +94,19 @@ class WorkerCompleter:
             return (self._ask(match[0]), match[0]) if match else ([], token)
         return [], token
 
-    def _options(self, line: str) -> list[str]:
-        name = line.split()[0].lstrip("%")
-        magic = self._lab.shell.find_line_magic(name)
+    def _actions(self, line: str) -> list[Any]:
+        """What argparse knows of the magic of a line."""
+        magic = self._lab.shell.find_line_magic(line.split()[0].lstrip("%"))
         parser = getattr(magic, "parser", None)
-        actions = parser._actions if parser is not None else []
-        return sorted(o for action in actions for o in action.option_strings)
+        return parser._actions if parser is not None else []
+
+    def _options(self, line: str) -> list[str]:
+        return sorted(o for action in self._actions(line) for o in action.option_strings)
+
+    def _choices(self, line: str, option: str) -> list[str]:
+        """What may follow an option that takes one of a few words."""
+        found = [a for a in self._actions(line) if option in a.option_strings and a.choices]
+        return sorted(found[0].choices) if found else []
 
     def _places(self, line: str, last: str) -> tuple[list[str], str]:
         """Axes of the session's mesh, and the places along one that is named."""

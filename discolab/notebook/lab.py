@@ -23,17 +23,17 @@ from ..runtime.ranks import parse_ranks
 from ..runtime.session import Session
 from ..runtime.worker import current_worker
 from ..views import doctor_view as _doctor_view  # noqa: F401 - draws a Diagnosis
-from . import bars, errors_shown, prompts
+from . import bars, errors_shown, prompts, terminal
 from .cell import CellInterrupted, CellRun, check_syntax, has_value
 from .live import PROGRESS_AFTER, LiveView
-from .loading import Loading
+from .panels import Panels
 from .script import read_script, run_script
 from .worker_shell import set_up
 
 _CELL_FILE = re.compile(r"(Cell In\[\d+\])(\.\d+)?")
 
 
-class Lab(Loading):
+class Lab(Panels):
     """One shell's sessions, and the cells that run on them."""
 
     def __init__(self, shell: Any) -> None:
@@ -49,10 +49,12 @@ class Lab(Loading):
         prompts.install(getattr(self.shell, "kernel", None))
         bars.install()
         errors_shown.install()
+        terminal.install(self.shell)
         self._notebook_cells.install()
         zygote.PRELOAD.append(set_up.__module__)
         sources.namers.append(self.cell_name)
         WorkerError.hint = staticmethod(doctor_hint)
+        self.shell.events.register("pre_run_cell", self.cell_begins)
         self.shell.events.register("post_run_cell", self._after_cell)
 
     def uninstall(self) -> None:
@@ -60,11 +62,13 @@ class Lab(Loading):
         for name in [name for name, session in self.sessions.items() if not session.closed]:
             self._stop(name)
             print(f"{name}: shut down with the extension")
+        self.shell.events.unregister("pre_run_cell", self.cell_begins)
         self.shell.events.unregister("post_run_cell", self._after_cell)
         sources.namers.remove(self.cell_name)
         WorkerError.hint = None
         zygote.PRELOAD.remove(set_up.__module__)
         self._notebook_cells.uninstall()
+        terminal.uninstall(self.shell)
         errors_shown.uninstall()
         bars.uninstall()
         prompts.uninstall()
@@ -75,6 +79,8 @@ class Lab(Loading):
         # asked before the output is shown: what a cell has printed is there once it has ended
         ends = [(run, _end_of(run)) for run in self._background]
         self.output.flush()
+        self.cell_ends()
+        self.flush_panels()
         for run, words in ends:
             if words is not None:
                 self._background.remove(run)

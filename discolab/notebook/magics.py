@@ -1,142 +1,35 @@
 """The line and cell magics: thin wrappers over the methods of `Lab` of the same names.
 
-An error of discolab that means "you typed something that can't be" is shown as one line,
-without a stack, by IPython's `UsageError`.
+Those that show something live are in view_magics.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import difflib
-import functools
-import shlex
-from argparse import Namespace
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
-from IPython.core.magic_arguments import (
-    MagicArgumentParser,
-    argument,
-    magic_arguments,
-)
+from IPython.core.magic import line_cell_magic, line_magic, magics_class
+from IPython.core.magic_arguments import argument, magic_arguments
 from IPython.display import display
 
 from ..engines import ENGINES
-from ..runtime.errors import ArgumentError, DiscoError, SessionError, WorkerError
-from .cell import CellSyntaxError
-from .lab import Lab
 from .live import PROGRESS_AFTER
+from .magic_lines import (
+    LabMagics,
+    arguments_of,
+    one_line_errors,
+    session_option,
+    targets_option,
+    unquoted,
+)
 from .output import GROUPINGS
 
 
-def arguments_of(magic: Any, line: str) -> Namespace:
-    """Parse the line of a magic; an unknown option names those near it.
-
-    Raises
-    ------
-    UsageError
-    """
-    parser: MagicArgumentParser = magic.parser
-    known = sorted(o for action in parser._actions for o in action.option_strings)
-
-    def fail(message: str) -> NoReturn:
-        hint = ""
-        for word in _words(line):
-            if word.startswith("-") and word.split("=")[0] not in known:
-                near = difflib.get_close_matches(word, known, n=2)
-                hint = f"; did you mean {' or '.join(near)}?" if near else ""
-                break
-        options = ", ".join(o for o in known if o.startswith("--"))
-        raise UsageError(f"%{parser.prog.lstrip('%')}: {message}{hint} (options: {options})")
-
-    parser.error = fail  # type: ignore[method-assign]
-    found: Namespace = parser.parse_argstring(_without_comment(line))
-    return found
-
-
-def _without_comment(line: str) -> str:
-    """The line up to a ``#`` that begins a word outside of quotes."""
-    quote = ""
-    for at, letter in enumerate(line):
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "'\"":
-            quote = letter
-        elif letter == "#" and (at == 0 or line[at - 1].isspace()):
-            return line[:at]
-    return line
-
-
-def _words(line: str) -> list[str]:
-    try:
-        return shlex.split(line)
-    except ValueError:
-        return line.split()
-
-
-class _HelpShown(Exception):
-    """``--help`` was among the options: there is nothing else to do."""
-
-
-class _ShowHelp(argparse.Action):
-    """Print what a magic does."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        print(parser.format_help().removeprefix("::\n\n").strip())
-        raise _HelpShown
-
-
-def one_line_errors(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Show discolab's errors about what was typed as one line."""
-
-    @functools.wraps(method)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(*args, **kwargs)
-        except _HelpShown:
-            return None
-        except (WorkerError, CellSyntaxError):
-            raise  # these have stacks and lines to show
-        except (ArgumentError, SessionError) as exc:
-            raise UsageError(str(exc)) from None
-        except DiscoError as exc:
-            text = f"{type(exc).__name__}: {exc}"
-            exc._render_traceback_ = lambda: [text]  # type: ignore[attr-defined]
-            raise
-        except KeyboardInterrupt as exc:
-            if not hasattr(exc, "_render_traceback_"):
-                exc._render_traceback_ = lambda: ["KeyboardInterrupt: stopped"]  # type: ignore[attr-defined]
-            raise
-
-    return wrapped
-
-
-_session_option = argument(
-    "-s", "--session", metavar="NAME", help="the session to use (default: the one used last)"
-)
-_targets_option = argument(
-    "-t",
-    "--targets",
-    metavar="RANKS",
-    help="ranks: 0, 1,3 or 0:4:2, or of a mesh tp=0 or pp=1,tp=0:2 (default: all)",
-)
-
-
 @magics_class
-class DiscoMagics(Magics):
+class DiscoMagics(LabMagics):
     """``%disco_session``, ``%%disco`` and their kin."""
-
-    lab: Lab
-
-    def __init__(self, shell: Any, lab: Lab) -> None:
-        super().__init__(shell)
-        self.lab = lab
-        for kind in self.magics.values():
-            for magic in kind.values():
-                if "--help" not in magic.parser._option_string_actions:
-                    magic.parser.add_argument("--help", action=_ShowHelp, nargs=0, help="show this")
 
     @magic_arguments()
     @argument("num_workers", type=int, nargs="?", help="how many workers")
@@ -203,7 +96,7 @@ class DiscoMagics(Magics):
 
     @magic_arguments()
     @argument("axes", nargs="*", help="such as dp=2,tp=2; one size may be -1")
-    @_session_option
+    @session_option
     @line_magic
     @one_line_errors
     def disco_mesh(self, line: str) -> Any:
@@ -224,10 +117,10 @@ class DiscoMagics(Magics):
 
     @magic_arguments()
     @argument("-n", type=int, default=8, metavar="N", help="collectives of each worker (8)")
-    @_targets_option
+    @targets_option
     @argument("--group", metavar="G", help="world, ranks 0,1 or an axis: of these groups only")
     @argument("--clear", action="store_true", help="forget what is over, after this look")
-    @_session_option
+    @session_option
     @line_magic
     @one_line_errors
     def disco_doctor(self, line: str) -> Any:
@@ -265,8 +158,8 @@ class DiscoMagics(Magics):
 
     @magic_arguments()
     @argument("names", nargs="+", help="worker variables")
-    @_targets_option
-    @_session_option
+    @targets_option
+    @session_option
     @argument("--timeout", type=float, metavar="S", help="seconds to wait")
     @line_magic
     @one_line_errors
@@ -279,8 +172,8 @@ class DiscoMagics(Magics):
 
     @magic_arguments()
     @argument("names", nargs="+", help="notebook variables")
-    @_targets_option
-    @_session_option
+    @targets_option
+    @session_option
     @line_magic
     @one_line_errors
     def disco_push(self, line: str) -> None:
@@ -306,7 +199,7 @@ class DiscoMagics(Magics):
         help="each worker reads its shards (default), or the first those of all",
     )
     @argument("--timeout", type=float, metavar="S", help="seconds in which nothing comes")
-    @_session_option
+    @session_option
     @line_magic
     @one_line_errors
     def disco_load(self, line: str) -> None:
@@ -316,11 +209,11 @@ class DiscoMagics(Magics):
         """
         args = arguments_of(DiscoMagics.disco_load, line.rstrip().removesuffix(";"))
         words = ("plan", "params", "dtype", "session")
-        given = {key: _unquoted(getattr(args, key) or "") or None for key in words}
+        given = {key: unquoted(getattr(args, key) or "") or None for key in words}
         found = self.lab.disco_load(
-            _unquoted(args.path),
+            unquoted(args.path),
             **given,
-            name=_unquoted(args.name),
+            name=unquoted(args.name),
             dry_run=args.dry_run,
             verify=args.verify,
             check_nan=args.check_nan,
@@ -330,7 +223,7 @@ class DiscoMagics(Magics):
         display(found)  # not returned: `Out` would hold all of it on the workers
 
     @magic_arguments()
-    @_session_option
+    @session_option
     @argument("--timeout", type=float, metavar="S", help="seconds to wait for the workers")
     @argument("--stream", dest="stream", action="store_true", default=None, help="output at once")
     @argument("--no-stream", dest="stream", action="store_false", help="output at the end")
@@ -342,7 +235,7 @@ class DiscoMagics(Magics):
     def disco_run(self, line: str) -> None:
         """Run a script written for torchrun on the workers: ``%disco_run train.py --steps 10``."""
         args = arguments_of(DiscoMagics.disco_run, line)
-        path, *words = [_unquoted(word) for word in (args.script, *args.args)]
+        path, *words = [unquoted(word) for word in (args.script, *args.args)]
         self.lab.disco_run(
             path,
             words,
@@ -353,8 +246,8 @@ class DiscoMagics(Magics):
         )
 
     @magic_arguments()
-    @_targets_option
-    @_session_option
+    @targets_option
+    @session_option
     @argument(
         "-i",
         "--in",
@@ -419,14 +312,6 @@ class DiscoMagics(Magics):
             progress_after=args.progress_after,
             interrupt=args.signal_on_interrupt == "SIGINT",
         )
-
-
-def _unquoted(word: str) -> str:
-    """A word as a shell gives it to a program: IPython leaves the quotes on."""
-    try:
-        return "".join(shlex.split(word))
-    except ValueError:
-        return word
 
 
 def _names(texts: Sequence[str] | None) -> list[str]:

@@ -115,6 +115,7 @@ class Sessions:
 
     def _set_up(self, session: Session) -> None:
         """Prepare a session and its workers for cells."""
+        session.track_registers().cell = int(self.shell.displayhook.prompt_count)
         watch = self._watches[session] = LockWatch(session)
         view = LiveView(self.shell, self.output, session, progress_after=-1, watch=watch)
         session.tick = view.tick  # type: ignore[method-assign]  # for waits outside of cells

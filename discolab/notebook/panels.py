@@ -1,0 +1,157 @@
+"""Live pictures of sessions in a notebook: registers, devices, the timeline.
+
+A part of a `Lab`. What they look like is in widgets/.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..runtime.session import Session
+from .loading import Loading
+from .starting import Settings
+from .widgets.pump import pump
+
+
+class Panels(Loading):
+    """Sessions that can be looked at."""
+
+    _cell_turn = (0, 0)  # the number of the last cell, and how many have ended
+
+    def __init__(self, shell: Any) -> None:
+        super().__init__(shell)
+        self._timelines: dict[str, Any] = {}  # `TimelineLooks` by the names of the sessions
+
+    def cell_begins(self, *_: Any) -> None:
+        """Note in the sessions' books which cell runs: what is made now is made by it."""
+        number = int(self.shell.displayhook.prompt_count)
+        self._cell_turn = number, self._cell_turn[1]
+        for session in tuple(self.sessions.values()):
+            session.track_registers().cell = number
+
+    def cell_ends(self) -> None:
+        """Names of the notebook may lead elsewhere now."""
+        self._cell_turn = self._cell_turn[0], self._cell_turn[1] + 1
+
+    def flush_panels(self) -> None:
+        """Have what is open show the last of a cell that has ended."""
+        pump.flush()
+
+    def disco_registers(
+        self,
+        session: str | None = None,
+        *,
+        sort: str = "bytes",
+        filter: str = "",
+        leaks: bool = False,
+    ) -> Any:
+        """The live registers of a session: what they hold, who made and who holds them.
+
+        Never waits for workers that compute; what they have not computed yet is shown as pending.
+
+        Parameters
+        ----------
+        session
+            Its name; None: the one used last.
+        sort
+            ``bytes`` (most first), ``age`` (oldest first), ``id``, ``name``, ``type`` or ``site``.
+        filter
+            Only registers of which all these words are told: ``float32 not found``.
+        leaks
+            Only those that no name of the notebook leads to (a result in ``Out`` or an error
+            is none), or whose line makes more with each cell.
+
+        Returns
+        -------
+        widgets.registers.RegistersWidget
+            Shows itself; `rows` gives the facts.
+        """
+        from .holders import holders_of
+        from .widgets.registers import RegistersWidget
+
+        name = self._name_of(session)
+        return RegistersWidget(
+            lambda: self._named(name),
+            lambda: holders_of(self.shell),
+            lambda: self._cell_turn,
+            sort=sort,
+            text=filter,
+            leaks=leaks,
+        )
+
+    def disco_devices(self, *, session: str | None = None) -> Any:
+        """What each worker of a session does and uses, live while somebody looks.
+
+        Waits a tenth of a second, to see how much of the processor each uses.
+
+        Returns
+        -------
+        widgets.devices.Devices
+            Shows itself; `rows` gives the facts.
+        """
+        from .widgets.devices import Devices
+
+        return Devices(self._name_of(session), self._named)
+
+    def disco_timeline(
+        self,
+        *,
+        session: str | None = None,
+        on: bool = True,
+        profile: bool = False,
+        clear: bool = False,
+    ) -> Any:
+        """What each worker did when, and who waited for whom; live while somebody looks.
+
+        Parameters
+        ----------
+        session
+            Its name; None: the one used last.
+        on
+            Record from now on, or no more. A session that takes this one's place goes on with it.
+        profile
+            Have torch.profiler see what the workers call, until recording ends.
+        clear
+            Forget what was recorded before.
+
+        Returns
+        -------
+        widgets.timeline.Timeline
+            Shows itself; `trace` and `to_chrome` give what was recorded.
+
+        Raises
+        ------
+        WorkerError
+            If the profiler could not be started.
+        """
+        from .widgets.timeline import Timeline
+        from .widgets.timeline_looks import TimelineLooks
+
+        name = self._name_of(session)
+        looks = self._timelines.get(name)
+        if looks is None:
+            looks = self._timelines[name] = TimelineLooks(name, self._named)
+        if clear:
+            looks.clear()
+        looks.switch(on, profile)
+        return Timeline(looks)
+
+    def is_traced(self, session: str | None = None) -> bool:
+        """Whether `disco_timeline` has a session record."""
+        looks = self._timelines.get(self._name_of(session))
+        return looks is not None and bool(looks.wanted)
+
+    def _start(self, name: str, settings: Settings) -> Session:
+        session = super()._start(name, settings)
+        if name in self._timelines:
+            self._timelines[name].goes_on_with(session)
+        return session
+
+    def _name_of(self, name: str | None) -> str:
+        """The name in the notebook of a session that runs."""
+        found = self.session(name)
+        return next(known for known, session in self.sessions.items() if session is found)
+
+    def _named(self, name: str) -> Session:
+        """The session that has the name now, also if it was shut down."""
+        return self.sessions[name]
