@@ -18,6 +18,8 @@ DEMO_NOTEBOOKS := notebooks/01_quickstart.ipynb notebooks/02_tensor_parallel.ipy
 PYTEST_ARGS ?=
 # More arguments for JupyterLab: make lab LAB_ARGS="--no-browser --port 9999"
 LAB_ARGS ?=
+# Only some of the pictures: make pictures ONLY="dref registers"
+ONLY ?=
 
 # Programs that a notebook starts, and the kernel itself, come from .venv and from nowhere else.
 export PATH := $(BIN):$(PATH)
@@ -28,10 +30,10 @@ export PYTHONNOUSERSITE := 1
 unexport PYTHONHOME
 unexport PYTHONPATH
 
-.PHONY: help demo test lab lint clean
+.PHONY: help demo test lab pictures lint clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 # The interpreter is looked up past any environment that is active, .venv itself included.
 $(STAMP): pyproject.toml constraints.txt
@@ -77,6 +79,9 @@ test: lint ## lint, then the tests, then every notebook against its stored outpu
 
 lab: $(STAMP) ## open JupyterLab on the notebooks
 	"$(BIN)/python" -m jupyterlab notebooks/ $(LAB_ARGS)
+
+pictures: $(STAMP) ## take the pictures in docs/pictures again; needs Chromium
+	"$(BIN)/python" -m tests.browser.pictures $(ONLY)
 
 lint: $(STAMP) ## ruff and mypy
 	"$(BIN)/python" -m ruff check .
