@@ -18,9 +18,9 @@ from ..runtime.dref import DRef
 from ..runtime.failures import is_own_file
 from ..runtime.session import Session
 from ..runtime.sources import is_installed
+from ..views.facts.guard import FAILURES
 from ..views.formats import cut, printable
-from ..views.guard import FAILURES
-from ..views.register_table import Held
+from ..views.registers.table import Held
 
 _RESULT = re.compile(r"_\d*|__|___|Out|_oh|_dh|In|_ih|_i\d*|_ii|_iii")
 _MOST_ITEMS = 20_000  # looked at in all

@@ -6,9 +6,9 @@ read what other threads may read (see worker.py), must be quick, and changes not
 worker's own thread owns. What it returns must travel: None, bool, int, float, str, bytes, lists,
 tuples and dicts.
 
-On a line a probe is ``module:name``; only functions marked here are found by it. Its module should be
-imported with discolab: to import it on the link thread may meet an import on the worker's own. An answer is
-``(number of the question, whether it went well, value or words)``.
+On a line a probe is ``module:name``; only functions marked here are found by it. Its module should
+be imported with discolab, as an import on the link thread may meet one on the worker's own. An
+answer is ``(number of the question, whether it went well, value or words)``.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ..views.html import render_html
-from ..views.text import render_text
+from ..views.render.html import render_html
+from ..views.render.text import render_text
 from .events import Event
 from .rounds import Round, match
 from .summary import Summary, parts_of, sum_up

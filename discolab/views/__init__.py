@@ -10,12 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..runtime.dref import DRef
 from ..runtime.session import Session
-from . import register_facts as _probes  # noqa: F401 - loaded with discolab, see runtime/probes.py
-from .describe import describe
-from .draw import Shown, draw_dref, view
-from .dref_view import dref_parts
-from .html import render_html
-from .html_base import rank_colour
+from .dref.draw import Shown, draw_dref, view
+from .dref.dref_view import dref_parts
+from .facts.describe import describe
 from .mesh_view import mesh_parts
 from .parts import (
     Badge,
@@ -39,20 +36,23 @@ from .parts import (
     Text,
     Tile,
 )
-from .text import render_text
+from .registers import facts as _probes  # noqa: F401 - loaded with discolab, see runtime/probes.py
+from .render.html import render_html
+from .render.html_base import rank_colour
+from .render.text import render_text
 
 if TYPE_CHECKING:
     from .before_after import before_after
-    from .difference import Comparison
+    from .difference.comparison import Comparison
     from .doctor_view import doctor_parts
-    from .rich_view import render_rich
+    from .render.rich_view import render_rich
     from .session_view import session_parts
 
 _LATER = {
-    "Comparison": ".difference",
+    "Comparison": ".difference.comparison",
     "before_after": ".before_after",
     "doctor_parts": ".doctor_view",
-    "render_rich": ".rich_view",
+    "render_rich": ".render.rich_view",
     "session_parts": ".session_view",
 }
 
@@ -67,7 +67,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _compare(*args: Any) -> Any:
-    return importlib.import_module(".difference", __name__).compare(*args)
+    return importlib.import_module(".difference.comparison", __name__).compare(*args)
 
 
 def _draw_session(session: Session) -> dict[str, str]:
@@ -79,7 +79,7 @@ def _draw_session(session: Session) -> dict[str, str]:
 
 def _rich(value: Any) -> Any:
     """What rich asks a DRef or a session for; nothing of rich is imported before that."""
-    return importlib.import_module(".rich_view", __name__).rich_of(value)
+    return importlib.import_module(".render.rich_view", __name__).rich_of(value)
 
 
 Session.above["compare"] = _compare

@@ -17,12 +17,12 @@ import torch
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError
 from ..runtime.failures import Failure
-from .describe import describe
+from .facts.describe import describe
 from .formats import format_number
-from .html import render_html
 from .parts import Box, Lane, Lanes, Part
+from .render.html import render_html
+from .render.text import render_text
 from .summary import summarize
-from .text import render_text
 
 _PATIENCE = 5.0  # seconds
 _MOST_WORKERS = 8  # of whose values every sum is tried

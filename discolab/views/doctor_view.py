@@ -14,9 +14,9 @@ from ..ccl.doctor import Diagnosis, Edge, Parcel
 from ..ccl.rounds import LATE, LEFT, MISSING, STARTED, STOPPED, Entry, Round
 from ..runtime.status import WorkerStatus
 from .formats import cut, format_ranks, format_seconds, format_workers
-from .html import render_html
 from .parts import Column, Line, Part, Role, Row, Stack, Table, Text, fold_rows
-from .text import render_text
+from .render.html import render_html
+from .render.text import render_text
 
 _LONGEST = 120  # characters of a cell
 _COLUMNS = (

@@ -10,9 +10,9 @@ from itertools import product
 
 from ..runtime.mesh import Mesh
 from .formats import format_ranks, format_workers
-from .html import render_html
 from .parts import Column, Part, Row, Stack, Table, Text
-from .text import render_text
+from .render.html import render_html
+from .render.text import render_text
 
 _MOST_COLUMNS = 16  # places of the last axis that get a column each
 _MOST_ROWS = 64

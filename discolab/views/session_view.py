@@ -11,12 +11,12 @@ from typing import Any
 
 from ..runtime.session import Session
 from ..runtime.status import WorkerStatus
-from .compare import group_ranks
+from .dref.compare import group_ranks
 from .formats import cut, format_ranks, format_workers
-from .html import render_html
 from .mesh_view import mesh_parts
 from .parts import Beside, Card, Column, Line, Part, Role, Row, Stack, Table, Text
-from .text import render_text
+from .render.html import render_html
+from .render.text import render_text
 
 _ROLES: dict[str, Role] = {"idle": "muted", "dead": "error", "ended": "error"}
 _LONGEST = 120

@@ -11,7 +11,7 @@ import pytest
 
 from discolab import DRef, ThreadedSession
 from discolab.notebook.holders import holders_of
-from discolab.views.register_table import Held
+from discolab.views.registers.table import Held
 
 from .conftest import Kernel
 from .front_end import Comm

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from discolab.views import describe
-from discolab.views.tensors import SMALL_BYTES
+from discolab.views.facts.tensors import SMALL_BYTES
 
 # warnings that torch itself raises on making such tensors
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from discolab.views import describe, dref_parts, render_html, render_text
-from discolab.views.inference import infer_axes, infer_plans
+from discolab.views.dref.inference import infer_axes, infer_plans
 
 
 def held(values: Sequence[object]) -> dict[int, Any]:

@@ -7,7 +7,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from discolab.views import describe, dref_parts, render_html, render_text
-from discolab.views.layout import draw_plan, make_plan, read_placements
+from discolab.views.dref.layout import draw_plan, make_plan, read_placements
 from discolab.views.parts import Grid
 
 

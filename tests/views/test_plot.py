@@ -13,12 +13,12 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 import discolab
 from discolab import ArgumentError, DRef, SessionClosedError, ThreadedSession, current_worker
 from discolab.views import render_html, render_text
-from discolab.views.picture import NOT_FINITE, Picture, shade
-from discolab.views.plot_view import point_words
-from discolab.views.plotting import Reader, check_options, parts_of
-from discolab.views.regions import lower, read_facts, read_region, read_regions
-from discolab.views.sheet import make_sheet
-from discolab.views.sources import choose_blocks
+from discolab.views.plot.picture import NOT_FINITE, Picture, shade
+from discolab.views.plot.plot_view import point_words
+from discolab.views.plot.plotting import Reader, check_options, parts_of
+from discolab.views.plot.regions import lower, read_facts, read_region, read_regions
+from discolab.views.plot.sheet import make_sheet
+from discolab.views.plot.sources import choose_blocks
 
 WHOLE = 0, 0, 10**9, 10**9
 
@@ -143,8 +143,8 @@ def test_what_cannot_be_read_is_said() -> None:
 
 
 def test_of_a_large_region_a_sample_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("discolab.views.regions._MOST_READ", 10_000)
-    monkeypatch.setattr("discolab.views.regions._SAMPLE", 2_000)
+    monkeypatch.setattr("discolab.views.plot.regions._MOST_READ", 10_000)
+    monkeypatch.setattr("discolab.views.plot.regions._SAMPLE", 2_000)
     values = torch.arange(400.0).view(-1, 1).expand(400, 300)
     record: Any = read_region(values, ((-1, -1), (0, 1), (0, 400, 0, 300, 0, 0), (40, 30)))
     assert record["every"] >= 10_000 / 2_000

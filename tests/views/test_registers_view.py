@@ -15,10 +15,10 @@ from torch.distributed.tensor import Replicate, Shard
 from discolab import Session, current_worker
 from discolab.runtime.dref_book import OWN
 from discolab.views import render_html, render_text
-from discolab.views.register_facts import fact_of
-from discolab.views.register_rows import chosen, groups_of, leaks_of
-from discolab.views.register_table import Held, RegisterTable
-from discolab.views.registers_view import registers_parts
+from discolab.views.registers.facts import fact_of
+from discolab.views.registers.registers_view import registers_parts
+from discolab.views.registers.rows import chosen, groups_of, leaks_of
+from discolab.views.registers.table import Held, RegisterTable
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e"
 

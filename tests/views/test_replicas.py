@@ -14,8 +14,8 @@ from discolab import DRef, Session
 from discolab.engines import ThreadedSession
 from discolab.runtime.worker import current_worker
 from discolab.views import render_text
+from discolab.views.dref.replicas import describe_blocks, pairs_to_compare, replica_parts, values_of
 from discolab.views.parts import Stack
-from discolab.views.replicas import describe_blocks, pairs_to_compare, replica_parts, values_of
 
 CLASSES = {0: "A", 1: "A", 2: "B", 3: "A"}
 
@@ -109,7 +109,9 @@ def test_what_a_worker_sends_is_bounded(
         sent.append(0 if found is None else found.nbytes)
         return found
 
-    monkeypatch.setattr("discolab.views.replicas.values_of", counting)  # workers are threads here
+    monkeypatch.setattr(
+        "discolab.views.dref.replicas.values_of", counting
+    )  # workers are threads here
     look(four, ref)
     assert 0 < max(sent) <= 2**16
     assert sent.count(0) == 2

@@ -17,14 +17,7 @@ pytest.importorskip("rich")
 from rich.console import Console
 
 from discolab.engines import ThreadedSession
-from discolab.views import (
-    before_after,
-    describe,
-    dref_parts,
-    rank_colour,
-    render_rich,
-    render_text,
-)
+from discolab.views import before_after, describe, dref_parts, rank_colour, render_rich, render_text
 from discolab.views.parts import (
     Badge,
     Bars,

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from discolab.views import describe
-from discolab.views.thumbnails import heat_of, shared_scale, thumbnail
+from discolab.views.facts.thumbnails import heat_of, shared_scale, thumbnail
 
 NAN = float("nan")
 INF = float("inf")

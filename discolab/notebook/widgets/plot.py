@@ -21,11 +21,9 @@ import numpy as np
 from ...runtime.dref import DRef
 from ...runtime.errors import ArgumentError, DiscoError
 from ...views.formats import format_ranks, format_workers
-from ...views.html_base import rank_colour
-from ...views.html_heat import colour_at, gradient
 from ...views.parts import Part
-from ...views.picture import STATS, Array, Picture, Shades, Stat, shade
-from ...views.plot_view import (
+from ...views.plot.picture import STATS, Array, Picture, Shades, Stat, shade
+from ...views.plot.plot_view import (
     axis_words,
     drawn_ratio,
     point_words,
@@ -34,7 +32,9 @@ from ...views.plot_view import (
     state_words,
     title_of,
 )
-from ...views.plotting import Reader, check_options, parts_of
+from ...views.plot.plotting import Reader, check_options, parts_of
+from ...views.render.html_base import rank_colour
+from ...views.render.html_heat import colour_at, gradient
 from .base import LiveWidget, source
 
 _MOST_TEXTS = 600  # values that are written into their pixels

@@ -16,17 +16,17 @@ from ...runtime.dref import DRef
 from ...runtime.errors import ArgumentError, DiscoError
 from ...runtime.session import Session
 from ...views import Part, render_html
-from ...views.draw import draw_dref
+from ...views.dref.draw import draw_dref
 from ...views.parts import Text
-from ...views.register_rows import SORTS, Row, chosen, groups_of, leaks_of
-from ...views.register_table import Holders, RegisterTable
-from ...views.registers_view import (
+from ...views.registers.registers_view import (
     cells_of,
     growth_words,
     registers_parts,
     totals_words,
     why_words,
 )
+from ...views.registers.rows import SORTS, Row, chosen, groups_of, leaks_of
+from ...views.registers.table import Holders, RegisterTable
 from .base import LiveWidget, source
 from .pump import pump
 

@@ -1,0 +1,3 @@
+"""Two values compared on each worker."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""The picture of a DRef, from what each worker says of its value."""
+
+__all__: list[str] = []

@@ -1,0 +1,294 @@
+"""Describes any value on the worker that holds it, as a small plain record.
+
+`describe` runs as an ordinary worker function, in whatever thread the worker runs in. The record
+travels to the controller, where `dref_view` draws the records of all workers. It never raises,
+never runs a collective, and leaves random number generators and autograd as they were.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from ..dref.compare import content_key
+from ..summary import summarize
+from .describe_module import (
+    MOST_BRIEF,
+    MOST_LISTED,
+    SMALL_MODULE,
+    describe_module,
+    text_digest,
+)
+from .guard import FAILURES, Record, error_text, plain, safe_repr, type_name
+from .tensors import SMALL_BYTES, Stats, describe_array, describe_tensor, digest_of
+
+_CHILDREN = 6  # items told of a container within another
+_NODES = 240  # values told in one record
+_DEPTH = 3
+_SORTED_SET = 1000
+_LONGEST_PLAIN = 10_000  # items of a plain container that are compared
+_ATOMS = (bool, int, float, complex, str, bytes, type(None))
+_CONTAINERS = (dict, tuple, list)
+
+
+@dataclass
+class _Scope:
+    """What is left to tell in one record, and whether digests of items are to be taken."""
+
+    stats: Stats
+    nodes: int = _NODES
+    digests: bool = False
+
+
+def describe(value: object, stats: Stats = "auto") -> Record:
+    """Describe a value in a kilobyte or two.
+
+    Parameters
+    ----------
+    value : object
+        Anything. A type may opt in with a method ``__disco_describe__()`` that returns a record
+        as below, or one of a kind of its own with a one-line ``summary``.
+    stats : bool or "auto"
+        True: statistics and digest of tensors of any size. False: metadata only, no data read.
+        "auto": statistics and digest up to 4 MiB, the first values always.
+
+    Returns
+    -------
+    dict
+        Holds only None, bool, int, float, str, list and dict. Always ``kind``, and:
+
+        - "tensor": ``type``, ``shape``, ``dtype`` (``"float32"``), ``device``, ``nbytes``; on
+          demand ``head`` (first values), ``stats`` (mean, std, min, max of the finite values,
+          count of nonfinite ones; of magnitudes if complex), ``digest`` (16 hex digits),
+          ``thumbnail`` (at most 24 x 24 cells), ``histogram`` (of 24 bins from min to max) and
+          ``places`` (of the first nonfinite values: kind, index); where it applies ``layout``,
+          ``requires_grad``, ``placements``, ``logical_shape``, ``note``.
+        - "module": ``type``, ``layers`` (names), ``parameters``, ``nbytes``, ``params`` (name,
+          shape, dtype, nbytes, digest; ``buffer``, ``frozen``, ``grad`` where true; ``layout``,
+          an index into ``layouts``), ``more`` (parameters and buffers beyond 40), ``brief`` (of
+          500 of those: name, words, digest), ``digest`` of all.
+        - "list", "tuple", "dict", "dataclass": ``type``, ``length``, ``items`` (key, value),
+          ``more``; of tensors beyond 40 ``brief`` as above. Up to 16 MiB in all, tensors in it
+          have a ``digest``.
+        - "object": ``type``, ``repr`` (at most 200 characters), ``cut`` if that is not all.
+        - "none".
+
+        ``error`` says what could not be found out.
+
+    Examples
+    --------
+    >>> describe(3)
+    {'kind': 'object', 'type': 'int', 'repr': '3'}
+    >>> describe(torch.ones(2, 3), stats=False)["shape"]
+    [2, 3]
+    """
+    try:
+        return _describe(value, _Scope(stats), 0)
+    except FAILURES as error:
+        return {"kind": "object", "type": type_name(value), "repr": "?", "error": error_text(error)}
+
+
+def _describe(value: object, scope: _Scope, depth: int) -> Record:
+    if value is None:
+        return {"kind": "none"}
+    if hasattr(type(value), "__disco_describe__"):
+        return _opted_in(value)
+    if isinstance(value, torch.Tensor):
+        return _tensor(value, scope, depth)
+    if isinstance(value, torch.nn.Module):
+        inner = scope.stats if not depth or scope.digests else False
+        return describe_module(value, inner) if not depth else _inner_module(value, inner)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        return describe_array(value, False if depth else scope.stats)
+    if numpy is not None and isinstance(value, numpy.generic):
+        return _object(value.item()) | {"type": type_name(value)}
+    for kind in _CONTAINERS:
+        if isinstance(value, kind):
+            return _container(kind.__name__, value, scope, depth)
+    if _shown_by_fields(value):
+        return _container("dataclass", value, scope, depth)
+    return _object(value)
+
+
+def _tensor(value: torch.Tensor, scope: _Scope, depth: int) -> Record:
+    """A tensor; of one in a container no values and no statistics, but maybe its digest."""
+    if not depth:
+        return describe_tensor(value, scope.stats)
+    record = describe_tensor(value, False)
+    if scope.digests and "note" not in record:
+        try:
+            record["digest"] = digest_of(value)
+        except FAILURES as error:
+            record["error"] = f"digest failed: {error_text(error)}"
+    return record
+
+
+def _inner_module(value: torch.nn.Module, stats: Stats) -> Record:
+    """A module in a container: in a line, not parameter by parameter."""
+    record = describe_module(value, stats)
+    for key in ("params", "brief", "layouts", "more"):
+        record.pop(key, None)
+    return record
+
+
+def _opted_in(value: Any) -> Record:
+    try:
+        found = value.__disco_describe__()
+        if not isinstance(found, dict):
+            raise TypeError(f"__disco_describe__ returned {type_name(found)}, expected dict")
+        record = cast(Record, plain(found))
+    except FAILURES as error:
+        return {**_object(value), "error": error_text(error)}
+    record.setdefault("kind", "object")
+    record.setdefault("type", type_name(value))
+    return record
+
+
+def _object(value: object) -> Record:
+    record: Record = {"kind": "object", "type": type_name(value)}
+    if isinstance(value, set | frozenset):
+        return record | _set(value)
+    text, whole = safe_repr(value)
+    record["repr"] = text
+    if not whole:
+        record["cut"] = True
+    if isinstance(value, str | bytes | bytearray):
+        record["length"] = len(value)
+        if not whole and len(value) <= SMALL_BYTES:
+            data = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
+            record["digest"] = hashlib.blake2b(data, digest_size=8).hexdigest()
+    return record
+
+
+def _set(value: set[object] | frozenset[object]) -> Record:
+    """Write a set in sorted order: the order of its own repr differs from process to process."""
+    length = len(value)
+    if not length or length > _SORTED_SET:
+        words = "()" if not length else f" of {length}"
+        return {"repr": type_name(value) + words, "length": length, "cut": bool(length)}
+    inner = ", ".join(sorted(safe_repr(item, 60)[0] for item in value))
+    text, whole = safe_repr(_Verbatim("{" + inner + "}"))
+    return {"repr": text, "length": length} | ({} if whole else {"cut": True})
+
+
+class _Verbatim(str):
+    """A string that is its own repr."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _container(kind: str, value: Any, scope: _Scope, depth: int) -> Record:
+    pairs: Iterator[tuple[str, Any]]
+    if kind == "dataclass":
+        fields = [(field.name, getattr(value, field.name, None)) for field in _fields(value)]
+        pairs, length = iter(fields), len(fields)
+    elif kind == "dict":
+        pairs, length = ((_key(key), item) for key, item in value.items()), len(value)
+    else:
+        names = getattr(type(value), "_fields", None) if kind == "tuple" else None
+        keys = names if isinstance(names, tuple) else itertools.count()
+        pairs, length = zip(map(str, keys), value, strict=False), len(value)
+    record: Record = {"kind": kind, "type": type_name(value), "length": length}
+    if depth >= _DEPTH or not scope.nodes:
+        return record
+    if not depth:
+        total = _bytes_in(value)
+        record |= {"nbytes": total} if total else {}
+        scope.digests = scope.stats is True or (scope.stats == "auto" and total <= SMALL_MODULE)
+    most = min(MOST_LISTED if not depth else _CHILDREN, scope.nodes)
+    told = list(itertools.islice(pairs, most))
+    scope.nodes -= len(told)
+    record["items"] = [{"key": key, "value": _child(item, scope, depth + 1)} for key, item in told]
+    if length > len(told):
+        record["more"] = length - len(told)
+        if not depth:
+            record |= _whole_digest(kind, value) or _brief(record, pairs, scope)
+    return record
+
+
+def _brief(record: Record, pairs: Iterator[tuple[str, Any]], scope: _Scope) -> Record:
+    """A line for each of the tensors after those that are told in full, and a digest of all."""
+    lines: list[list[object]] = []
+    known = scope.digests
+    for key, item in itertools.islice(pairs, _LONGEST_PLAIN):
+        if not isinstance(item, torch.Tensor):
+            return {}
+        found = _child(item, scope, 1)
+        known = known and "digest" in found
+        lines.append([key, summarize(found, 60), found.get("digest")])
+    told = cast(list[Record], record["items"])
+    keys = [(item["key"], content_key(cast(Record, item["value"]))) for item in told]
+    if not known or any(key is None for _, key in keys):
+        return {"brief": lines[:MOST_BRIEF]}
+    return {"brief": lines[:MOST_BRIEF], "digest": text_digest(f"{keys}{lines}")}
+
+
+def _whole_digest(kind: str, value: Any) -> Record:
+    """Of a container of plain values that is not told in full: something to compare it by."""
+    if len(value) > _LONGEST_PLAIN or kind == "dataclass":
+        return {}
+    items = itertools.chain(value, value.values()) if kind == "dict" else iter(value)
+    if not all(type(item) in _ATOMS for item in items):
+        return {}
+    return {"digest": text_digest(repr(value))}
+
+
+def _bytes_in(value: Any) -> int:
+    """How many bytes the tensors in a container have, as far as they are told."""
+    todo, total, seen = [(value, 0)], 0, 0
+    while todo and seen < _LONGEST_PLAIN:
+        one, depth = todo.pop()
+        seen += 1
+        if isinstance(one, torch.Tensor):
+            total += _size(one)
+        elif isinstance(one, torch.nn.Module):
+            total += sum(map(_size, itertools.chain(one.parameters(), one.buffers())))
+        elif depth < _DEPTH and isinstance(one, _CONTAINERS):
+            inner = one.values() if isinstance(one, dict) else one
+            todo += [(item, depth + 1) for item in itertools.islice(inner, _LONGEST_PLAIN)]
+        elif depth < _DEPTH and _shown_by_fields(one):
+            todo += [(getattr(one, field.name, None), depth + 1) for field in _fields(one)]
+    return total
+
+
+def _size(tensor: Any) -> int:
+    try:
+        local = getattr(tensor, "_local_tensor", tensor)
+        return min(int(local.numel() * local.element_size()), 2**50)
+    except FAILURES:
+        return 0
+
+
+def _shown_by_fields(value: Any) -> bool:
+    """Whether a value is of a dataclass that has not a repr of its own."""
+    kind = type(value)
+    if not dataclasses.is_dataclass(kind):
+        return False
+    made = getattr(kind.__repr__, "__wrapped__", None)  # by the decorator
+    return getattr(getattr(made, "__code__", None), "co_filename", "") == "<string>"
+
+
+def _fields(value: Any) -> list[dataclasses.Field[Any]]:
+    return [field for field in dataclasses.fields(value) if field.repr]
+
+
+def _key(key: object) -> str:
+    return safe_repr(key, 60)[0]
+
+
+def _child(value: object, scope: _Scope, depth: int) -> Record:
+    try:
+        return _describe(value, scope, depth)
+    except FAILURES as error:
+        return {"kind": "object", "type": type_name(value), "repr": "?", "error": error_text(error)}

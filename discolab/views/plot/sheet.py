@@ -1,0 +1,300 @@
+"""The sheet that a picture of a tensor is drawn on: which worker holds what of the two dims drawn.
+
+Coordinates are in elements of the sheet: rows down, columns across. If it is not known how the
+workers' tensors join, they stand apart on it, side by side. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from ...runtime.errors import ArgumentError
+from ..dref.compare import content_classes, group_ranks
+from ..dref.inference import infer_plans
+from ..dref.layout import Plan, make_plan, placements_of, read_placements
+from ..formats import format_shape
+from .regions import Cut
+
+Window: TypeAlias = tuple[int, int, int, int]
+"""Rows and columns of a sheet: top, left, bottom, right; half open."""
+
+_GAP = 0.06  # between tensors that stand apart, as a share of the widest
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A rectangle of the sheet and who holds it.
+
+    `terms` has more than one entry if the workers hold terms of a reduction; each entry lists the
+    ranks that hold the same values. `index` and `dims` are those of a `Cut`.
+    """
+
+    window: Window
+    terms: tuple[tuple[int, ...], ...]
+    label: str
+    index: tuple[int, ...]
+    dims: tuple[int, int]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All that hold something of it."""
+        return tuple(sorted(rank for term in self.terms for rank in term))
+
+    def cut(self, window: Window, blocks: tuple[int, int]) -> Cut | None:
+        """What to ask of a worker that holds it; None if the window shows nothing of it."""
+        top, left, bottom, right = self.window
+        edges = (
+            max(window[0] - top, 0), min(window[2], bottom) - top,
+            max(window[1] - left, 0), min(window[3], right) - left,
+            top, left,
+        )  # fmt: skip
+        if edges[0] >= edges[1] or edges[2] >= edges[3]:
+            return None
+        return self.index, self.dims, edges, blocks
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """What is drawn: its size in elements, the dims drawn (-1: none there), and the shards."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    dims: tuple[int, int]
+    index: tuple[int, ...]
+    size: tuple[int, int]
+    shards: tuple[Shard, ...]
+    layout: str
+    joined: bool = True
+    reduction: str = ""
+    assumed: tuple[int, ...] = ()
+    others: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def window(self) -> Window:
+        """All of it."""
+        return 0, 0, *self.size
+
+    @property
+    def copies(self) -> int:
+        """How many workers hold the same values, at least."""
+        return min(len(term) for shard in self.shards for term in shard.terms)
+
+    @property
+    def terms(self) -> int:
+        """How many terms make up the value; 1 if the workers hold the value itself."""
+        return max(len(shard.terms) for shard in self.shards)
+
+    def shard_at(self, row: int, column: int) -> Shard | None:
+        """The shard that an element of the sheet is in."""
+        for shard in self.shards:
+            top, left, bottom, right = shard.window
+            if top <= row < bottom and left <= column < right:
+                return shard
+        return None
+
+    def words_at(self, row: int, column: int) -> str:
+        """The index of an element in the logical tensor, or in its worker's if they stand apart."""
+        at = list(self.index)
+        shard = self.shard_at(row, column)
+        if shard is not None and not self.joined:
+            row, column = row - shard.window[0], column - shard.window[1]
+        for dim, place in zip(self.dims, (row, column), strict=True):
+            if dim >= 0:
+                at[dim] = place
+        return format_shape(at)
+
+
+def make_sheet(
+    records: Mapping[int, Mapping[str, Any]],
+    *,
+    num_workers: int,
+    placements: Any = None,
+    num_groups: int = 1,
+    mesh_shape: Sequence[int] | None = None,
+    dims: Sequence[int] | None = None,
+    index: Any = None,
+) -> Sheet:
+    """Lay out the tensors of all workers.
+
+    Parameters
+    ----------
+    records : mapping of rank to record
+        From `regions.read_facts`; of a worker that has not answered none, and then it is taken to
+        hold what the others do.
+    num_workers, placements, num_groups, mesh_shape
+        As for `dref_parts`.
+    dims : two ints, or one, optional
+        What runs down and across; None: the dims that are cut, then the last ones.
+    index : mapping of dim to int, or sequence of int or None for each dim, optional
+        Where the other dims are cut; 0 where nothing is said.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no tensor, or `dims` or `index` do not fit it.
+    """
+    tensors = {rank: r for rank, r in records.items() if r.get("kind") == "tensor"}
+    others = {r: str(v.get("type", v["kind"])) for r, v in records.items() if r not in tensors}
+    if not tensors:
+        held = ", ".join(sorted(set(others.values()))) or "nothing that could be asked"
+        raise ArgumentError(f"plot draws tensors: the workers hold {held}")
+    shapes = {rank: _shape(rank, record) for rank, record in tensors.items()}
+    lacking = tuple(rank for rank in range(num_workers) if rank not in records)
+    if len(set(shapes.values())) == 1:
+        shapes.update(dict.fromkeys(lacking, next(iter(shapes.values()))))
+    first = tensors[min(tensors)]
+    plans = _plans(tensors, shapes, num_workers, placements, num_groups, mesh_shape)
+    joined = plans[0] if len(plans) == 1 else None
+    shape = joined.logical if joined else shapes[min(shapes)]
+    cut_dims = [place.dim for place in joined.placements if place.kind == "shard"] if joined else []
+    drawn = _dims(len(shape), dims, cut_dims)
+    at = _index(shape, drawn, index)
+    if joined:
+        shards, size = _joined(joined, drawn, at), _size(shape, drawn)
+        layout, reduction = joined.words, _reduction(joined)
+    else:
+        shards, size = _apart(shapes, drawn, at)
+        layout, reduction = "", ""
+    if not shards or not math.prod(size):
+        raise ArgumentError(f"plot: a tensor {format_shape(list(shape))} has nothing to draw")
+    return Sheet(
+        tuple(shape), str(first.get("dtype", "")), drawn, at, size, shards, layout,
+        joined is not None, reduction, lacking, others,
+    )  # fmt: skip
+
+
+def _shape(rank: int, record: Mapping[str, Any]) -> tuple[int, ...]:
+    shape = record.get("shape")
+    if not isinstance(shape, list) or not all(type(size) is int for size in shape):
+        raise ArgumentError(f"plot: the tensor of worker {rank} has no shape of plain numbers")
+    if record.get("note"):
+        raise ArgumentError(f"plot: worker {rank}: {record['note']}")
+    return tuple(shape)
+
+
+def _plans(
+    tensors: Mapping[int, Mapping[str, Any]],
+    shapes: Mapping[int, tuple[int, ...]],
+    num_workers: int,
+    placements: Any,
+    num_groups: int,
+    mesh_shape: Sequence[int] | None,
+) -> list[Plan]:
+    """The one plan that joins all tensors; an empty list if there is none."""
+    told = [record.get("sharding") for record in tensors.values()]
+    complete = set(range(num_workers)) == set(shapes)
+    try:
+        if placements is not None and complete:
+            read = read_placements(placements, len(next(iter(shapes.values()))))
+            if mesh_shape is None and len(read) == 1:
+                groups = group_ranks(num_workers, num_groups)
+                return [make_plan(shapes, ranks, read, (len(ranks),)) for ranks in groups]
+            mesh = mesh_shape or (num_groups, num_workers // max(num_groups, 1))
+            return [make_plan(shapes, range(num_workers), read, mesh)]
+        if all(isinstance(sharding, Mapping) for sharding in told) and complete:
+            known = {str(sharding): sharding for sharding in told if sharding is not None}
+            read = placements_of(next(iter(known.values()))["placements"], len(shapes[min(shapes)]))
+            return [
+                make_plan(shapes, sharding["ranks"], read, sharding["mesh"])
+                for sharding in known.values()
+            ]
+    except ValueError:
+        return []
+    if num_workers == 1 and len(shapes) == 1:
+        return [make_plan(shapes, [0], (placements_of([("Replicate", "")], 0)[0],), (1,))]
+    if len(tensors) < num_workers:
+        return []
+    plan = next(iter(infer_plans(shapes, content_classes(tensors))), None)
+    return [] if plan is None else [plan]
+
+
+def _reduction(plan: Plan) -> str:
+    return next((place.op for place in plan.placements if place.kind == "partial"), "")
+
+
+def _dims(ndim: int, dims: Sequence[int] | None, cut: Sequence[int]) -> tuple[int, int]:
+    """The dims drawn down and across; -1 for one that is not there."""
+    if dims is None:
+        ranked = sorted(set(cut)) + [dim for dim in reversed(range(ndim)) if dim not in cut]
+        chosen = sorted(ranked[:2])
+    else:
+        chosen = [dims] if isinstance(dims, int) else list(dims)
+        fits = all(type(dim) is int and -ndim <= dim < ndim for dim in chosen)
+        chosen = [dim % ndim for dim in chosen] if fits and ndim else chosen
+        if not fits or not 1 <= len(chosen) <= 2 or len(set(chosen)) < len(chosen):
+            raise ArgumentError(
+                f"plot: dims are one or two different dims of a tensor with {ndim}: got {dims!r}"
+            )
+    down, across = [-1, -1, *chosen][-2:]
+    return down, across
+
+
+def _index(shape: Sequence[int], drawn: tuple[int, int], index: Any) -> tuple[int, ...]:
+    given = dict(enumerate(index)) if isinstance(index, list | tuple) else dict(index or {})
+    found = [0] * len(shape)
+    for dim, at in given.items():
+        if at is None or dim in drawn:
+            continue
+        if type(dim) is not int or not 0 <= dim < len(shape) or type(at) is not int:
+            raise ArgumentError(f"plot: index gives an int for dims to be cut: got {index!r}")
+        if not -shape[dim] <= at < shape[dim]:
+            raise ArgumentError(f"plot: index {at} of dim {dim}, which has {shape[dim]} elements")
+        found[dim] = at % shape[dim]
+    return tuple(found)
+
+
+def _size(shape: Sequence[int], drawn: tuple[int, int]) -> tuple[int, int]:
+    down, across = (1 if dim < 0 else shape[dim] for dim in drawn)
+    return down, across
+
+
+def _joined(plan: Plan, drawn: tuple[int, int], at: tuple[int, ...]) -> tuple[Shard, ...]:
+    places: dict[object, list[tuple[int, ...]]] = {}
+    for ranks in plan.replicas:
+        places.setdefault(plan.keys[ranks[0]], []).append(ranks)
+    return tuple(
+        shard
+        for terms in places.values()
+        if (shard := _shard_of(plan, terms, drawn, at)) is not None
+    )
+
+
+def _shard_of(
+    plan: Plan, terms: list[tuple[int, ...]], drawn: tuple[int, int], at: tuple[int, ...]
+) -> Shard | None:
+    keys = plan.keys[terms[0][0]]
+    spans = [plan.spans[dim][key] for dim, key in enumerate(keys)]
+    index = []
+    for dim, (start, size) in enumerate(spans):
+        if dim not in drawn and not start <= at[dim] < start + size:
+            return None
+        index.append(-1 if dim in drawn else at[dim] - start)
+    (top, tall), (left, wide) = (spans[dim] if dim >= 0 else (0, 1) for dim in drawn)
+    if not tall or not wide:
+        return None
+    words = [f"{start}:{start + size}" if keys[d] else ":" for d, (start, size) in enumerate(spans)]
+    label = f"[{', '.join(words)}]"
+    return Shard((top, left, top + tall, left + wide), tuple(terms), label, tuple(index), drawn)
+
+
+def _apart(
+    shapes: Mapping[int, tuple[int, ...]], drawn: tuple[int, int], at: tuple[int, ...]
+) -> tuple[tuple[Shard, ...], tuple[int, int]]:
+    shards: list[Shard] = []
+    usual = len(at)
+    held = {rank: shapes[rank] for rank in sorted(shapes) if len(shapes[rank]) == usual}
+    sizes = {rank: _size(shape, drawn) for rank, shape in held.items()}
+    gap = max(round(_GAP * max(wide for _, wide in sizes.values())), 1)
+    left = 0
+    for rank, (tall, wide) in sizes.items():
+        inside = all(d in drawn or at[d] < size for d, size in enumerate(held[rank]))
+        if tall and wide and inside:
+            index = tuple(-1 if dim in drawn else place for dim, place in enumerate(at))
+            window = 0, left, tall, left + wide
+            label = format_shape(list(held[rank]))
+            shards.append(Shard(window, ((rank,),), label, index, drawn))
+            left += wide + gap
+    return tuple(shards), (max(tall for tall, _ in sizes.values()), max(left - gap, 0))
