@@ -84,7 +84,6 @@ def _facts(session: Session) -> list[Part]:
         "engine": session.engine + (f" on {nodes} nodes" if nodes else where),
         "collectives": session.collectives or "not chosen yet: init_ccl does",
         "groups": _groups(session),
-        "registers": f"{session.statistics().live_registers} in use",
         "timeout": "" if session.timeout is None else f"{session.timeout:g} s for each wait",
     }
     return [Line((Text(f"{key}: ", "muted"), Text(words))) for key, words in facts.items() if words]

@@ -91,9 +91,9 @@ def test_a_member_that_does_not_come_is_named(nb: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_cell_longer_than_a_minute(nb: Any) -> None:
-    code = "import time\nfor i in range(4):\n    time.sleep(15.5)\n    print('part', i)\nrank"
+def test_a_long_cell(nb: Any) -> None:
+    code = "import time\nfor i in range(4):\n    time.sleep(3.1)\n    print('part', i)\nrank"
     result = nb.ok(f"%%disco --stream\n{code}", timeout=90)
-    assert result.seconds > 60
+    assert result.seconds > 12
     assert result.stdout.splitlines() == [f"[0-3] part {i}" for i in range(4)]
     assert sum("text" in o for o in result.outputs) == 4  # shown as it came

@@ -30,7 +30,6 @@ def test_an_idle_session_says_all_and_always_the_same() -> None:
             "engine: threads of this process",
             "collectives: local: 4 workers in one process on cpu",
             "groups: 2: 0,1 | 2,3",
-            f"registers: {session.statistics().live_registers} in use",
             "timeout: 30 s for each wait",
             "  rank   group  device  state",
             "  [0,1]  0      cpu     idle",

@@ -53,6 +53,8 @@ class LiveWidget(anywidget.AnyWidget):
         Ties the live picture to the static one on the page.
     """
 
+    _watched = False  # whether a live picture was shown
+
     frame = traitlets.Dict().tag(sync=True)
     key = traitlets.Unicode().tag(sync=True)
 
@@ -61,7 +63,6 @@ class LiveWidget(anywidget.AnyWidget):
         self._viewers: dict[str, float] = {}
         self._static: Any = None  # the display of the static picture
         self._shown: dict[str, str] | None = None  # what it shows
-        _answer_at_once(self.comm)
         self.on_msg(self._heard)
 
     # -- what a subclass gives -------------------------------------------------------------------
@@ -80,12 +81,21 @@ class LiveWidget(anywidget.AnyWidget):
 
     # -- on the page -------------------------------------------------------------------------
 
+    def open(self) -> None:
+        """Tell the front end of this widget; where nobody watches, no document shall hold it."""
+        if self._watched and self.comm is None:
+            super().open()
+            _answer_at_once(self.comm)
+
     def _ipython_display_(self) -> None:
         """Show the static picture, and the live one where somebody watches."""
-        bundle = self.bundle()
-        self._shown = bundle
+        watched = is_watched(get_ipython())
+        bundle = self.bundle() if watched else _bundle(self.static())
         self._static = display(bundle, raw=True, display_id=True)
-        if is_watched(get_ipython()):
+        if watched:
+            self._shown = bundle
+            self._watched = True
+            self.open()
             self.frame = self.snapshot()
             view = {
                 "version_major": 2,
@@ -96,8 +106,7 @@ class LiveWidget(anywidget.AnyWidget):
             display(live, raw=True)
 
     def bundle(self) -> dict[str, str]:
-        """The static picture as text and HTML."""
-        part = self.static()
+        """The static picture as text and HTML, to be hidden by a live one."""
         # without its live picture, in a notebook opened later, the other output, a panel with
         # nothing in it but text, is an error message
         child = ".jp-OutputArea-child"
@@ -105,8 +114,9 @@ class LiveWidget(anywidget.AnyWidget):
             f"{child}:has(.{self.key})~{child}:has(>.jp-OutputArea-output.lm-Panel)"
             ":not(:has(>.lm-Panel>*)){display:none}"
         )
-        html = f'<div class="{self.key}"><style>{style}</style>{render_html(part)}</div>'
-        return {"text/plain": render_text(part), "text/html": html}
+        found = _bundle(self.static())
+        html = f'<div class="{self.key}"><style>{style}</style>{found["text/html"]}</div>'
+        return {**found, "text/html": html}
 
     def __repr__(self) -> str:
         return render_text(self.static())
@@ -132,7 +142,7 @@ class LiveWidget(anywidget.AnyWidget):
 
     def keep(self) -> None:
         """Have the static picture show what there is now: it is what a saved notebook shows."""
-        if self._static is not None:
+        if self._shown is not None:
             bundle = self.bundle()
             if bundle != self._shown:
                 self._shown = bundle
@@ -163,6 +173,11 @@ class LiveWidget(anywidget.AnyWidget):
         except Exception as exc:  # a fault of ours, or of a value that is drawn
             self.send({"type": "error", "text": f"{type(exc).__name__}: {exc}"})
         pump.soon()
+
+
+def _bundle(part: Part) -> dict[str, str]:
+    """Text and HTML; what nobody watches is the same whenever it is made."""
+    return {"text/plain": render_text(part), "text/html": render_html(part)}
 
 
 def _answer_at_once(comm: Any) -> None:

@@ -251,7 +251,7 @@ def _notice(looks: TimelineLooks) -> str:
 def _picture(looks: TimelineLooks) -> Part:
     """The static picture, of the last events if there are very many."""
     if not looks.count:
-        words = "tracing is on, nothing is recorded yet" if looks.on else "tracing is off"
+        words = "tracing is on, nothing is recorded yet" if looks.wanted else "tracing is off"
         head = Line((Text("timeline", "title"), Text(f" · {_title(looks)}", "muted")))
         return Stack((head, Text(words, "muted")))
     found = looks.follower.trace()
