@@ -140,6 +140,7 @@ class ProcessSession(RemoteSession):
 
     def _why_ended(self, rank: int) -> str:
         pid = self._pids.get(rank)
+        self._exchange.channels[rank].knows_done(self._boxes[rank].done())
         self._exchange.put_out(rank, self._boxes[rank].read())
         code = None
         try:

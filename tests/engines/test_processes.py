@@ -223,6 +223,16 @@ def test_a_worker_that_dies_is_named_with_its_last_command_and_output(
     assert pair.shutdown() == []
 
 
+def test_the_call_that_ended_a_worker_is_named_not_the_one_before(pair: ProcessSession) -> None:
+    def the_end() -> None:
+        if current_worker().worker_id == 1:
+            os._exit(3)
+
+    pair.call_packed(abs, 1)
+    with pytest.raises(DiscoError, match="while it ran call of '.*the_end'"):
+        pair.call_packed(the_end).debug_get_from_all()
+
+
 def test_a_death_while_nobody_waits_is_told_by_the_next_wait(pair: ProcessSession) -> None:
     pair.sync_all()
     os.kill(pair.processes()[1], signal.SIGKILL)

@@ -52,6 +52,7 @@ class WireChannel:
     def __init__(self, wire: Wire, link: WireLink) -> None:
         self._wire, self._link = wire, link
         self.received = 0
+        self.box: BlackBox | None = None
         self._interrupts = 0
         self._turn = 0  # of the last command that went to all workers
         self._come: deque[tuple[Any, int | None]] = deque()
@@ -62,6 +63,8 @@ class WireChannel:
         if self._next is not None:
             command, self._next = self._next, None
             return command
+        if self.box is not None:
+            self.box.set_done(self.received)
         while True:
             if not self._come:
                 self._fetch()
@@ -298,6 +301,7 @@ def run(settings: dict[str, Any], wire: Wire, box: BlackBox | None = None) -> No
     link.host = settings.get("host", link.host)
     link.beat = min(HEARTBEAT, settings.get("heartbeat", HEARTBEAT) / 4)
     channel = WireChannel(wire, link)
+    channel.box = box
     streams.install(link.outlet)
     sources.namers.append(_cell_name)
     try:

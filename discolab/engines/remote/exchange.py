@@ -59,6 +59,7 @@ class RemoteChannel:
         self.rank = rank
         self.sent = 0
         self.done = 0  # as far as is known
+        self._exact = False  # whether that is all of them
         self.forget: tuple[int, ...] = ()  # registers, with the next command
         self._exchange = exchange
         self._recent: deque[tuple[int, str, Any]] = deque(maxlen=_RECENT)
@@ -102,15 +103,20 @@ class RemoteChannel:
         """How many commands the worker has not done, as far as is known."""
         return self.sent - self.done
 
+    def knows_done(self, count: int) -> None:
+        """The worker is gone, and so many commands were done."""
+        self.done, self._exact = count, True
+
     def last_command(self) -> str:
         """What the worker ran last, as far as is known; "" if nothing."""
-        recent = list(self._recent)
-        open_ones = [entry for entry in recent if entry[0] > self.done]
+        open_ones = [entry for entry in tuple(self._recent) if entry[0] > self.done]
         if not open_ones:
             return ""
         _, text, site = open_ones[0]
         where = site_text(site)
-        return f"{text} (called at {where})" if where else text
+        words = f"{text} (called at {where})" if where else text
+        later = len(open_ones) - 1
+        return words if self._exact or not later else f"{words} or one of {later} later calls"
 
 
 class Exchange:
