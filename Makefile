@@ -13,7 +13,8 @@ VENV := $(CURDIR)/.venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO := build/demo
-DEMO_NOTEBOOKS := notebooks/01_quickstart.ipynb notebooks/02_tensor_parallel.ipynb
+DEMO_NOTEBOOKS := notebooks/01_quickstart.ipynb notebooks/02_tensor_parallel.ipynb \
+  notebooks/07_seeing_shards.ipynb
 # More arguments for the unit tests: make test PYTEST_ARGS="-m 'not browser'"
 PYTEST_ARGS ?=
 # More arguments for JupyterLab: make lab LAB_ARGS="--no-browser --port 9999"
