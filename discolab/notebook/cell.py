@@ -141,6 +141,9 @@ def has_value(value: Any) -> bool:
     return value is not None
 
 
+has_value.disco_command = "the look at a cell's value"  # type: ignore[attr-defined]  # for status
+
+
 def _worker_names(worker: Worker) -> dict[str, Any]:
     rank, size = worker.worker_id, worker.num_workers
     values: dict[str, Any] = dict(

@@ -34,6 +34,7 @@ class CellTeller:
         self._compile = shell.compile
         self._services: weakref.WeakSet[_CellService] = weakref.WeakSet()
         self._cache: Any = None
+        self._runs: dict[str, list[int]] = {}  # file name -> which cells have had that text
 
     def install(self) -> None:
         """Look at what the shell compiles."""
@@ -41,6 +42,7 @@ class CellTeller:
 
         def cache(*args: Any, **kwargs: Any) -> Any:
             filename = self._cache(*args, **kwargs)
+            self._note(filename)
             self._tell(filename)
             return filename
 
@@ -57,6 +59,11 @@ class CellTeller:
         number = getattr(self._compile, "_filename_map", {}).get(filename)
         return None if number is None else f"Cell In[{number}]"
 
+    def name_at(self, filename: str, cell: int) -> str | None:
+        """What it was called when cell number `cell` ran: a text that is run twice has one file."""
+        runs = [number for number in self._runs.get(filename, ()) if number <= cell]
+        return f"Cell In[{runs[-1]}]" if runs else None
+
     def known(self) -> dict[str, Entry]:
         """All of them so far, by file name."""
         files = list(getattr(self._compile, "_filename_map", {}))
@@ -66,6 +73,12 @@ class CellTeller:
         name = self.name(filename)
         text = "".join(linecache.getlines(filename))
         return (name, text) if name and any(word in text for word in _DEFINE) else None
+
+    def _note(self, filename: str) -> None:
+        number = getattr(self._compile, "_filename_map", {}).get(filename)
+        runs = self._runs.setdefault(filename, [])
+        if number and number not in runs[-1:]:
+            runs.append(number)
 
     def _tell(self, filename: str) -> None:
         entry = self._entry(filename) if self._services else None

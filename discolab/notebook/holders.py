@@ -1,4 +1,4 @@
-"""Who holds a DRef: names of the notebook, containers in it, its last results, its last error.
+"""Who holds a DRef: names of the notebook, containers, plots, its last results, its last error.
 
 Runs beside the notebook's own thread, on the thread that keeps pictures up to date: it reads
 built-in containers by their own methods only, a bounded number of items, and calls nothing of the
@@ -21,6 +21,7 @@ from ..runtime.sources import is_installed
 from ..views.facts.guard import FAILURES
 from ..views.formats import cut, printable
 from ..views.registers.table import Held
+from .widgets.plot import TensorPlot, open_plots
 
 _RESULT = re.compile(r"_\d*|__|___|Out|_oh|_dh|In|_ih|_i\d*|_ii|_iii")
 _MOST_ITEMS = 20_000  # looked at in all
@@ -44,6 +45,8 @@ def holders_of(shell: Any) -> Holding:
         found.walk(f"Out[{number}]", value, False)
     for name in ("_", "__", "___"):
         found.walk(name, shell.user_ns.get(name), False)
+    for plot in open_plots():
+        found.plot(plot)
     for frame in _frames(getattr(sys, "last_traceback", None)):
         code = frame.f_code
         if not is_own_file(code.co_filename) and not is_installed(code.co_filename):
@@ -106,6 +109,12 @@ class Holding:
             if type(holder) not in _PLAIN:
                 self._seen.add(id(holder))
 
+    def plot(self, plot: TensorPlot) -> None:
+        """A plot holds what it draws; while one is open that is no leak."""
+        ref = plot.ref
+        if ref is not None:
+            self._note(ref, "a plot", plot.is_open)
+
     def _note(self, ref: DRef, place: str, named: bool) -> None:
         key = id(ref)
         places = self._places.get(key)
@@ -136,6 +145,8 @@ def _inside(holder: Any) -> Iterator[tuple[str, Any]]:
             base = set if issubclass(kind, set) else frozenset
             for item in list(base.__iter__(holder)):
                 yield "{…}", item
+        elif issubclass(kind, TensorPlot):
+            yield ".ref", object.__getattribute__(holder, "_reader").held
         elif _is_of_the_notebook(kind):
             for name, item in list(object.__getattribute__(holder, "__dict__").items()):
                 yield f".{name}", item

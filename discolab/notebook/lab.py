@@ -51,6 +51,7 @@ class Lab(Panels):
         errors_shown.install()
         terminal.install(self.shell)
         self._notebook_cells.install()
+        self.watch_for_the_end()
         zygote.PRELOAD.append(set_up.__module__)
         sources.namers.append(self.cell_name)
         WorkerError.hint = staticmethod(doctor_hint)
@@ -68,6 +69,7 @@ class Lab(Panels):
         WorkerError.hint = None
         zygote.PRELOAD.remove(set_up.__module__)
         self._notebook_cells.uninstall()
+        self.watch_no_more()
         terminal.uninstall(self.shell)
         errors_shown.uninstall()
         bars.uninstall()

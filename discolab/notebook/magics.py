@@ -83,7 +83,7 @@ class DiscoMagics(LabMagics):
             groups=args.groups,
             ccl=args.ccl,
             mesh=args.mesh,
-            name=args.name,
+            name=unquoted(args.name),
             nodes=args.nodes,
             host=args.host,
             port=args.port,

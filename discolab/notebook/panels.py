@@ -22,6 +22,23 @@ class Panels(Loading):
         super().__init__(shell)
         self._timelines: dict[str, Any] = {}  # `TimelineLooks` by the names of the sessions
 
+    def watch_for_the_end(self) -> None:
+        """When the kernel ends it ends its workers one by one: the last pictures are of before."""
+        kernel: Any = getattr(self.shell, "kernel", None)
+        if kernel is None:
+            return
+        do_shutdown = kernel.do_shutdown
+
+        def rest_first(*args: Any, **kwargs: Any) -> Any:
+            pump.rest()
+            return do_shutdown(*args, **kwargs)
+
+        kernel.do_shutdown = rest_first
+
+    def watch_no_more(self) -> None:
+        """Undo `watch_for_the_end`."""
+        vars(getattr(self.shell, "kernel", self)).pop("do_shutdown", None)
+
     def cell_begins(self, *_: Any) -> None:
         """Note in the sessions' books which cell runs: what is made now is made by it."""
         number = int(self.shell.displayhook.prompt_count)
@@ -74,6 +91,7 @@ class Panels(Loading):
             lambda: self._named(name),
             lambda: holders_of(self.shell),
             lambda: self._cell_turn,
+            self._notebook_cells.name_at,
             sort=sort,
             text=filter,
             leaks=leaks,

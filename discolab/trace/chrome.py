@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .events import COLLECTIVE, COMMAND, CPU, FAILED, GPU, MARK, STOPPED, Event
+from .events import COLLECTIVE, COMMAND, CPU, FAILED, GPU, MARK, SPAN, STOPPED, Event
 from .rounds import Round
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class _Lane:
         """All of them; call `names` after."""
         for event in self._all:
             thread = self._thread(event)
-            begin, end = event.begin, event.end or self._end
+            begin, end = event.begin, event.until(self._end)
             around = self._commands.get(event.ordinal)
             if thread == MAIN and event.kind == COLLECTIVE and around is not None:
                 end = min(end, around.end or self._end)  # an interrupt closed it later
@@ -114,7 +114,7 @@ class _Lane:
         elif event.kind == GPU:
             thread = FIRST_GPU + self._threads.setdefault(event.detail, len(self._threads))
             words = event.detail
-        elif event.detail:  # a span on a thread that the worker started
+        elif event.kind == SPAN and event.detail:  # a span on a thread that the worker started
             thread = FIRST_THREAD + self._threads.setdefault(event.detail, len(self._threads))
             words = event.detail
         else:

@@ -22,6 +22,7 @@ from .result import Trace
 
 _ANSWER = 0.5  # seconds that workers are given for an answer, as they may hang
 _PATIENCE = 5.0  # the same, when they are known to be idle
+_ALL = sys.maxsize // 4  # events to hold
 _wanted: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
@@ -83,9 +84,18 @@ def collect(session: Session, since: Trace | None = None, timeout: float = _ANSW
         An earlier trace of this session: only what came after it is asked for. The result has both.
     timeout
         Seconds that workers in other processes are given for each answer.
+
+    Raises
+    ------
+    ArgumentError
+        If `since` is no trace, or one of another session.
     """
     _check(session)
-    follower = Follower(session, most=sys.maxsize // 4)
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
+        raise ArgumentError(f"timeout is a number of seconds, as 0.5; got {timeout!r:.60}")
+    if since is not None:
+        _check_since(session, since)
+    follower = Follower(session, most=_ALL)
     if since is not None:
         follower.load(since)
     follower.catch_up(timeout)
@@ -117,9 +127,11 @@ def tracing(
     trace = Trace(f"{session.num_workers} workers, engine {session.engine}")
     start(session, capacity)
     begun, patience = clock(), _ANSWER
+    follower = Follower(session, most=_ALL)
     try:
         session.peek(session.call_packed(_done), timeout=timeout)
         begun = clock()
+        follower.skip(_PATIENCE)
         yield trace
         if not session.closed:
             session.peek(session.call_packed(_done), timeout=timeout)
@@ -128,7 +140,8 @@ def tracing(
             patience = _PATIENCE
     finally:
         try:
-            found = collect(session, timeout=patience)
+            follower.catch_up(patience)
+            found = follower.trace()
             error = max(found.clock_error.values(), default=0)
             trace.fill(found.between(begun - error, clock() + error))
         finally:
@@ -153,3 +166,13 @@ def _stop_quietly(session: Session) -> None:
 def _check(session: Session) -> None:
     if not isinstance(session, Session):
         raise ArgumentError(f"a session is traced, got {session!r:.60}")
+
+
+def _check_since(session: Session, since: Trace) -> None:
+    if not isinstance(since, Trace):
+        raise ArgumentError(f"since is an earlier trace of this session, got {since!r:.60}")
+    if not since.events.keys() <= set(range(session.num_workers)):
+        raise ArgumentError(
+            f"since is a trace of another session, {since.title}; this one has "
+            f"{session.num_workers} workers"
+        )

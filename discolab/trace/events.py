@@ -5,10 +5,12 @@ Records only. All times are nanoseconds on one clock, the controller's `time.per
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 COMMAND, COLLECTIVE, SPAN, MARK, CPU, GPU = "command", "collective", "span", "mark", "cpu", "gpu"
 RUNNING, WAITING, DONE, FAILED, STOPPED = "running", "waiting", "done", "failed", "stopped"
+INTERNAL = "discolab's own"  # the detail of such a command
 NOW = -1  # the number of the command that runs: it gets its own when it ends
 
 
@@ -39,7 +41,8 @@ class Event(NamedTuple):
         The members of a collective.
     detail
         Of a collective, what it moves: ``float32[4, 4], sum``; of a span on a thread that the
-        worker has started, the name of the thread.
+        worker has started, the name of the thread; of a command that discolab sends for itself, as
+        to draw a value, `INTERNAL`.
     size
         Bytes of what this member gives.
     tag
@@ -64,9 +67,20 @@ class Event(NamedTuple):
     tag: str = ""
     asynchronous: bool = False
 
+    def until(self, now: int) -> int:
+        """Its end; `now` while it goes on, but never before its begin."""
+        return self.end or max(now, self.begin)
 
-def event_of(values: list[object], shift: int) -> Event:
+    @property
+    def is_call(self) -> bool:
+        """Whether it is a command that the user gave: a cell, or a call."""
+        return self.kind == COMMAND and self.detail != INTERNAL
+
+
+def event_of(values: Iterable[Any], shift: int) -> Event:
     """An event as it came from a worker whose clock is `shift` ahead of ours."""
-    event = Event(*values)  # type: ignore[arg-type]
+    event = Event._make(values)
+    if not shift and not event.group:  # nearly all are so
+        return event
     end = event.end - shift if event.end else 0
     return event._replace(begin=event.begin - shift, end=end, group=tuple(event.group))

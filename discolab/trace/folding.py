@@ -61,23 +61,19 @@ class Columns:
     def __len__(self) -> int:
         return self._size
 
-    def append(self, event: Event) -> None:
-        """Take in one more."""
-        if self._size == self._table.shape[1]:
+    def extend(self, events: Sequence[Event]) -> None:
+        """Take in more."""
+        first, self._size = self._size, self._size + len(events)
+        if self._size > self._table.shape[1]:
             wider = np.zeros((5, 2 * self._size), np.int64)
-            wider[:, : self._size] = self._table
+            wider[:, :first] = self._table[:, :first]
             self._table = wider
-        self._size += 1
-        self.put(self._size - 1, event)
+        if events:
+            self._table[:4, first : self._size] = np.array([_numbers(e) for e in events]).T
 
     def put(self, place: int, event: Event) -> None:
         """Replace one."""
-        row = ROWS[event.kind]
-        if event.kind == SPAN:
-            row += min(event.depth, SPAN_ROWS - 1)
-        worst = _WORST.get(event.state, 1)
-        waited = self._table[4, place]
-        self._table[:, place] = event.begin, event.end, row, worst, waited
+        self._table[:4, place] = _numbers(event)
 
     def wait(self, place: int, waited: int) -> None:
         """Say how long one has waited for others."""
@@ -93,6 +89,14 @@ class Columns:
     def rows(self) -> Numbers:
         """Begins, ends, rows, states and waits."""
         return self._table[:, : self._size]
+
+
+def _numbers(event: Event) -> tuple[int, int, int, int]:
+    """Begin, end, row and how bad it is."""
+    row = ROWS[event.kind]
+    if event.kind == SPAN:
+        row += min(event.depth, SPAN_ROWS - 1)
+    return event.begin, event.end, row, _WORST.get(event.state, 1)
 
 
 def fold(
@@ -115,8 +119,8 @@ def fold(
         Nanoseconds that collectives have waited, by their number.
     """
     columns = Columns()
+    columns.extend(events)
     for place, event in enumerate(events):
-        columns.append(event)
         if waits and event.kind == COLLECTIVE:
             columns.wait(place, waits.get(event.seq, 0))
     return fold_columns(columns.rows(), events, t0, t1, pixels, now)

@@ -13,15 +13,17 @@ from typing import Any
 
 from ..runtime.errors import DiscoError
 from ..runtime.session import Session
-from .events import COLLECTIVE, COMMAND, CPU, GPU, STOPPED, Event, event_of
+from .events import COLLECTIVE, COMMAND, CPU, FAILED, GPU, STOPPED, Event, event_of
 from .folding import Columns, Span, fold, fold_columns
 from .looks import clock_shifts, news, profiled
+from .packing import unpack
 from .recorder import CAPACITY
 from .result import Trace
 from .rounds import Matcher, waits_of
 
 A_LOOK = 2_000  # events of a worker in one message
 _MOST_UNFINISHED = 500  # collectives that are asked for again
+_NONE: list[Any] = [0, []]  # no events, packed
 _SHIFTS_LAST = 30.0  # seconds after which the clocks of other machines are compared again
 
 
@@ -33,11 +35,16 @@ class Lane:
     events
         By rising number; what is not over has end 0.
     running
-        The command that runs, and the open spans in it.
+        The command that runs, and the open spans in it; before these, commands that are over and
+        newer than what has been told up to now.
     newest, cleared, dropped
         The highest number that is known; below which all was forgotten; how many were never told.
     waits
-        Of collectives to which all members have come, by number, in ns.
+        Of collectives to which all members have come, or that were given up, by number, in ns.
+    seen
+        When it was known to live, in ns: the last answered question.
+    lost
+        Whether nothing more can come: the worker has died, or is gone with its session.
     """
 
     def __init__(self, most: int) -> None:
@@ -47,11 +54,17 @@ class Lane:
         self.newest, self.cleared, self.dropped = -1, 0, 0
         self.there = -1  # the highest number that the worker had when it was asked last
         self.waits: dict[int, int] = {}
+        self.seen, self.lost = 0, False
         self.profiled = 0
         self.pending = False  # whether torch's profiler has more
         self.extra: list[Event] = []
         self._most = most
         self._unfinished: dict[int, int] = {}  # number -> ordinal
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the worker has something that is not over."""
+        return bool(self._unfinished) or any(not event.end for event in self.running)
 
     def question(self) -> list[Any]:
         """What to ask for."""
@@ -66,19 +79,17 @@ class Lane:
             self._drop(self._place(self.cleared))
         asked = dict(self._unfinished)
         changed: list[Event] = []
-        fresh = False
-        for values in answer["events"]:
+        for values in unpack(answer.get("again", _NONE)):
             event = event_of(values, shift)
-            if event.seq > self.newest:
-                if not fresh:
-                    self.dropped += self._gap(answer["first"])
-                    fresh = True
-                self._append(event)
-                changed.append(event)
-            elif asked.pop(event.seq, None) is not None and self._put(event):
+            if asked.pop(event.seq, None) is not None and self._put(event):
                 changed.append(event)
         for seq in asked:  # the ring has dropped it: nobody knows its end
             changed += self._end(seq, 0)
+        fresh = [event_of(values, shift) for values in unpack(answer.get("fresh", _NONE))]
+        if fresh:
+            self.dropped += self._gap(answer["first"])
+            changed += fresh
+            changed += self._extend(fresh)
         if len(self.events) > self._most + self._most // 8:
             self._drop(len(self.events) - self._most)
         if [event[:4] for event in before] != [event[:4] for event in self.running]:
@@ -87,12 +98,24 @@ class Lane:
 
     def load(self, events: Iterable[Event]) -> None:
         """Begin with what is known already."""
-        for event in events:
-            if event.kind in (CPU, GPU):
-                self.extra.append(event)
-                self.profiled += 1
-            elif event.seq > self.newest:
-                self._append(event)
+        known = sorted((event for event in events if event.kind not in (CPU, GPU)), key=_number)
+        self._extend([event for event in known if event.seq > self.newest])
+        self.extra = [event for event in events if event.kind in (CPU, GPU)]
+        self.profiled = len(self.extra)
+
+    def lose(self, state: str) -> list[Event]:
+        """Nothing more can come: what goes on ended when the worker was last known to live."""
+        if self.lost:
+            return []
+        self.lost = True
+        self.running = [
+            event if event.end else event._replace(end=event.until(self.seen), state=state)
+            for event in self.running
+        ]
+        changed = []
+        for seq in tuple(self._unfinished):
+            changed += self._end(seq, self.seen, state)
+        return [*changed, *self.running]
 
     def wait(self, seq: int, waited: int) -> None:
         """Say how long a collective has waited for others."""
@@ -105,14 +128,20 @@ class Lane:
         """Events between those that are known and the first that is still there."""
         return max(0, first - max(self.newest + 1, self.cleared))
 
-    def _append(self, event: Event) -> None:
-        self.newest = event.seq
-        self.events.append(event)
-        self.columns.append(event)
-        if not event.end and len(self._unfinished) < _MOST_UNFINISHED:
-            self._unfinished[event.seq] = event.ordinal
-        elif event.kind == COMMAND and self._unfinished:
-            self._settle(event)
+    def _extend(self, fresh: list[Event]) -> list[Event]:
+        """Take in new ones; what else has changed by that."""
+        if not fresh:
+            return []
+        changed: list[Event] = []
+        self.newest = fresh[-1].seq
+        self.events += fresh
+        self.columns.extend(fresh)
+        for event in fresh:
+            if not event.end and len(self._unfinished) < _MOST_UNFINISHED:
+                self._unfinished[event.seq] = event.ordinal
+            elif event.kind == COMMAND and self._unfinished:
+                changed += self._settle(event)
+        return changed
 
     def _put(self, event: Event) -> bool:
         place = self._place(event.seq)
@@ -124,27 +153,29 @@ class Lane:
             self._unfinished.pop(event.seq, None)
         return True
 
-    def _settle(self, command: Event) -> None:
+    def _settle(self, command: Event) -> list[Event]:
         """A command is over: so are the collectives in which its worker waited."""
+        changed: list[Event] = []
         for seq, ordinal in tuple(self._unfinished.items()):
             if ordinal <= command.ordinal:
                 place = self._place(seq)
                 if place < len(self.events) and not self.events[place].asynchronous:
-                    self._end(seq, command.end)
+                    changed += self._end(seq, command.end)
+        return changed
 
-    def _end(self, seq: int, end: int) -> list[Event]:
+    def _end(self, seq: int, end: int, state: str = STOPPED) -> list[Event]:
         del self._unfinished[seq]
         place = self._place(seq)
         if place == len(self.events) or self.events[place].seq != seq:
             return []
         event = self.events[place]
-        event = event._replace(end=max(end, event.begin), state=STOPPED)
+        event = event._replace(end=max(end, event.begin), state=state)
         self.events[place] = event
         self.columns.put(place, event)
         return [event]
 
     def _place(self, seq: int) -> int:
-        return bisect_left(self.events, seq, key=lambda event: event.seq)
+        return bisect_left(self.events, seq, key=_number)
 
     def _drop(self, count: int) -> None:
         del self.events[:count]
@@ -166,6 +197,10 @@ class Lane:
         assert not numbers or numbers[-1] <= self.newest
         assert set(self._unfinished) <= set(numbers)
         assert set(self.waits) <= set(numbers)
+
+
+def _number(event: Event) -> int:
+    return event.seq
 
 
 class Follower:
@@ -197,31 +232,38 @@ class Follower:
         self.missing: dict[int, str] = {}
         self.behind = False
 
-    def poll(self, timeout: float = 0.2) -> int:
+    def poll(self, timeout: float = 0.2, most: int | None = None) -> int:
         """Ask for what is new; how many events are new or have changed. Never raises.
 
-        `timeout` is how many seconds workers of other processes are given.
+        `timeout` is how many seconds workers of other processes are given, `most` how many events
+        of each worker are asked for.
         """
-        session = self._session
+        session, asked = self._session, time.perf_counter_ns()
         wanted = [lane.question() for lane in self._lanes.values()]
         found: dict[int, dict[str, Any]] = {}
         try:
             self._compare_clocks(timeout)
-            found = session.look(news, wanted, A_LOOK, timeout=timeout)
+            found = session.look(news, wanted, most or A_LOOK, timeout=timeout)
             found = {rank: answer for rank, answer in found.items() if rank in self._shifts}
         except DiscoError:
             pass  # one of them can't be looked at: said below
         self.on = {rank: answer["on"] for rank, answer in found.items()}
-        self.missing = self._why([rank for rank in self._lanes if rank not in found])
         self.behind = False
-        changed = 0
+        changed = self._miss([rank for rank in self._lanes if rank not in found])
         for rank, answer in found.items():
+            self._lanes[rank].seen = asked
             events, more = self._lanes[rank].take(answer, self._shifts[rank][0])
             self.behind |= more
             self._match(rank, events)
             changed += len(events)
             changed += self._take_profiled(rank, answer["profiled"], timeout)
         return changed
+
+    def skip(self, timeout: float) -> None:
+        """Leave out what the workers have recorded up to now."""
+        wanted = [lane.question() for lane in self._lanes.values()]
+        for rank, answer in self._session.look(news, wanted, 0, timeout=timeout).items():
+            self._lanes[rank].newest = answer["newest"]
 
     def load(self, trace: Trace) -> None:
         """Begin with what an earlier trace of the session has."""
@@ -230,6 +272,7 @@ class Follower:
             lane.load(events)
             lane.dropped = trace.dropped.get(rank, 0)
             self._match(rank, lane.events)
+            lane.seen = max((event.until(0) for event in events), default=0)
 
     def catch_up(self, timeout: float) -> None:
         """Ask until all is known that there was when this was called."""
@@ -249,15 +292,28 @@ class Follower:
             self._shifts.update(clock_shifts(self._session, timeout))
             self._shifts_at = now
 
-    def _why(self, ranks: list[int]) -> dict[int, str]:
+    def _miss(self, ranks: list[int]) -> int:
+        """Say why some do not answer; how many events have changed by that."""
+        self.missing = {}
         if not ranks:
-            return {}
-        if self._session.closed:
-            return dict.fromkeys(ranks, "is gone with its session, and what it had recorded")
-        dead = {status.rank for status in self._session.status() if status.state == "dead"}
-        lost = "has died, and what it had recorded is lost"
-        silent = "does not answer: it is inside a call that holds Python's lock"
-        return {rank: lost if rank in dead else silent for rank in ranks}
+            return 0
+        changed, closed = 0, self._session.closed
+        dead = set() if closed else self._dead()
+        for rank in ranks:
+            if not closed and rank not in dead:
+                self.missing[rank] = "no answer, from inside a call that holds Python's lock"
+                continue
+            lane = self._lanes[rank]
+            events = lane.lose(STOPPED if closed else FAILED)
+            self._match(rank, events)
+            changed += len(events)
+            known = lane.events or lane.running
+            lost = "what came after the last look" if known else "what was recorded there"
+            self.missing[rank] = f"{'gone with the session' if closed else 'dead'}; {lost} is lost"
+        return changed
+
+    def _dead(self) -> set[int]:
+        return {status.rank for status in self._session.status() if status.state == "dead"}
 
     def _match(self, rank: int, events: Iterable[Event]) -> None:
         for event in events:
@@ -266,6 +322,8 @@ class Follower:
                 if members is not None:
                     for member, waited in waits_of(members).items():
                         self._lanes[member].wait(members[member].seq, waited)
+                elif event.state in (FAILED, STOPPED) and not event.asynchronous:
+                    self._lanes[rank].wait(event.seq, event.until(0) - event.begin)
 
     def _take_profiled(self, rank: int, there: int, timeout: float) -> int:
         lane = self._lanes[rank]
@@ -305,10 +363,21 @@ class Follower:
                 begins.append(int(columns[0].min()))
                 ends.append(int(columns[1].max()))
             begins += [event.begin for event in (*lane.running, *lane.extra[:1])]
-            ends += [event.end for event in lane.extra[-1:]]
-            if lane.running or lane.question()[1]:
+            ends += [event.end for event in (*lane.running, *lane.extra[-1:])]
+            if lane.goes_on:
                 ends.append(time.perf_counter_ns())
-        return (min(begins), max(ends)) if begins else (0, 0)
+        return (min(begins), max(*begins, *ends)) if begins else (0, 0)
+
+    @property
+    def count(self) -> int:
+        """Of events that are held."""
+        lanes = self._lanes.values()
+        return sum(len(lane.events) + len(lane.extra) + len(lane.running) for lane in lanes)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a worker has something that is not over."""
+        return any(lane.goes_on for lane in self._lanes.values())
 
     def fold(
         self, t0: int, t1: int, pixels: int, ranks: Iterable[int] | None = None

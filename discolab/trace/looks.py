@@ -1,7 +1,7 @@
 """Looking at recorders from beside their workers: the probes, and the clocks of other machines.
 
-What travels is plain: an event is a list in the order of `Event`. Only what is new is asked for, in
-pieces of a bounded size, and what was not over is asked for again until it is.
+What travels is plain: an event is a list in the order of `Event`, many are packed. Only what is new
+is asked for, in pieces of a bounded size, and what was not over is asked for again until it is.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from ..runtime.session import Session
 from ..runtime.sources import display_name, is_cell
 from ..runtime.worker import Worker
 from .events import COLLECTIVE, COMMAND, DONE, FAILED, NOW, RUNNING, SPAN, STOPPED
+from .packing import pack
 from .recorder import Noted, Recorder, Told, recorder_of
 
 _number = itemgetter(0)  # of an entry
+_AHEAD = 100  # the last entries, whose commands are told before it is their turn
 _PINGS = 7  # round trips of which the fastest tells the difference of two clocks
 _CLOCKS = time.perf_counter_ns() - time.monotonic_ns()
 _SHIFT = _CLOCKS if abs(_CLOCKS) > 1_000_000 else 0  # they are one clock on Linux and macOS
@@ -45,11 +47,11 @@ def news(worker: Worker, wanted: Sequence[Sequence[Any]], most: int) -> dict[str
         For each rank: the highest number that is known, and the numbers of events that were not
         over then.
     most
-        Events to tell at most, the oldest first.
+        Events to tell at most, the oldest first; of what is left the last commands are told too.
     """
     recorder = recorder_of(worker)
     if recorder is None:
-        return {"on": False, "events": [], "first": 0, "newest": -1, "cleared": 0, "profiled": 0}
+        return {"on": False, "first": 0, "newest": -1, "cleared": 0, "profiled": 0}
     since, unfinished = wanted[worker.worker_id]
     now = _running(recorder)  # before the ring: what ends meanwhile is told twice, not never
     first, newest = _ends(recorder)
@@ -57,11 +59,12 @@ def news(worker: Worker, wanted: Sequence[Sequence[Any]], most: int) -> dict[str
     start = bisect_right(ring, since, key=_number)
     fresh = ring[start : start + most]
     told = Words(worker)
-    found = [told.of(entry) for entry in (*_by_number(ring, unfinished), *fresh)]
+    ahead = [entry for entry in ring[start + most :][-_AHEAD:] if _is_command(entry)]
     return {
         "on": recorder.on,
-        "events": found,
-        "now": now,
+        "again": pack([told.of(entry) for entry in _by_number(ring, unfinished)]),
+        "fresh": pack([told.of(entry) for entry in fresh]),
+        "now": [*([NOW, *told.of(entry)[1:]] for entry in ahead), *now],  # they come again
         "first": first,
         "newest": newest,
         "cleared": recorder.cleared,
@@ -101,8 +104,8 @@ def _running(recorder: Recorder) -> list[Any]:
     opened, spans, words = recorder.open, recorder.spans.copy(), Words(recorder.worker)
     if opened is None or not recorder.on:
         return []
-    name, cell, site, begin, ordinal = opened
-    found: list[Told] = [(NOW, COMMAND, name, cell, site, begin, 0, RUNNING, ordinal, 0, "")]
+    name, cell, site, begin, ordinal, whose = opened
+    found: list[Told] = [(NOW, COMMAND, name, cell, site, begin, 0, RUNNING, ordinal, 0, whose)]
     for depth, one in enumerate(spans):
         what = NOW, SPAN, one.name, "", one.place
         found.append((*what, one.begin, 0, RUNNING, ordinal, depth, ""))
@@ -116,6 +119,10 @@ def _by_number(ring: Sequence[Told | Noted], numbers: Sequence[int]) -> list[Tol
         for place, number in zip(places, numbers, strict=True)
         if place < len(ring) and ring[place][0] == number
     ]
+
+
+def _is_command(entry: Told | Noted) -> bool:
+    return len(entry) > 2 and entry[1] == COMMAND
 
 
 class Words:
@@ -135,7 +142,7 @@ class Words:
             name, site = (display_name(cell) if is_cell(cell) else name), None
         place = self._site(site)
         return [
-            seq, kind, name, begin, end, state, place, ordinal, depth, -1, [], thread, 0, "", False
+            seq, kind, name, begin, end, state, place, ordinal, depth, -1, (), thread, 0, "", False
         ]  # fmt: skip
 
     def _collective(self, seq: int, call: Call) -> list[Any]:
@@ -147,7 +154,7 @@ class Words:
         group = call.group
         return [
             seq, COLLECTIVE, call.name, begin, end, state, self._site(call.site), call.ordinal, 0,
-            number, list(group.ranks), detail, size, group.tag, call.asynchronous,
+            number, tuple(group.ranks), detail, size, group.tag, call.asynchronous,
         ]  # fmt: skip
 
     def _site(self, site: Any) -> str:

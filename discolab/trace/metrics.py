@@ -90,8 +90,8 @@ def native_id(worker: Worker) -> int:
 
 
 def _has_process(worker: Worker) -> bool:
-    """Whether its process is there for this worker alone."""
-    return worker.thread_id == threading.main_thread().ident
+    """Whether its process is there for this worker alone; worker 0 is in the controller's."""
+    return worker.worker_id > 0 and len(worker.peers) == 1
 
 
 @functools.lru_cache(maxsize=1)

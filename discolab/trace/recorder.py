@@ -30,9 +30,10 @@ from ..ccl.call import Call
 from ..runtime.actions import Command, DiscoAction, attribute, function_text
 from ..runtime.arguments import Register
 from ..runtime.worker import Worker, current_worker, current_worker_or_none
-from .events import COMMAND, DONE, FAILED, MARK, SPAN, STOPPED
+from .events import COMMAND, DONE, FAILED, INTERNAL, MARK, SPAN, STOPPED
 
 CAPACITY = 65_536
+CALLS = ("the cell", "the script")  # `disco_command` of what is the user's own
 OWN_WORDS = "the trace"  # `disco_command` of what is called for a trace, and left out of it
 _KEY = "discolab.trace"  # in `Worker.shared`: the recorders of its workers, by rank
 _CALL_PACKED = int(DiscoAction.CALL_PACKED)
@@ -41,12 +42,13 @@ _MOST_OPEN = 1_000  # spans around each other; what is left open in a loop stays
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-Opened = tuple[str, str, Any, int, int]
-"""The command that runs: its name, the file name if it is a cell, site, begin, and ordinal."""
+Opened = tuple[str, str, Any, int, int, str]
+"""The command that runs: its name, the file name if it is a cell, site, begin, ordinal, and
+`INTERNAL` if it is discolab's own."""
 
 Told = tuple[int, str, str, str, Any, int, int, str, int, int, str]
 """A command, span or mark in the ring: its number, kind, name, the file name of a cell, site,
-begin, end, state, ordinal, depth, and the thread if it is not the worker's own."""
+begin, end, state, ordinal, depth, and the thread if it is not the worker's own, or `INTERNAL`."""
 
 Noted = tuple[int, Call]
 """A collective in the ring. All are plain tuples: a named one takes longer than all the rest."""
@@ -99,7 +101,7 @@ class Recorder:
         func = command[2]
         if type(func) is Register:
             func = worker.registers.get(func)
-        cell, ordinal = "", worker.executed
+        cell, whose, ordinal = "", "", worker.executed
         if type(func) is FunctionType:
             name = func.__qualname__
             words = getattr(func, "disco_command", None)
@@ -109,11 +111,15 @@ class Recorder:
             if words == OWN_WORDS:
                 self._plain(command)
                 return
-            name, cell = words, _cell_of(command)
+            if words in CALLS:
+                cell = _cell_of(command)
+            else:
+                whose = INTERNAL
+            name = words
         del func
         site = command[-1]
         begin = clock()
-        self.open = name, cell, site, begin, ordinal
+        self.open = name, cell, site, begin, ordinal, whose
         try:
             self._plain(command)
         except BaseException:  # torn by an interrupt: more of them may be on their way
@@ -124,12 +130,15 @@ class Recorder:
         failed = worker.failed_calls
         state = DONE
         if failed and failed[-1][0] == ordinal:
-            state = STOPPED if failed[-1][1].interrupted else FAILED
+            failure = failed[-1][1]
+            state = STOPPED if failure.interrupted else FAILED
+            if whose and failure.command != name:  # what it was given had failed: told of there
+                state = DONE
         if self.spans:
             self._close(end, state)
             return
         self.ring.append(
-            (self.next(), COMMAND, name, cell, site, begin, end, state, ordinal, 0, "")
+            (self.next(), COMMAND, name, cell, site, begin, end, state, ordinal, 0, whose)
         )
         self.open = None
 
@@ -149,14 +158,14 @@ class Recorder:
     def _close(self, end: int, state: str) -> None:
         """Note the end of the command that runs, and of the spans that are open in it."""
         opened, left = self.open, self.spans
-        ordinal = -1 if opened is None else opened[-1]
+        ordinal = -1 if opened is None else opened[4]
         for depth in range(len(left) - 1, -1, -1):
             if self.on and not self._has(left[depth]):
                 self.ring.append(left[depth].told(self, end, state, ordinal, depth))
         left.clear()
         if opened is not None and self.on:
-            name, cell, site, begin, ordinal = opened
-            told = self.next(), COMMAND, name, cell, site, begin, end, state, ordinal, 0, ""
+            name, cell, site, begin, ordinal, whose = opened
+            told = self.next(), COMMAND, name, cell, site, begin, end, state, ordinal, 0, whose
             self.ring.append(told)
         self.open = None
 
@@ -227,7 +236,7 @@ def forget() -> None:
     """Forget what was recorded (a worker function)."""
     recorder = recorder_of(current_worker())
     if recorder is not None:
-        recorder.cleared = recorder.next()
+        recorder.cleared = recorder.next() + 1
         recorder.ring.clear()
         recorder.profiled = []
 
@@ -287,7 +296,7 @@ class span:  # noqa: N801 - used like a function
         end = clock()
         spans = recorder.spans
         self._recorder = None
-        state = DONE if kind is None else FAILED
+        state = DONE if kind is None else _state_of(kind)
         if spans and spans[-1] is self:
             ordinal = recorder.worker.executed
             recorder.ring.append(
@@ -330,6 +339,11 @@ def mark(name: str) -> None:
     recorder.ring.append(
         (recorder.next(), MARK, name, "", place, now, now, DONE, ordinal, depth, "")
     )
+
+
+def _state_of(kind: type[BaseException]) -> str:
+    """What an exception that leaves a span has made of it."""
+    return STOPPED if issubclass(kind, KeyboardInterrupt) else FAILED
 
 
 def _recorder_here() -> Recorder | None:

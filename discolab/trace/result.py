@@ -63,7 +63,7 @@ class Trace:
         if not events:
             return 0, 0
         begin = min(event.begin for event in events)
-        return begin, max(begin, *(event.end or self.taken for event in events))
+        return begin, max(event.until(self.taken) for event in events)
 
     def between(self, t0: int, t1: int) -> Trace:
         """What began in a time, both ends included."""

@@ -24,13 +24,16 @@ class Round(NamedTuple):
     begins, ends
         When each member called it and was done; an end is 0 while it is not over.
     waits
-        Nanoseconds from each member's call to the last one's; empty unless all have called.
+        Nanoseconds from each member's call to the last one's; empty unless all have called. A
+        member that went on before it was over has not waited.
     slowest
         Who called last; None unless all have called, or if there is one member only.
     failed
         Whether it has failed, or was stopped, on any member.
     asynchronous
         Whether a member went on before it was over.
+    apart
+        The members that did.
     """
 
     name: str
@@ -46,6 +49,7 @@ class Round(NamedTuple):
     slowest: int | None
     failed: bool
     asynchronous: bool
+    apart: frozenset[int] = frozenset()
 
     @property
     def complete(self) -> bool:
@@ -54,8 +58,22 @@ class Round(NamedTuple):
 
     @property
     def waited(self) -> int:
-        """The waiting of all members together."""
+        """The waiting of all members together, if all have called."""
         return sum(self.waits.values())
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a member is in it still."""
+        return not all(self.ends.values())
+
+    def waits_until(self, now: int) -> dict[int, int]:
+        """How long each member has waited, also while others are awaited, or if they never came."""
+        if self.complete:
+            return self.waits
+        return {
+            rank: 0 if rank in self.apart else max(0, (self.ends[rank] or now) - begin)
+            for rank, begin in self.begins.items()
+        }
 
 
 class Matcher:
@@ -108,7 +126,14 @@ class Matcher:
 def waits_of(members: dict[int, Event]) -> dict[int, int]:
     """How long each member of a whole collective has waited for the last one, in ns."""
     last = max(event.begin for event in members.values())
-    return {rank: last - event.begin for rank, event in sorted(members.items())}
+    return {rank: _waited(event, last) for rank, event in sorted(members.items())}
+
+
+def _waited(event: Event, last: int) -> int:
+    if event.asynchronous:
+        return 0
+    left = event.until(last) if event.state in (FAILED, STOPPED) else last  # before it came
+    return max(0, min(last, left) - event.begin)
 
 
 def match(events: Iterable[tuple[int, Event]]) -> tuple[Round, ...]:
@@ -124,11 +149,12 @@ def _round(members: dict[int, Event]) -> Round:
     one = members[ranks[0]]
     whole = len(members) == len(one.group)
     waits = waits_of(members) if whole else {}
-    slowest = min(waits, key=lambda rank: (waits[rank], rank)) if len(waits) > 1 else None
+    slowest = max(ranks, key=lambda rank: (members[rank].begin, -rank)) if len(waits) > 1 else None
     return Round(
         one.name, one.detail, one.site, one.ordinal, one.number, one.group, one.size,
         {rank: members[rank].begin for rank in ranks},
         {rank: members[rank].end for rank in ranks},
         waits, slowest, any(event.state in (FAILED, STOPPED) for event in members.values()),
         any(event.asynchronous for event in members.values()),
+        frozenset(rank for rank in ranks if members[rank].asynchronous),
     )  # fmt: skip

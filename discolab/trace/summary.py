@@ -45,7 +45,8 @@ def sum_up(
     workers = []
     for rank, mine in sorted(events.items()):
         commands = [event for event in mine if event.kind == COMMAND]
-        called = sum((event.end or end) - event.begin for event in commands)
+        calls = [event for event in commands if event.is_call]
+        called = sum(event.until(end) - event.begin for event in commands)
         waited = min(waiting[rank], called)
         workers.append(
             WorkerTime(
@@ -53,38 +54,38 @@ def sum_up(
                 called - waited,
                 waited,
                 max(0, end - begin - called),
-                len(commands),
+                len(calls),
                 sum(event.kind == COLLECTIVE for event in mine),
-                sum(event.state == FAILED for event in commands),
+                sum(event.state == FAILED for event in calls),
             )
         )
-    return Summary(tuple(workers), _sites(rounds))
+    return Summary(tuple(workers), _sites(rounds, end))
 
 
 def _waiting(
     events: Mapping[int, Sequence[Event]], rounds: Iterable[Round], end: int
 ) -> Counter[int]:
-    waits = _by_begin(rounds)
+    waits = _by_begin(rounds, end)
     waiting: Counter[int] = Counter()
     for rank, mine in events.items():
         for event in mine:
             if event.kind == COLLECTIVE and not event.asynchronous:
-                taken = (event.end or end) - event.begin
+                taken = event.until(end) - event.begin
                 known = waits.get((rank, event.begin, event.number), taken)
                 waiting[rank] += min(known, taken)
     return waiting
 
 
-def _by_begin(rounds: Iterable[Round]) -> dict[tuple[int, int, int], int]:
+def _by_begin(rounds: Iterable[Round], end: int) -> dict[tuple[int, int, int], int]:
     """How long each member of each has waited, by its rank, its begin and the number."""
     return {
         (rank, one.begins[rank], one.number): waited
         for one in rounds
-        for rank, waited in one.waits.items()
+        for rank, waited in one.waits_until(end).items()
     }
 
 
-def _sites(rounds: Iterable[Round]) -> tuple[SiteTime, ...]:
+def _sites(rounds: Iterable[Round], end: int) -> tuple[SiteTime, ...]:
     """By place in the program and operation."""
     by_place: dict[tuple[str, str], list[Round]] = {}
     for one in rounds:
@@ -97,10 +98,11 @@ def _sites(rounds: Iterable[Round]) -> tuple[SiteTime, ...]:
                 name,
                 site,
                 len(mine),
-                sum(one.waited for one in mine),
+                sum(sum(one.waits_until(end).values()) for one in mine),
                 tuple(sorted(last.items(), key=lambda item: (-item[1], item[0]))),
                 sum(one.size * len(one.begins) for one in mine),
-                sum(not one.complete or one.failed for one in mine),
+                sum(one.failed for one in mine),
+                sum(one.goes_on and not one.failed for one in mine),
             )
         )
     return tuple(sorted(sites, key=lambda site: (-site.waited, site.site, site.name)))
@@ -110,7 +112,7 @@ def parts_of(trace: Trace) -> Part:
     """A trace as it is drawn."""
     begin, end = trace.extent()
     found = trace.summary()
-    waits = _by_begin(trace.rounds())
+    waits = _by_begin(trace.rounds(), end)
     lanes: dict[int, list[Drawn]] = {rank: [] for rank in sorted(trace.events)}
     for pixels in _PIXELS:
         for rank in tuple(lanes)[:_MOST_LANES]:
@@ -143,7 +145,8 @@ def _drawn(
 def _notes(trace: Trace) -> list[str]:
     notes = [f"worker {rank}: {why}" for rank, why in sorted(trace.missing.items())]
     for rank, count in sorted(trace.dropped.items()):
-        notes.append(f"worker {rank}: the {count} oldest events were dropped, as its ring was full")
+        lost = "oldest event was" if count == 1 else f"{count:,} oldest events were"
+        notes.append(f"worker {rank}: its {lost} dropped, as its ring was full")
     worst = max(trace.clock_error.values(), default=0)
     if worst:
         notes.append(f"clocks of several machines: times may be wrong by {worst / 1e6:.2g} ms")

@@ -18,6 +18,7 @@ from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError
 from ..runtime.failures import Failure
 from .facts.describe import describe
+from .facts.storage import why_no_data
 from .formats import format_number
 from .parts import Box, Lane, Lanes, Part
 from .render.html import render_html
@@ -89,7 +90,8 @@ def _answers(answers: Mapping[int, Any]) -> _Records:
 
 def record_of(value: Any) -> dict[str, Any]:
     """What is drawn of a value: all of a small tensor (a worker function)."""
-    small = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    dense = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    small = dense and not why_no_data(value)
     if small and value.numel() <= _MOST_VALUES and not value.is_complex():
         return {"shape": list(value.shape), "values": value.detach().flatten().tolist()}
     return describe(value, False)

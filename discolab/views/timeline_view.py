@@ -41,7 +41,7 @@ class SiteTime:
 
     `waited` is the waiting of all members together, in ns; `slowest` are the workers that were the
     last to come, with how often; `size` is what all have given, in bytes; `failed` counts those
-    that failed or did not become whole.
+    that failed or were stopped, `going` those that are not over.
     """
 
     name: str
@@ -51,6 +51,7 @@ class SiteTime:
     slowest: tuple[tuple[int, int], ...]
     size: int
     failed: int = 0
+    going: int = 0
 
 
 class Times(Protocol):
@@ -188,7 +189,7 @@ def _site_table(sites: Sequence[SiteTime]) -> Part:
                 Text(_time(one.waited)),
                 Text(_slowest(one)),
                 Text(format_bytes(one.size)),
-                Text(f"{one.failed} failed", "error") if one.failed else Text(""),
+                _not_done(one),
             )
         )
         for one in sites[:_MOST_SITES]
@@ -197,6 +198,13 @@ def _site_table(sites: Sequence[SiteTime]) -> Part:
     if len(sites) <= _MOST_SITES:
         return table
     return Stack((table, Text(f"and {len(sites) - _MOST_SITES} more places", "muted")))
+
+
+def _not_done(site: SiteTime) -> Text:
+    words = [f"{site.failed} failed"] if site.failed else []
+    if site.going:
+        words.append(f"{site.going} not over")
+    return Text(", ".join(words), "error" if site.failed else "plain")
 
 
 def _slowest(site: SiteTime) -> str:

@@ -62,6 +62,14 @@ def test_open_run_zoom_and_click(lab: Server, open_notebook: Callable[..., Noteb
     details.get_by_role("button").press("Enter")
     assert not details.is_visible()
 
+    # a canvas keeps its colours: it is drawn anew when the theme changes, though nothing runs
+    ink = "canvas => { const c = canvas.getContext('2d'); return c.fillStyle + c.strokeStyle }"
+    light = out.locator("canvas").evaluate(ink)
+    page.set_dark(True)
+    page.wait_until(lambda: out.locator("canvas").evaluate(ink) != light)
+    page.set_dark(False)
+    page.wait_until(lambda: out.locator("canvas").evaluate(ink) == light)
+
     out.get_by_role("button", name="export").click()
     page.wait_for_text("timeline-sess.json", 1)
     assert (lab.notebooks / "timeline-sess.json").exists()

@@ -229,7 +229,7 @@ def test_the_call_that_ended_a_worker_is_named_not_the_one_before(pair: ProcessS
             os._exit(3)
 
     pair.call_packed(abs, 1)
-    with pytest.raises(DiscoError, match="while it ran call of '.*the_end'"):
+    with pytest.raises(DiscoError, match=r"while it ran call of '.*the_end'"):
         pair.call_packed(the_end).debug_get_from_all()
 
 

@@ -15,7 +15,7 @@ def test_without_a_session_the_way_to_start_one_is_told(bare_kernel: Any) -> Non
 
 
 def test_a_session_says_what_it_bound(nb: Any) -> None:
-    result = nb.ok("%disco_session 2 --devices cpu --name pair")
+    result = nb.ok("%disco_session 2 --devices cpu --name 'pair'")
     assert result.stdout == (
         "pair: workers 0-1 on cpu (threads, local collectives); names in %%disco: "
         "rank, world_size, device, worker, ccl, torch, dist\n"

@@ -151,3 +151,68 @@ def test_mistakes_are_told_in_a_line(nb_w: Kernel, line: str, words: str) -> Non
 def test_a_nonsense_command_is_answered_with_an_error(plot: Comm) -> None:
     plot.command("look", asker="me", window="all", pixels=[1, 1])
     assert "4 numbers expected" in said(plot, "error")["text"]
+
+
+# -- how long it keeps a value
+
+
+def live(nb: Kernel) -> str:
+    """Whether the value that `held` stood for is kept."""
+    return nb.ok("import gc; _ = gc.collect(); print(kept() is not None)").stdout.strip()
+
+
+@pytest.fixture
+def held(nb: Kernel) -> Kernel:
+    nb.ok(
+        "import discolab, torch, weakref\n"
+        "held = sess.call_packed(torch.ones, 8, 8); kept = weakref.ref(held)\n"
+        "from discolab.notebook.widgets import base; base._LEFT = 0.3"
+    )
+    return nb
+
+
+def test_a_picture_that_was_taken_off_its_page_lets_the_value_go(held: Kernel) -> None:
+    comm = Comm(held, held.ok("display(discolab.plot(held))", watched=True))
+    comm.say("open")
+    look(comm, 0, 0, 8, 8)
+    held.ok("del held")
+    assert live(held) == "True"
+    assert "a plot" in held.ok("%disco_registers").text
+    comm.say("close")  # another tab of the browser is looked at: it is on the page all the same
+    comm.listen(0.8)
+    assert live(held) == "True"
+    comm.say("open")
+    comm.say("close", gone=True)
+    comm.listen(0.8)
+    assert live(held) == "False"
+    comm.say("open")  # after an undo, or in a notebook that was closed and opened
+    comm.until(lambda: comm.frames and "run the cell again" in comm.frames[-1]["gone"])
+    comm.command("look", asker="me", number=1, window=[0, 0, 8, 8], pixels=[9, 9])
+    assert "run the cell again" in said(comm, "error")["text"]
+    comm.say("close")
+
+
+def test_one_that_comes_back_while_somebody_holds_the_value_goes_on(held: Kernel) -> None:
+    comm = Comm(held, held.ok("display(discolab.plot(held))", watched=True))
+    comm.say("open")
+    comm.say("close", gone=True)
+    comm.listen(0.8)
+    assert "a plot" not in held.ok("%disco_registers").text
+    comm.say("open")
+    assert look(comm, 0, 0, 8, 8)["pixels"] == [8, 8]
+    comm.say("close", gone=True)
+
+
+def test_closing_lets_the_value_go(held: Kernel) -> None:
+    held.ok("p = discolab.plot(held); display(p)", watched=True)
+    held.ok("del held")
+    assert "p.ref" in held.ok("%disco_registers").text
+    held.ok("p.close()")
+    assert live(held) == "False"
+
+
+def test_a_plot_that_could_not_be_made_leaves_no_noise(held: Kernel) -> None:
+    held.fails("discolab.plot(5)")
+    held.fails("discolab.plot(sess.call_packed(torch.ones, 2, device='meta'))")
+    assert not held.ok("import sys; sys.last_value = sys.last_traceback = sys.last_exc = None\n"
+                       "import gc; _ = gc.collect()").stderr  # fmt: skip

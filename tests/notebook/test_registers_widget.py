@@ -319,3 +319,29 @@ def test_a_saved_notebook_shows_the_last_of_it(nb: Kernel, table: Table) -> None
     table.say("close")  # the page is closed while a cell runs
     table.until(lambda: bool(table.displays))
     assert "float32[1234]" not in table.displays[-1]["text/plain"]
+
+
+def test_a_cell_that_is_run_again_is_told_by_each_of_its_numbers(nb: Kernel) -> None:
+    nb.ok("import torch\nagain = []")
+    text = "again.append(sess.call_packed(torch.zeros, 5))"
+    numbers = []
+    for _ in range(3):
+        nb.ok(text)
+        number = nb.ok("print(get_ipython().displayhook.prompt_count)").stdout
+        numbers.append(int(number) - 1)
+    made = nb.ok(
+        "found = discolab.notebook.disco_registers(sort='age', filter='again')\n"
+        "[row.made_by for row in found.rows]"
+    )
+    assert made.text == str([f"Cell In[{number}], line 1" for number in numbers])
+
+
+def test_words_that_are_none_are_refused(nb: Kernel) -> None:
+    error = nb.fails("discolab.notebook.disco_registers(filter=None)")
+    assert "filter is text" in error.error["evalue"]
+    assert not nb.ok("import gc; _ = gc.collect()").stderr
+
+
+def test_what_workers_do_after_a_cell_is_in_the_saved_notebook(nb: Kernel, table: Table) -> None:
+    nb.ok("refs.append(sess.call_packed(lambda: __import__('time').sleep(0.5) or 'at last'))")
+    table.until(lambda: any("str of 7" in shown["text/plain"] for shown in table.displays))

@@ -189,6 +189,30 @@ def test_the_last_picture_is_in_the_saved_notebook(traced: Kernel, timeline: Com
     timeline.say("close")
 
 
+def test_a_cell_is_one_call_and_one_failure(traced: Kernel) -> None:
+    count = "[(w.commands, w.failed) for w in lab.disco_timeline().trace.summary().workers]"
+    before = eval(traced.ok(count).text)
+    traced.ok("%%disco\n41 + 1")
+    traced.fails("%%disco\n1 / 0")
+    after = eval(traced.ok(count).text)
+    assert after == [(calls + 2, failed + 1) for calls, failed in before]
+
+
+def test_many_spans_leave_the_newest_command_in_sight(traced: Kernel, timeline: Comm) -> None:
+    ask(timeline)
+    traced.ok("%%disco\nfor i in range(30_000):\n    with trace.span('tiny'): pass")
+    number = 10
+    shown = ask(timeline, number=number)
+    assert timeline.frames[-1]["behind"]  # there is much that was not read
+    last = [span[3] for span in spans(shown["lanes"]["3"][COMMANDS])[-2:]]
+    assert any(shown["names"][name].startswith("Cell In[") for name in last)
+    assert not timeline.frames[-1]["going"]
+    assert traced.ok("len(lab.disco_timeline().trace.events[3]) > 30_000").text == "True"
+    timeline.say("close")
+    traced.ok("%disco_timeline --clear")
+    traced.ok(IMBALANCED)
+
+
 def test_buttons_export_clear_and_switch_off(
     traced: Kernel, timeline: Comm, tmp_path: Path
 ) -> None:

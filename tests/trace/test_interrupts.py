@@ -41,6 +41,7 @@ def check(found: Trace, rounds: int) -> None:
         spans = {event.ordinal: event for event in commands}
         for event in events:
             assert event.end
+            assert event.state in ("done", "stopped")
             around = spans[event.ordinal]
             assert around.begin <= event.begin <= event.end <= around.end
         assert all(event.state != "running" for event in events)

@@ -61,3 +61,22 @@ def test_a_group_of_one_waits_for_nobody() -> None:
     (found,) = match([(0, call(3, group=(0,)))])
     assert found.complete
     assert found.slowest is None
+
+
+def test_who_waits_for_somebody_who_has_not_come_waits_until_now() -> None:
+    (found,) = match([(0, call(10, end=0, state="waiting"))])
+    assert (found.waited, found.goes_on, found.failed) == (0, True, False)
+    assert found.waits_until(40) == {0: 30}
+    assert found.waits_until(5) == {0: 0}  # never less than nothing
+    (stopped,) = match([(0, call(10, end=25, state="stopped"))])
+    assert stopped.waits_until(1000) == {0: 15}
+
+
+def test_who_goes_on_at_once_has_not_waited() -> None:
+    (found,) = match([(0, call(70)), (1, call(30, asynchronous=True))])
+    assert (found.waits, found.waited, found.slowest) == ({0: 0, 1: 0}, 0, 0)
+
+
+def test_who_was_stopped_before_the_last_came_waited_until_then() -> None:
+    (found,) = match([(0, call(10, end=20, state="stopped")), (1, call(90))])
+    assert found.waits == {0: 10, 1: 0}

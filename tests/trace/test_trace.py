@@ -139,6 +139,57 @@ def test_the_ring_drops_the_oldest_and_says_so(pair: Session) -> None:
         trace.start(pair, capacity=0)
 
 
+def test_what_was_cleared_or_came_before_the_block_was_not_dropped(pair: Session) -> None:
+    with recording(pair):
+        pair.call_packed(step)
+        trace.clear(pair)
+        pair.call_packed(step)
+        pair.sync_all()
+        assert trace.collect(pair, timeout=5).dropped == {}
+        trace.start(pair, 10)
+        pair.call_packed(step, 50)
+    with trace.tracing(pair) as found:
+        pair.call_packed(int, 1)
+    assert found.dropped == {}
+    assert names(found, 0, "command") == ["int"]
+
+
+def test_the_last_command_is_known_before_all_is_read(pair: Session) -> None:
+    with recording(pair):
+        pair.call_packed(step, 9)
+        pair.sync_all()
+    follower = Follower(pair)
+    follower.poll(timeout=5, most=4)
+    assert follower.behind
+    assert [len(events) for events in follower.events.values()] == [5, 5]
+    assert [events[-1].name for events in follower.events.values()] == ["step", "step"]
+    assert not follower.goes_on
+    follower.catch_up(5)
+    assert follower.trace().events == trace.collect(pair, timeout=5).events
+
+
+def test_what_discolab_asks_for_itself_is_no_call_of_the_user(pair: Session) -> None:
+    from discolab.views.before_after import record_of
+
+    with trace.tracing(pair) as found:
+        ref = pair.call_packed(fail_on_one)
+        pair.call_packed(record_of, ref)
+    with pytest.raises(WorkerError):
+        pair.sync_all()
+    calls = found.summary().workers
+    assert [(one.commands, one.failed) for one in calls] == [(1, 0), (1, 1)]
+
+
+def test_since_must_be_a_trace_of_this_session(pair: Session) -> None:
+    other = trace.Trace("another", {0: (), 7: ()})
+    for since in (other, 5):
+        with pytest.raises(ArgumentError, match="since is"):
+            trace.collect(pair, since=since)  # type: ignore[arg-type]
+    for timeout in ("x", -1, float("nan")):
+        with pytest.raises(ArgumentError, match="timeout is"):
+            trace.collect(pair, timeout=timeout)  # type: ignore[arg-type]
+
+
 def test_a_follower_sees_what_runs(pair: Session, gate: Any) -> None:
     with recording(pair):
         pair.call_packed(in_collective, gate.path)
@@ -166,6 +217,30 @@ def test_a_follower_sees_what_runs(pair: Session, gate: Any) -> None:
     assert follower.trace().events == trace.collect(pair, timeout=5).events
     for lane in follower._lanes.values():
         lane.validate()
+
+
+def test_who_was_stopped_while_waiting_has_waited(make: Any, gate: Any, engine: str) -> None:
+    if engine not in ("threads", "processes"):
+        pytest.skip("the loop of a worker is the same on all engines")
+    session = make(2)
+    trace.start(session)
+    session.call_packed(in_collective, gate.path)
+    follower = Follower(session)
+    deadline = time.monotonic() + 10
+    while {event.kind for events in follower.events.values() for event in events} != {
+        "command", "collective", "span",
+    }:  # fmt: skip
+        assert time.monotonic() < deadline
+        follower.poll(timeout=5)
+    assert session.interrupt(timeout=10) == []
+    follower.catch_up(5)
+    (barrier,) = [event for event in follower.events[0] if event.kind == "collective"]
+    assert barrier.state == "stopped"
+    assert follower.waits[0][barrier.seq] == barrier.end - barrier.begin
+    (waited,) = [event for event in follower.events[1] if event.kind == "span"]
+    assert waited.state == "stopped"
+    (site,) = follower.trace().summary().sites
+    assert (site.waited, site.going) == (barrier.end - barrier.begin, 0)
 
 
 def test_messages_are_bounded(pair: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +283,7 @@ def test_a_session_closed_in_the_block(make: Any, engine: str) -> None:
     kept = [0, 1] if engine == "threads" else [0]
     for rank in (0, 1):
         assert names(found, rank, "command") == ["step"] * (rank in kept)
-        assert (f"worker {rank}: is gone with its session" in rows) == (rank not in kept)
+        assert (f"worker {rank}: gone with the session" in rows) == (rank not in kept)
 
 
 def test_a_block_that_raises_leaves_what_was_recorded(pair: Session) -> None:
@@ -233,8 +308,35 @@ def test_a_dead_worker_is_said_to_be_missing(make: Any, engine: str) -> None:
     while session.status()[1].state != "dead" and time.monotonic() < deadline:
         time.sleep(0.01)
     found = trace.collect(session)
-    assert found.missing == {1: "has died, and what it had recorded is lost"}
+    assert found.missing == {1: "dead; what was recorded there is lost"}
     assert names(found, 0, "command") == ["step"]
+
+
+def test_the_lane_of_a_dead_worker_ends_with_it(make: Any, engine: str, gate: Any) -> None:
+    if engine != "processes":
+        pytest.skip("one engine whose workers can die is enough")
+    import os
+    import signal
+
+    session = make(2)
+    trace.start(session)
+    session.call_packed(wait_for, gate.path)
+    follower = Follower(session)
+    pid = session.look(trace.sample, timeout=5)[1]["pid"]
+    deadline = time.monotonic() + 10
+    while not follower.events[1] and time.monotonic() < deadline:
+        follower.poll(5)
+    os.kill(pid, signal.SIGKILL)
+    while 1 not in follower.missing or not follower.events[1][0].end:
+        assert time.monotonic() < deadline
+        follower.poll(0.1)
+    assert follower.missing == {1: "dead; what came after the last look is lost"}
+    lane = follower.events[1]
+    assert {event.state for event in lane} == {"failed"}
+    follower.poll(0.1)
+    assert follower.events[1] == lane
+    assert follower.goes_on  # the other
+    gate.set()
 
 
 @pytest.mark.one_process

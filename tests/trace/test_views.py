@@ -44,6 +44,36 @@ def test_where_the_time_went() -> None:
     assert site.size == 16
 
 
+def test_what_goes_on_is_waiting_and_not_failed() -> None:
+    group = {"group": (0, 1), "number": 0, "ordinal": 0}
+    events = {
+        0: (
+            Event(0, "collective", "all_reduce", 2 * MS, 0, "waiting", "a.py:3", **group),
+            Event(-1, "command", "step", 0, 0, "running"),
+        )
+    }
+    found = Trace("x", events, taken=10 * MS).summary()
+    assert (found.workers[0].busy, found.workers[0].waiting) == (2 * MS, 8 * MS)
+    (site,) = found.sites
+    assert (site.waited, site.failed, site.going) == (8 * MS, 0, 1)
+    old = Trace("x", events, taken=0)  # taken before anything of it began
+    assert old.extent() == (0, 2 * MS)
+    for one in old.summary().workers:
+        assert min(one.busy, one.waiting, one.idle) >= 0
+
+
+def test_what_discolab_sends_for_itself_is_no_call() -> None:
+    own = {"detail": "discolab's own", "ordinal": 1}
+    events = {
+        0: (
+            Event(0, "command", "Cell In[1]", 0, 4, "failed", ordinal=0),
+            Event(1, "command", "drawing a value", 5, 9, "failed", **own),
+        )
+    }
+    (worker,) = Trace("x", events).summary().workers
+    assert (worker.commands, worker.failed, worker.busy) == (1, 1, 8)
+
+
 def test_a_trace_as_text() -> None:
     text = a_trace()._repr_mimebundle_()["text/plain"]
     assert text.splitlines()[:6] == [

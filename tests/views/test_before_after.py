@@ -9,7 +9,7 @@ from discolab import ccl
 from discolab.engines import ThreadedSession
 from discolab.runtime import ArgumentError, current_worker
 from discolab.views import before_after, render_html, render_text
-from discolab.views.before_after import before_after_parts, origins_of
+from discolab.views.before_after import before_after_parts, origins_of, record_of
 
 
 def test_origins() -> None:
@@ -42,6 +42,12 @@ def test_picture_of_what_moved() -> None:
     assert html.count("linear-gradient") == 2
     assert html.count("→") == 2
     assert "nothing" in html
+
+
+def test_a_freed_storage_is_not_read() -> None:
+    value = torch.ones(3)
+    value.untyped_storage().resize_(0)
+    assert record_of(value)["note"] == "storage freed: no data"
 
 
 def powers() -> torch.Tensor:

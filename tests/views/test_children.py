@@ -12,7 +12,7 @@ import torch
 
 from discolab.engines import ThreadedSession
 from discolab.runtime.worker import current_worker
-from discolab.views import describe, dref_parts, render_html, render_text
+from discolab.views import describe, dref_parts, render_html, render_text, view
 
 
 def text(values: Iterable[object], **options: Any) -> str:
@@ -101,6 +101,61 @@ def test_stages_of_a_pipeline_are_a_row_each() -> None:
         "  2     ModuleDict  layers.4,5, norm          16   64 B",
         "  3     None",
     ]
+
+
+def filled(value: float) -> torch.nn.Linear:
+    layer = torch.nn.Linear(2, 2, bias=False)
+    torch.nn.init.constant_(layer.weight, value)
+    return layer
+
+
+def test_what_several_stages_have_by_one_name_is_compared() -> None:
+    stages = [
+        torch.nn.ModuleDict({f"l{rank}": filled(1), "emb": filled(5 if rank == 2 else 1)})
+        for rank in range(4)
+    ]
+    drawn = text(stages)
+    assert "≠ 1 of 1 common parameters differs" in drawn
+    assert lines_of(drawn, "emb.weight")[0].split("  ")[-2:] == ["≠ A A B A (worker 2)", "0-3"]
+
+
+@pytest.mark.parametrize("num_groups", [1, 2])
+def test_replicas_of_a_stage_that_differ_are_told(num_groups: int) -> None:
+    stages = [torch.nn.ModuleDict({f"l{r % 2}": filled(1 if r < 2 else 3)}) for r in range(4)]
+    drawn = text(stages, num_groups=num_groups)
+    assert "parameters of the same name are distinct" in drawn
+    assert "common parameters: 2, all distinct" in drawn
+    assert lines_of(drawn, "l1.weight")[0].split()[-2:] == ["distinct", "1,3"]
+
+
+def test_modules_and_dicts_that_some_workers_lack_are_compared_on_the_others() -> None:
+    assert "parameters of the same name are distinct" in text([filled(0), filled(1), None, None])
+    drawn = text([torch.nn.Sequential(filled(1)), filled(1), filled(1)])
+    assert "equal where several have a parameter" in drawn
+    items = [{"w": torch.ones(2) * (rank == 1)} for rank in range(3)]
+    assert "1 of 1 items differs" in text([*items, None])
+    assert "all distinct" in text([*items[:2], None])
+    assert "equal on workers 0,2" in text([items[0], None, items[0]])
+    drawn = text([{"w": 1}, *({"w": 1, "b": value["w"]} for value in items)])
+    assert "only on workers 1-3, ≠ - A B A (worker 2)" in drawn
+
+
+def test_a_parameter_that_is_frozen_on_one_worker_is_told() -> None:
+    modules = [filled(1).requires_grad_(rank != 1) for rank in range(3)]
+    drawn = text(modules)
+    assert "≠ 1 of 1 parameters differs" in drawn
+    assert "≠ frozen only on worker 1" in lines_of(drawn, "weight")[0]
+    values = [torch.ones(3).requires_grad_(rank == 1) for rank in range(3)]
+    assert "[1] alone requires grad" in text(values)
+    assert "requires grad" not in text(values[1:2] * 3)
+
+
+def test_parameters_without_data_are_called_so_not_large() -> None:
+    drawn = text([torch.nn.LazyLinear(3)] * 2)
+    assert "[0,1] lazy: no data yet (2 parameters)" in drawn
+    drawn += text([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, device="meta")])
+    assert "[1] meta tensor: no data (2 parameters)" in drawn
+    assert "large" not in drawn
 
 
 def test_layers_have_their_numbers_in_the_whole_model() -> None:
@@ -261,3 +316,20 @@ def test_shards_need_not_be_equal_but_their_replicas() -> None:
     assert "[8, 8]  float32  Replicate(), Shard(0)     128 B" in weight
     assert "≠ A B A C (worker 3)" in weight
     assert lines_of(drawn, "bias")[0].endswith("equal")
+
+
+@pytest.mark.parametrize("kind", ["module", "dict"])
+def test_the_one_of_a_thousand_that_differs_is_named(kind: str) -> None:
+    def thousand() -> Any:
+        odd = 900 if current_worker().worker_id == 2 else -1
+        tensors = {f"p{place}": torch.full((1,), float(place == odd)) for place in range(1000)}
+        if kind == "dict":
+            return tensors
+        return torch.nn.ParameterDict(tensors)
+
+    with ThreadedSession(4) as session:
+        text = repr(view(session.call_packed(thousand)))
+    lines = [line for line in text.split("\n") if "p900" in line]
+    assert lines, text
+    assert any("≠ A A B A (worker 2)" in line for line in lines)
+    assert "1 of 1000 " in text.split("\n")[0]

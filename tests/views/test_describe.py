@@ -105,9 +105,27 @@ def test_rounding_noise_is_no_deviation() -> None:
     assert stats["mean"] == 0.0
 
 
+@pytest.mark.parametrize("ends", [(1e300, -1e300), (1e300, 0.0)])
+def test_a_deviation_past_all_floats_is_infinite_as_in_torch(ends: tuple[float, float]) -> None:
+    values = torch.tensor(ends, dtype=torch.float64)
+    stats: Any = describe(values)["stats"]
+    assert stats["std"] == values.std().item() == float("inf")
+
+
+def test_of_a_sparse_tensor_entries_of_one_place_are_summed() -> None:
+    twice = torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (2,), check_invariants=True)
+    record: Any = describe(twice)
+    assert (record["stats"]["min"], record["stats"]["max"], record["head"]) == (3.0, 3.0, [3.0])
+    assert record["note"] == "statistics are of the stored entries"
+    assert record["digest"] == describe(twice.coalesce())["digest"]
+    assert not twice.is_coalesced()
+
+
 def test_exact_integers_and_complex_magnitudes() -> None:
     stats: Any = describe(torch.tensor([2**53 + 1, 5]))["stats"]
     assert stats["max"] == 2**53 + 1
+    stats = describe(torch.tensor([2**64 - 1, 5], dtype=torch.uint64))["stats"]
+    assert (stats["min"], stats["max"]) == (5, str(2**64 - 1))  # past what a record may hold
     record: Any = describe(torch.tensor([3 + 4j, 0j]))
     assert record["stats"]["max"] == 5.0
     assert record["stats"]["of"] == "magnitude"
@@ -178,11 +196,29 @@ def test_unusual_tensors(name: str, stats: Any) -> None:
 
 def test_what_has_no_plain_shape() -> None:
     ragged = torch.nested.nested_tensor([torch.ones(2, 2), torch.ones(3, 2)])
-    for tensor in (ragged, torch.nn.parameter.UninitializedParameter()):
-        record = describe(tensor)
-        assert_plain(record)
-        assert record["kind"] == "tensor"
-        assert str(record["error"]).startswith("shape failed: RuntimeError")
+    record = describe(ragged)
+    assert_plain(record)
+    assert record["kind"] == "tensor"
+    assert str(record["error"]).startswith("shape failed: RuntimeError")
+    assert describe(torch.nn.parameter.UninitializedParameter())["note"] == "lazy: no data yet"
+
+
+def test_a_tensor_whose_storage_was_freed_is_not_read() -> None:
+    values = [torch.ones(3), torch.ones(8).view(4, 2)[1:, 1], torch.eye(3).to_sparse()]
+    assert not any("no data" in str(describe(value)) for value in values)
+    stored = (values[0], values[1], values[2]._values())
+    for value, part in zip(values, stored, strict=True):
+        part.untyped_storage().resize_(0)
+        record = describe(value, stats=True)
+        assert record["note"] == "storage freed: no data"
+        assert "digest" not in record
+        inner: Any = describe({"x": value})
+        assert inner["items"][0]["value"]["note"] == "storage freed: no data"
+    module = torch.nn.Linear(2, 2)
+    module.weight.untyped_storage().resize_(12)  # not all of it is gone
+    rows: Any = describe(module)["params"]
+    assert [row.get("note") for row in rows] == ["storage freed: no data", None]
+    assert "digest" in rows[1]
 
 
 def test_fake_tensor() -> None:

@@ -189,7 +189,7 @@ def test_names_of_one_only_and_shapes_within_are_told() -> None:
         ("b", "only in the first"),
         ("c", "only in the second"),
     ]
-    assert found["counts"] == {"rows": 3, "over": 3, "differ": 3}
+    assert found["counts"] == {"rows": 3, "over": 3, "differ": 3, "no_data": 0}
 
 
 def test_of_many_values_those_that_differ_are_kept() -> None:
@@ -218,3 +218,53 @@ def test_on_every_engine(sess: Session) -> None:
     found = sess.compare(x, sess.call_packed(poked, x))
     assert found.ranks == [2]
     assert found._repr_mimebundle_()["text/plain"] == repr(found)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "dtypes", "gap"),
+    [
+        (2**62, -(2**62), (torch.int64, torch.int64), 2**63),
+        (2**63 - 1, -(2**63), (torch.int64, torch.int64), 2**64 - 1),
+        (0, 2**64 - 1, (torch.uint64, torch.uint64), 2**64 - 1),
+        (2**63, -1, (torch.uint64, torch.int64), 2**63 + 1),
+        (2**53 - 1, 2**53 + 1, (torch.int64, torch.int64), 2),
+        (2**53 + 1, 2.0**53, (torch.int64, torch.float64), 1),
+        (2.0**63, 2**63 - 1, (torch.float64, torch.int64), 1),
+        (2**53 + 1, 2.0**53, (torch.int64, torch.complex128), 1),
+    ],
+)
+def test_large_integers_that_differ_are_told_apart_exactly(
+    one: float, other: float, dtypes: tuple[torch.dtype, torch.dtype], gap: int
+) -> None:
+    a, b = (torch.tensor([v], dtype=d) for v, d in zip((one, other), dtypes, strict=True))
+    row = pair(a, b, rtol=0, atol=0)
+    assert (row["max_abs"], row["over"], row["differ"]) == (float(gap), 1, 1)
+    assert pair(a, a, rtol=0, atol=0)["differ"] == pair(b, b, rtol=0, atol=0)["differ"] == 0
+
+
+def test_what_differs_from_zero_is_endlessly_far_in_relation() -> None:
+    for a, b in ((True, False), (1.4e-45, 0.0), (math.inf, 3e38)):
+        assert pair(torch.tensor([a]), torch.tensor([b]))["max_rel"] == math.inf
+    assert pair(torch.zeros(2), torch.tensor([0.0, math.nan]))["max_rel"] == 0
+
+
+def freed() -> torch.Tensor:
+    values = torch.ones(3)
+    values.untyped_storage().resize_(0)
+    return values
+
+
+def test_what_has_no_data_is_not_called_different(four: ThreadedSession) -> None:
+    x = four.call_packed(freed)
+    with pytest.raises(ArgumentError, match="storage freed: no data on workers 0-3"):
+        four.compare(x, x)
+    for make in (
+        lambda: torch.nn.LazyLinear(2),
+        lambda: torch.nn.Linear(2, 2, device="meta"),
+        lambda: [freed(), torch.ones(2)],
+    ):
+        value = four.call_packed(make)
+        found = four.compare(value, value)
+        assert not found.equal
+        assert "no data to compare on workers 0-3" in repr(found)
+        assert "differ on workers" not in repr(found)

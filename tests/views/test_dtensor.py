@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from discolab import plot
 from discolab.engines import ThreadedSession
+from discolab.views import view
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +58,49 @@ def test_drawn_as_the_logical_tensor(sess: ThreadedSession, kinds: str, words: l
     for word in words:
         assert word in text, text
     assert "could not be drawn" not in text
+
+
+def unlike(kinds: str) -> Any:
+    from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+
+    mesh = init_device_mesh("cpu", (4,))
+    rank = mesh.get_rank()
+    if kinds == "placements":
+        return DTensor.from_local(torch.ones(2, 2), mesh, [Shard(rank % 2)], run_check=False)
+    if kinds == "shapes":
+        return DTensor.from_local(torch.ones(2 + rank, 3), mesh, [Shard(0)], run_check=False)
+    return torch.ones(2, 2) if rank else DTensor.from_local(torch.ones(2, 2), mesh, [Shard(0)])
+
+
+@pytest.mark.parametrize(
+    ("kinds", "words"),
+    [
+        ("placements", "DTensors disagree: Shard(0) of a mesh [4] on 0,2; Shard(1) of"),
+        ("shapes", "they state [8, 3] on 0, [12, 3] on 1"),
+        ("plain", "a plain tensor on 1-3"),
+    ],
+)
+def test_dtensors_that_disagree_are_not_joined(
+    sess: ThreadedSession, kinds: str, words: str
+) -> None:
+    ref = sess.call_packed(unlike, kinds)
+    sess.sync_all()
+    text = repr(view(ref))
+    assert "≠ DTensors disagree" in text.split("\n")[0]
+    assert words in text, text
+    assert "inferred" not in text
+    drawn = repr(plot(ref))
+    assert "not joined" in drawn
+    assert words in drawn
+
+
+def test_dtensors_know_better_than_placements(sess: ThreadedSession) -> None:
+    from torch.distributed.tensor import Shard
+
+    ref = sess.call_packed(distributed, "partial")
+    ref.placements = [Shard(1)]
+    text = repr(view(ref))
+    assert "DTensor float32[4, 4] Partial(sum)" in text
+    assert ".placements say otherwise: Shard(1)" in text
+    assert "Partial(sum)" in repr(plot(ref))
+    assert "say otherwise" in repr(plot(ref))

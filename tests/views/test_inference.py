@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.distributed.tensor import Replicate, Shard
 
 from discolab.views import describe, dref_parts, render_html, render_text
 from discolab.views.dref.inference import infer_axes, infer_plans
@@ -84,3 +85,27 @@ def test_values_on_some_workers_only() -> None:
     assert "workers 2,3" in html
     _, html = both([None, None, same, "other"])
     assert "only workers" not in html
+
+
+def test_equal_replicas_of_each_group_are_not_called_equal_everywhere() -> None:
+    values = [torch.full((2, 3), float(rank // 2)) for rank in range(4)]
+    text, _ = both(values, placements=[Replicate()], num_groups=2)
+    assert "✓ equal within each of 2 groups" in text.split("\n")[0]
+
+
+def test_placements_that_do_not_fit_the_session_are_refused_in_words() -> None:
+    values = [torch.full((6, 3), float(rank)) for rank in range(4)]
+    for placements in ([Shard(0), Shard(1)], [Shard(0), Replicate()]):
+        text, _ = both(values, placements=placements)
+        assert "layout not drawn: 2 placements, but the session has neither groups nor" in text
+        assert "replicas differ" not in text
+    text, _ = both(values, placements=[Shard(0)], axes={"dp": 2, "tp": 2})
+    assert "taken over all workers (1 placement; the mesh has axes dp, tp)" in text
+    assert "[6:12, :]   worker 1" in text
+
+
+def test_text_says_of_replicas_that_differ_what_html_says() -> None:
+    values = [torch.full((4, 4), float(rank)) for rank in range(2)]
+    text, html = both(values, placements=[Replicate()])
+    for words in (text, html):
+        assert words.count("Replicate() of [4, 4]; one tile a class of equal contents") == 1

@@ -29,6 +29,12 @@ def four() -> Iterator[ThreadedSession]:
         yield session
 
 
+@pytest.fixture
+def meshed() -> Iterator[ThreadedSession]:
+    with ThreadedSession(4) as session:
+        yield session
+
+
 def rank() -> int:
     return current_worker().worker_id
 
@@ -192,16 +198,16 @@ def test_only_the_region_is_asked_for(four: ThreadedSession) -> None:
     assert picture.moved == 16 * 4
 
 
-def test_a_mesh_and_slices_of_many_dims(four: ThreadedSession) -> None:
+def test_a_mesh_and_slices_of_many_dims(meshed: ThreadedSession) -> None:
     values = torch.arange(6 * 8 * 4.0).view(6, 8, 4)
 
     def piece() -> torch.Tensor:
         row, column = divmod(rank(), 2)
         return values[:, 4 * row : 4 * row + 4, 2 * column : 2 * column + 2].clone()
 
-    ref = four.call_packed(piece)
+    ref = meshed.call_packed(piece)
     ref.placements = [Shard(1), Shard(2)]
-    four.mesh(dp=2, tp=2)
+    meshed.mesh(dp=2, tp=2)
     reader = Reader(ref, index={0: 3})
     assert reader.sheet.dims == (1, 2)
     np.testing.assert_array_equal(reader.look(WHOLE, (64, 64), "value").mean, values[3])
@@ -412,3 +418,60 @@ def test_it_works_where_workers_have_processes(pair: Any) -> None:
 def test_status_says_that_a_picture_is_read() -> None:
     for function in (read_facts, read_regions):
         assert vars(function)["disco_command"] == "reading a picture"
+
+
+def test_whose_values_are_drawn_where_replicas_differ(four: ThreadedSession) -> None:
+    ref = four.call_packed(lambda: torch.full((4, 4), float(rank())))
+    ref.placements = [Replicate()]
+    text = text_of(ref)
+    assert "≠ workers that should hold the same values differ; drawn: values of worker 0" in text
+    assert "0 to 0 on worker 0" in text
+    assert "2 to 2 on worker 2" in text_of(ref, "copy 2")
+    large = four.call_packed(lambda: torch.full((1200, 1000), float(rank())))
+    large.placements = [Replicate()]
+    assert "0 to 0 on worker 0" in text_of(large)  # not compared: nothing is claimed of the rest
+    same = four.call_packed(lambda: torch.full((4, 4), 1.0))
+    same.placements = [Replicate()]
+    assert "on worker" not in text_of(same)
+
+
+def test_groups_with_a_tensor_each_are_not_asked_for_placements() -> None:
+    with ThreadedSession(4, num_groups=2) as grouped:
+        ref = grouped.call_packed(lambda: torch.full((2, 3), float(rank() // 2)))
+        ref.placements = [Replicate()]
+        text = text_of(ref)
+    assert "each of 2 groups has a tensor of its own" in text
+    assert "set .placements" not in text
+
+
+def test_complex_values_and_those_of_nothing_finite(four: ThreadedSession) -> None:
+    assert "of complex values their magnitudes" in text_of(
+        four.call_packed(lambda: torch.full((2, 2), 3 + 4j))
+    )
+    text = text_of(four.call_packed(lambda: torch.full((2, 2), math.nan)))
+    assert "none finite" in text
+    assert "0 to 0" not in text
+    assert "█ 0" not in text
+
+
+def test_options_and_cuts_that_make_no_sense_are_refused(four: ThreadedSession) -> None:
+    for bad in (math.nan, math.inf):
+        with pytest.raises(ArgumentError, match="finite"):
+            check_options("mean", bad, None)
+    ref = spread(four, torch.ones(8, 4), [Shard(0)])
+    for index in ({0: 100}, "x", 3):
+        with pytest.raises(ArgumentError, match="index"):
+            Reader(ref, index=index)
+    uneven = four.call_packed(lambda: torch.ones(2 + rank(), 3 + rank()))
+    assert "float32, one tensor a worker, shapes differ, not joined" in text_of(uneven)
+
+
+def freed() -> torch.Tensor:
+    values = torch.ones(4, 4)
+    values.untyped_storage().resize_(0)
+    return values
+
+
+def test_a_freed_storage_is_told_not_read(four: ThreadedSession) -> None:
+    with pytest.raises(ArgumentError, match="storage freed: no data"):
+        discolab.plot(four.call_packed(freed))

@@ -314,6 +314,21 @@ def test_fifty_rows_and_how_many_more(pair: Session) -> None:
 
 
 @pytest.mark.one_process
+def test_what_was_not_read_yet_is_no_fact(pair: Session) -> None:
+    table = RegisterTable(pair)
+    refs = [pair.call_packed(torch.ones, 256) for _ in range(600)]
+    pair.sync_all()
+    assert table.look()
+    states = [row.state for row in table.rows]
+    assert (states.count("ok"), states.count("reading…")) == (250, 350)
+    words = text_of(table).splitlines()[0]
+    assert "600 live registers · at least 500 KiB · 350 reading…" in words
+    while table.look():
+        pass
+    assert "600 live registers · 1.172 MiB" in text_of(table).splitlines()[0]
+    del refs
+
+
 def test_hostile_names_and_values(pair: Session) -> None:
     holders = Holders()
     table = RegisterTable(pair, holders)

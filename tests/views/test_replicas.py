@@ -84,6 +84,26 @@ def test_zeros_of_other_signs_are_equal_values(four: ThreadedSession) -> None:
     assert "values equal, bits differ" in look(four, ref)
 
 
+def large_integers() -> torch.Tensor:
+    return torch.tensor([2**62 * (-1 if current_worker().worker_id == 2 else 1), 2**53 + 1])
+
+
+def test_the_difference_of_large_integers_does_not_wrap(four: ThreadedSession) -> None:
+    drawn = look(four, four.call_packed(large_integers))
+    assert "1 of 2 elements differs" in drawn
+    assert drawn.endswith("9.223e+18")
+
+
+def freed() -> torch.Tensor:
+    values = torch.ones(3)
+    values.untyped_storage().resize_(0)
+    return values
+
+
+def test_a_freed_storage_is_not_read(four: ThreadedSession) -> None:
+    assert "storage freed: no data" in look(four, four.call_packed(freed))
+
+
 def test_shapes_and_dtypes_that_differ_are_told(four: ThreadedSession) -> None:
     ref = four.call_packed(lambda: torch.ones(2 + current_worker().worker_id))
     assert "float32[2] and float32[4]" in look(four, ref)
@@ -91,7 +111,7 @@ def test_shapes_and_dtypes_that_differ_are_told(four: ThreadedSession) -> None:
 
 def test_values_of_other_kinds_are_not_looked_at(four: ThreadedSession) -> None:
     assert "not a tensor" in look(four, four.call_packed(str))
-    assert "without data" in look(four, four.call_packed(torch.empty, 3, device="meta"))
+    assert "meta tensor: no data" in look(four, four.call_packed(torch.empty, 3, device="meta"))
 
 
 def test_what_a_worker_sends_is_bounded(
@@ -174,7 +194,7 @@ def stage() -> torch.nn.Module:
 
 def test_stages_of_a_pipeline_are_not_compared_with_each_other(four: ThreadedSession) -> None:
     drawn = four.call_packed(stage)._repr_mimebundle_()["text/plain"]
-    assert "each has parameters of its own" in drawn
+    assert "equal where several have a parameter" in drawn
     assert "against worker" not in drawn
 
 

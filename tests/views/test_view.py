@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
-from discolab import DiscoError
+from discolab import ArgumentError, DiscoError
 from discolab.engines import ThreadedSession
 from discolab.views import view
 
@@ -56,3 +58,31 @@ def test_a_closed_session() -> None:
     session.shutdown()
     with pytest.raises(DiscoError):
         view(ref)
+
+
+def test_arguments_are_checked(sess: ThreadedSession) -> None:
+    ref = sess.call_packed(lambda: torch.ones(2))
+    wrong: list[tuple[Any, dict[str, Any]]] = [
+        (torch.ones(2), {}),
+        (ref, {"timeout": None}),
+        (ref, {"timeout": "a"}),
+        (ref, {"timeout": float("nan")}),
+        (ref, {"stats": "foo"}),
+        (ref, {"stats": 1}),
+    ]
+    for value, options in wrong:
+        with pytest.raises(ArgumentError, match="view"):
+            view(value, **options)
+
+
+def test_a_repr_that_sleeps_does_not_hold_the_session_up(sess: ThreadedSession) -> None:
+    sess.sync_all()
+    assert "still busy" in repr(view(sess.call_packed(Sleepy), timeout=0.3))
+    ready = sess.call_packed(lambda: torch.ones(2))
+    assert "equal on all workers" in repr(view(ready, timeout=20.0))  # not after half a minute
+
+
+class Sleepy:
+    def __repr__(self) -> str:
+        time.sleep(40)
+        return "awake"

@@ -5,7 +5,9 @@ needs neither kernel nor script, and, where somebody watches, the live one, whic
 one while it is there. The two find each other by a class, the only mark that JupyterLab leaves on
 outputs that it does not trust. The live one shows *frames*: snapshots, never differences, so that
 none that is lost matters. Its front end says when it is open, that it still is, and when it is not;
-without anybody there is no work at all.
+without anybody there is no work at all. It says too when it was taken off its page (its cell was
+run again, or its output cleared), which a page that is hidden or read anew does not: a while later
+the widget lets go of what is dear, such as a value on the workers (`let_go`).
 
 Which thread: `snapshot` runs on the pump's thread (or the one that ends a cell, never both at
 once), `command` on the thread for buttons, `_heard` on the kernel's thread for comm messages.
@@ -30,14 +32,18 @@ from ..live import is_watched
 from .pump import pump
 
 _SILENT = 90.0  # seconds after which a front end that says nothing is gone: hidden tabs are slow
+_LEFT = 10.0  # seconds after the last view was taken off its page
+_UNSEEN = 60.0  # seconds in which a front end that shows it should have said so
+_KEEP_EVERY = 2.0  # seconds between two static pictures while no cell ends
+_KEEP_SHARE = 20.0  # and so many times what one takes to draw
 _numbers = itertools.count(1)
 
 
-def source(name: str) -> str:
-    """A file of the front end, after what all of them share."""
+def source(*names: str) -> str:
+    """Files of the front end, one after the other, after what all of them share."""
     folder = files(__package__) / "static"
-    kind = name.rpartition(".")[2]
-    return "\n".join((folder / file).read_text("utf-8") for file in (f"common.{kind}", name))
+    kind = names[0].rpartition(".")[2]
+    return "\n".join((folder / file).read_text("utf-8") for file in (f"common.{kind}", *names))
 
 
 class LiveWidget(anywidget.AnyWidget):
@@ -54,6 +60,7 @@ class LiveWidget(anywidget.AnyWidget):
     """
 
     _watched = False  # whether a live picture was shown
+    _dear = False  # whether it holds something that it lets go when its views are gone
 
     frame = traitlets.Dict().tag(sync=True)
     key = traitlets.Unicode().tag(sync=True)
@@ -63,6 +70,9 @@ class LiveWidget(anywidget.AnyWidget):
         self._viewers: dict[str, float] = {}
         self._static: Any = None  # the display of the static picture
         self._shown: dict[str, str] | None = None  # what it shows
+        self._kept: Any = None  # the essence of what it shows
+        self._next_keep = 0.0
+        self._lets_go = float("inf")  # when, if nobody opens it before
         self.on_msg(self._heard)
 
     # -- what a subclass gives -------------------------------------------------------------------
@@ -74,6 +84,16 @@ class LiveWidget(anywidget.AnyWidget):
     def static(self) -> Part:
         """The same for a saved notebook."""
         raise NotImplementedError
+
+    def essence(self) -> Any:
+        """What of the last frame matters enough to be drawn anew for a notebook that is saved."""
+        return self.frame
+
+    def let_go(self) -> None:
+        """Hold nothing dear any more: its views are gone. One may be opened all the same."""
+
+    def take_hold(self) -> None:
+        """Undo `let_go`, as far as that can be: somebody has opened it."""
 
     def command(self, name: str, content: dict[str, Any]) -> None:
         """Do what a button or a key asks for. A `DiscoError` is shown in the widget."""
@@ -104,6 +124,7 @@ class LiveWidget(anywidget.AnyWidget):
             }
             live = {"application/vnd.jupyter.widget-view+json": view, "text/plain": ""}
             display(live, raw=True)
+            self._leave(_UNSEEN)
 
     def bundle(self) -> dict[str, str]:
         """The static picture as text and HTML, to be hidden by a live one."""
@@ -131,36 +152,58 @@ class LiveWidget(anywidget.AnyWidget):
 
     def refresh(self) -> bool:
         """Send what is new; see `Pumped`."""
+        now = time.monotonic()
         if not self.is_open or self.comm is None:
-            self._viewers.clear()
-            self.keep()
-            return False
+            if self._viewers or self._lets_go == float("inf") or self._kept != self.essence():
+                self._viewers.clear()
+                self.keep()
+            if now >= self._lets_go or self.comm is None:
+                self._lets_go = float("inf")
+                self.let_go()
+            return self._lets_go < float("inf")
         frame = self.snapshot()
         if frame != self.frame:
             self.frame = frame
+        if now >= self._next_keep and self._kept != self.essence():
+            self.keep()  # workers go on when a cell has ended
         return True
 
     def keep(self) -> None:
         """Have the static picture show what there is now: it is what a saved notebook shows."""
         if self._shown is not None:
+            began, self._kept = time.monotonic(), self.essence()
             bundle = self.bundle()
             if bundle != self._shown:
                 self._shown = bundle
                 self._static.update(bundle, raw=True)
+            ended = time.monotonic()
+            self._next_keep = ended + max(_KEEP_EVERY, _KEEP_SHARE * (ended - began))
 
     def close(self) -> None:
         """Take the live picture away; the static one stays."""
-        self._viewers.clear()
+        if "_viewers" in vars(self):  # else it was never fully made
+            self._viewers.clear()
+            self.let_go()
         super().close()
+
+    def _leave(self, seconds: float) -> None:
+        """Let go in a while, unless somebody looks then."""
+        if self._dear:
+            self._lets_go = time.monotonic() + seconds
+            pump.add(self)
 
     def _heard(self, _widget: Any, content: dict[str, Any], _buffers: Any) -> None:
         """The front end has said something."""
         kind, viewer = content.get("type"), str(content.get("viewer"))
         if kind in ("open", "alive"):
             self._viewers[viewer] = time.monotonic()
+            self._lets_go = float("inf")
+            self.take_hold()
             pump.add(self)
         elif kind == "close":
             self._viewers.pop(viewer, None)
+            if content.get("gone") and not self._viewers:
+                self._leave(_LEFT)
             pump.soon()
         elif kind == "command":
             pump.later(lambda: self._do(content))

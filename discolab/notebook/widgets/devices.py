@@ -66,6 +66,15 @@ class Devices(LiveWidget):
                 "rows": [_frame_row(row, rows, history.get(row["rank"], ())) for row in rows],
             }
 
+    def essence(self) -> Any:
+        """See `LiveWidget`: neither how much of what is used, nor for how long."""
+        frame = self.frame
+        seen = ("rank", "state", "doing", "whom", "held", "queued")
+        return (
+            [[row[key] for key in seen] for row in frame.get("rows", ())],
+            [frame.get(key) for key in ("title", "notice", "dead")],
+        )
+
     def static(self) -> Part:
         """See `LiveWidget`."""
         with self._lock:

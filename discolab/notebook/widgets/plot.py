@@ -10,11 +10,13 @@ the reader is used; the pump does not wait for it.
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -32,7 +34,7 @@ from ...views.plot.plot_view import (
     state_words,
     title_of,
 )
-from ...views.plot.plotting import Reader, check_options, parts_of
+from ...views.plot.plotting import GONE, Reader, check_options, parts_of
 from ...views.render.html_base import rank_colour
 from ...views.render.html_heat import colour_at, gradient
 from .base import LiveWidget, source
@@ -48,6 +50,9 @@ _MAPS = {
 }
 _GRADIENTS = {name: gradient(name == "true") for name in _MAPS}
 
+_plots: WeakValueDictionary[int, TensorPlot] = WeakValueDictionary()
+_counter = itertools.count()
+
 
 def plot(
     ref: DRef,
@@ -61,6 +66,9 @@ def plot(
 
     Workers are asked for the region that is seen, at the resolution of the screen: no tensor is
     moved, no collective is run. One that is busy is shown as such and asked again.
+
+    The picture keeps the value alive while it is on a page; a moment after it was taken off (its
+    cell was run again, its output cleared) it does so no more.
 
     Parameters
     ----------
@@ -95,6 +103,7 @@ class TensorPlot(LiveWidget):
 
     _esm = source("plot.js")
     _css = source("plot.css")
+    _dear = True
 
     def __init__(
         self,
@@ -117,13 +126,28 @@ class TensorPlot(LiveWidget):
         self._shown_scale: tuple[float, float] | None = None
         self._last: dict[str, Picture] = {}  # by who asked
         self._whole = reader.whole(self._choice), self._choice
+        _plots[next(_counter)] = self
+
+    @property
+    def ref(self) -> DRef | None:
+        """What it draws; None once it does not keep it alive any more."""
+        return self._reader.held
+
+    def let_go(self) -> None:
+        """See `LiveWidget`."""
+        if "_reader" in vars(self):
+            self._reader.let_go()
+
+    def take_hold(self) -> None:
+        """See `LiveWidget`."""
+        self._reader.take_hold()
 
     # -- what is shown -------------------------------------------------------------------------
 
     def static(self) -> Part:
         """All of the tensor, as it was when it was last looked at."""
         picture, choice = self._whole
-        return parts_of(picture, self._reader.ref.name, self._stat, choice, *self._range)
+        return parts_of(picture, self._reader.name, self._stat, choice, *self._range)
 
     def snapshot(self) -> dict[str, Any]:
         """The sheet and the options."""
@@ -135,7 +159,7 @@ class TensorPlot(LiveWidget):
         sheet = self._reader.sheet
         return {
             "version": self._version,
-            "title": title_of(sheet, self._reader.ref.name),
+            "title": title_of(sheet, self._reader.name),
             "shape": list(sheet.shape),
             "dims": list(sheet.dims),
             "index": list(sheet.index),
@@ -160,6 +184,7 @@ class TensorPlot(LiveWidget):
             "stat": self._stat,
             "held": self._held is not None,
             "others": [f"worker {rank} holds {kind}" for rank, kind in sheet.others.items()],
+            "gone": GONE if self._reader.is_gone else "",
             "maps": _MAPS,
             "gradients": _GRADIENTS,
         }
@@ -264,6 +289,12 @@ class TensorPlot(LiveWidget):
         with self._lock:
             self._whole = self._reader.whole(self._choice), self._choice
             self._version += 1
+
+
+def open_plots() -> list[TensorPlot]:
+    """The plots there are in this kernel; any thread may ask."""
+    found = (known() for known in _plots.valuerefs())
+    return [plot for plot in found if plot is not None]
 
 
 def _is_sampled(picture: Picture) -> bool:

@@ -37,6 +37,7 @@ class Pump:
         self._turn = threading.Lock()  # whose holder refreshes: the pump's thread, or `flush`
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
+        self._rests = False
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._buttons: threading.Thread | None = None
 
@@ -58,6 +59,13 @@ class Pump:
     def soon(self) -> None:
         """Refresh without waiting for the next turn: somebody has pressed a button."""
         self._wake.set()
+
+    def rest(self) -> None:
+        """Show nothing new: the kernel ends, and what its workers do now is no news."""
+        held = self._turn.acquire(timeout=1)
+        self._rests = True
+        if held:
+            self._turn.release()
 
     def later(self, command: Callable[[], None]) -> None:
         """Run a command of the front end on the thread for that."""
@@ -88,7 +96,7 @@ class Pump:
     def _refresh(self, keep: bool = False) -> None:
         with self._turn:
             with self._lock:
-                widgets = tuple(self._open)
+                widgets = () if self._rests else tuple(self._open)
             for widget in widgets:
                 try:
                     goes_on = widget.refresh()

@@ -26,7 +26,7 @@ from ...views.registers.registers_view import (
     why_words,
 )
 from ...views.registers.rows import SORTS, Row, chosen, groups_of, leaks_of
-from ...views.registers.table import Holders, RegisterTable
+from ...views.registers.table import CellName, Holders, RegisterTable
 from .base import LiveWidget, source
 from .pump import pump
 
@@ -49,6 +49,8 @@ class RegistersWidget(LiveWidget):
         Says who holds which DRef.
     turn
         Changes when that may have changed: with each cell.
+    cell_name
+        Says what the cell of a file was called when another ran.
     """
 
     _esm = source("registers.js")
@@ -59,6 +61,7 @@ class RegistersWidget(LiveWidget):
         find: Callable[[], Session],
         holders: Holders | None,
         turn: Callable[[], Any],
+        cell_name: CellName | None = None,
         *,
         sort: str = "bytes",
         text: str = "",
@@ -66,11 +69,14 @@ class RegistersWidget(LiveWidget):
     ) -> None:
         if sort not in SORTS:
             raise ArgumentError(f"sort is one of {', '.join(SORTS)}; got {sort!r}")
+        if not isinstance(text, str):
+            raise ArgumentError(f"filter is text, words that a row is to have; got {text!r:.60}")
         super().__init__()
         self._find = find
         self._holders = holders
         self._turn = turn
-        self._table = RegisterTable(find(), holders)
+        self._cell_name = cell_name
+        self._table = RegisterTable(find(), holders, cell_name)
         self._lock = threading.Lock()
         self._look = threading.Lock()
         self._sort, self._text, self._leaks = sort, text, leaks
@@ -90,7 +96,7 @@ class RegistersWidget(LiveWidget):
         """The session that there is now."""
         session = self._find()
         if session is not self._table.session:
-            self._table = RegisterTable(session, self._holders)
+            self._table = RegisterTable(session, self._holders, self._cell_name)
         return session
 
     @property
@@ -179,6 +185,10 @@ class RegistersWidget(LiveWidget):
                 for view, (start, count) in (windows or (("", (0, 40)),))
             },
         }
+
+    def essence(self) -> Any:
+        """See `LiveWidget`: not what part of it is seen."""
+        return self._state()
 
     # -- buttons -----------------------------------------------------------------------------
 

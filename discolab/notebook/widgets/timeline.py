@@ -17,7 +17,7 @@ from ...trace import Span, Trace
 from ...trace.summary import parts_of
 from ...views import Line, Part, Stack, Text, rank_colour
 from .base import LiveWidget, source
-from .timeline_looks import TimelineLooks, save
+from .timeline_looks import ALL_TIME, TimelineLooks, save
 
 _FIRST_WIDTH = 900  # pixels of a front end that has not said its own
 _FIRST_SPAN = 10_000_000_000  # ns that it shows while it follows
@@ -26,6 +26,7 @@ _MOST_SPANS = 1_500  # in a frame, for each front end: some 25 KB
 _FINE = 4  # parts of a pixel in which places are told
 _NEW = 5.0  # seconds in which a front end that was not heard of yet keeps its window
 _MOST_DRAWN = 20_000  # events of a static picture
+_LAST_LOOK = 0.1  # seconds for which the end of a cell waits for what is not read yet
 _SHARE = 12  # frames are made in a twelfth of the time at most
 _STATES = {"done": 0, "running": 1, "waiting": 2, "stopped": 3, "failed": 4}
 
@@ -60,7 +61,7 @@ class View:
 class Timeline(LiveWidget):
     """The timeline of a session of the notebook, by name; after a restart that of the new one."""
 
-    _esm = source("timeline.js")
+    _esm = source("timeline_lanes.js", "timeline_tables.js", "timeline.js")
     _css = source("timeline.css")
 
     def __init__(self, looks: TimelineLooks) -> None:
@@ -90,7 +91,7 @@ class Timeline(LiveWidget):
 
     def snapshot(self) -> dict[str, Any]:
         """See `LiveWidget`; the last one again if it was dear, and nobody has asked for another."""
-        wishes = {me: view.number for me, view in self._kept().items()}
+        wishes = {me: view.number for me, view in self._shown_views().items()}
         if wishes == self._answered and time.monotonic() < self._next:
             return self._last
         began = time.thread_time()
@@ -103,7 +104,7 @@ class Timeline(LiveWidget):
         with looks.lock:
             looks.look()
             extent, session = looks.extent(), looks.session
-            views = self._kept() or {"": View()}
+            views = self._shown_views() or {"": View()}
             return {
                 "title": _title(looks),
                 "on": looks.on,
@@ -111,6 +112,7 @@ class Timeline(LiveWidget):
                 "notice": _notice(looks),
                 "missing": looks.missing(),
                 "count": looks.count,
+                "behind": looks.follower.behind,
                 "extent": extent,
                 "going": looks.going,
                 "lanes": [
@@ -125,10 +127,14 @@ class Timeline(LiveWidget):
         """See `LiveWidget`."""
         looks = self._looks
         with looks.lock:
-            looks.look(all_there_is=True)
+            looks.look(_LAST_LOOK if self._watched else ALL_TIME)
             if self._drawn is None or self._drawn[0] != looks.version:
                 self._drawn = looks.version, _picture(looks)
             return self._drawn[1]
+
+    def essence(self) -> int:
+        """See `LiveWidget`."""
+        return self._looks.version
 
     def command(self, name: str, content: dict[str, Any]) -> None:
         """See `LiveWidget`."""
@@ -152,7 +158,7 @@ class Timeline(LiveWidget):
             else:
                 super().command(name, content)
 
-    def _kept(self) -> dict[str, View]:
+    def _shown_views(self) -> dict[str, View]:
         """The windows of front ends that are there."""
         now = time.monotonic()
         for me, view in tuple(self._views.items()):
@@ -257,7 +263,7 @@ def _picture(looks: TimelineLooks) -> Part:
     found = looks.follower.trace()
     share = _MOST_DRAWN // max(1, len(found.events))
     kept = {rank: events[-share:] for rank, events in found.events.items()}
-    parts = found.missing, found.dropped, found.clock_error, found.devices
+    parts = found.missing, found.dropped, found.clock_error, found.devices, found.taken
     part = parts_of(Trace(found.title, kept, *parts))
     if any(len(events) > share for events in found.events.values()):
         note = Text(f"drawn: the last {share} events of each worker", "muted")

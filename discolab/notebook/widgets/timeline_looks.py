@@ -24,7 +24,10 @@ from ...views.formats import format_bytes, format_seconds, format_workers
 
 _POLLS_EVERY = 0.08  # seconds: two pictures of one session ask once
 _PATIENCE = 0.05  # seconds that workers in other processes are given to answer
-_MOST_POLLS = 200  # to catch up with workers that record faster than we read
+_A_POLL = 1_000  # events of a worker in one, so that it takes some milliseconds
+_LOOK_SHARE = 12  # polls take a twelfth of the time at most
+_LONGEST_PAUSE = 1.0  # seconds
+ALL_TIME = 60.0  # seconds for all that there is
 _SUMMARIES_EVERY = 1.0  # seconds
 _SUMMARY_SHARE = 30  # a summary is made in a thirtieth of the time at most
 _MOST_SITES = 12
@@ -61,44 +64,49 @@ class TimelineLooks:
         self.going = False
         self.wanted = self.profiled = False
         self.version = 0
-        self._polled_at = self._summed_at = float("-inf")
+        self._poll_at = self._summed_at = float("-inf")
         self._summary: dict[str, Any] = {"sites": [], "workers": []}
         self._summed = -1  # the version it is of
         self._cost = 0.0
 
     # -- looks -----------------------------------------------------------------------------------
 
-    def look(self, all_there_is: bool = False) -> None:
-        """Ask for what is new, as far as it is time to; or until there is nothing more."""
+    def look(self, patience: float | None = None) -> None:
+        """Ask once for what is new, if it is time to; or until there is nothing more.
+
+        Parameters
+        ----------
+        patience
+            Seconds after which the rest is left for later; the last commands are known all the
+            same. None: ask once.
+        """
         session = self._find(self.name)
         if session is not self.session:
             self.session, self.follower, self.origin = session, Follower(session), 0
             self.version += 1
             self._summed_at = float("-inf")
         now = time.monotonic()
-        if not all_there_is and now - self._polled_at < _POLLS_EVERY:
+        if patience is None and now < self._poll_at:
             return
-        self._polled_at = now
         states = self.follower.on, self.follower.missing
-        for _ in range(_MOST_POLLS):
-            if self.follower.poll(timeout=_PATIENCE):
+        while True:
+            if self.follower.poll(_PATIENCE, _A_POLL):
                 self.version += 1
-            if not (all_there_is and self.follower.behind):
+            done = time.monotonic()
+            if not self.follower.behind or done - now >= (patience or 0.0):
                 break
+        if patience is None:  # who ends a cell does not hold up the next look
+            pause = min(max(_POLLS_EVERY, _LOOK_SHARE * (done - now)), _LONGEST_PAUSE)
+            self._poll_at = done + pause
         if states != (self.follower.on, self.follower.missing):
             self.version += 1
-        going = self.goes_on()
+        going = self.follower.goes_on
         if going or self.going:
             self.version += 1
         self.going = going
         first, _ = self.follower.extent()
         if first and (not self.origin or first < self.origin):
             self.origin = first
-
-    def goes_on(self) -> bool:
-        """Whether a worker has something that is not over."""
-        now = time.perf_counter_ns()
-        return self.follower.extent()[1] >= now  # what goes on reaches to a later now
 
     @property
     def on(self) -> bool:
@@ -108,7 +116,7 @@ class TimelineLooks:
     @property
     def count(self) -> int:
         """Of events that are held."""
-        return sum(len(events) for events in self.follower.events.values())
+        return self.follower.count
 
     def extent(self) -> tuple[int, int]:
         """The first begin and the last end."""
@@ -121,7 +129,7 @@ class TimelineLooks:
 
     def trace(self) -> Trace:
         """All that is known now."""
-        self.look(all_there_is=True)
+        self.look(ALL_TIME)
         return self.follower.trace()
 
     def missing(self) -> list[str]:
@@ -129,7 +137,7 @@ class TimelineLooks:
         why: dict[str, list[int]] = {}
         for rank, words in self.follower.missing.items():
             why.setdefault(words, []).append(rank)
-        return [f"{format_workers(ranks)} {words}" for words, ranks in why.items()]
+        return [f"{format_workers(ranks)}: {words}" for words, ranks in why.items()]
 
     # -- what buttons do ------------------------------------------------------------------------
 
@@ -202,7 +210,7 @@ class TimelineLooks:
         if event is None:
             raise ArgumentError("this event is not there any more")
         now = time.perf_counter_ns()
-        end = event.end or now
+        end = event.until(now)
         facts = [
             ("begins at", format_seconds((event.begin - self.origin) / 1e9)),
             ("lasts", format_seconds((end - event.begin) / 1e9) + ("" if event.end else " so far")),
@@ -253,7 +261,7 @@ class TimelineLooks:
         for rank, call in sorted(calls.items(), key=lambda item: item[1].begin):
             waited = self.follower.waits.get(rank, {}).get(call.seq)
             if waited is None:
-                waited = (call.end or now) - call.begin
+                waited = call.until(now) - call.begin
             found.append(
                 {
                     "rank": rank,
@@ -263,7 +271,7 @@ class TimelineLooks:
                     "share": waited,
                     "last": complete and call.begin == last and len(calls) > 1,
                     "begin": call.begin - self.origin,
-                    "end": (call.end or now) - self.origin,
+                    "end": call.until(now) - self.origin,
                     "state": call.state,
                 }
             )

@@ -19,6 +19,7 @@ from ...runtime.dref_book import OWN
 from ...runtime.errors import ArgumentError
 from ..dref.compare import grouped
 from ..facts.guard import FAILURES, error_text, safe_repr, type_name
+from ..facts.storage import why_no_data
 from ..facts.tensors import dtype_name, is_dtensor, shape_of
 from ..parts import Part
 from ..render.html import render_html
@@ -160,6 +161,7 @@ def compare_values(a: Any, b: Any, rtol: float | None, atol: float | None) -> di
         "over": sum(bool(row.get("over")) or "problem" in row for row in rows),
         "differ": sum(bool(row.get("differ")) or "problem" in row for row in rows),
     }
+    counts["no_data"] = sum("no_data" in row for row in rows)
     if len(rows) > _MOST_ROWS:
         rows.sort(key=lambda row: not (row.get("over") or "problem" in row))  # stable
     return {"rows": rows[:_MOST_ROWS], "counts": counts}
@@ -205,6 +207,9 @@ def _problem(name: str, words: str) -> _Row:
 
 def _pair(name: str, a: Any, b: Any, rtol: float | None, atol: float | None) -> _Row:
     try:
+        tensors = [value for value in (a, b) if isinstance(value, torch.Tensor)]
+        if reasons := sorted({why_no_data(tensor) for tensor in tensors} - {""}):
+            return {**_problem(name, "; ".join(reasons)), "no_data": 1}
         one, other = _as_tensor(a), _as_tensor(b)
         if one is None and other is None:
             return _plain_pair(name, a, b)

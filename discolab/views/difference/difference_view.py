@@ -60,6 +60,8 @@ def _what(records: _Rows, lone: bool, counts: Mapping[int, Mapping[str, int]]) -
 def _verdict(records: _Rows, counts: Mapping[int, Mapping[str, int]]) -> Text:
     over = [rank for rank, count in sorted(counts.items()) if count["over"]]
     if over:
+        if all(counts[rank]["over"] == counts[rank].get("no_data") for rank in over):
+            return Text(f"no data to compare on {format_workers(over)}", "warning")
         return Text(f"≠ differ on {format_workers(over)}", "warning")
     if any(count["differ"] for count in counts.values()):
         return Text(f"✓ equal within {_tolerance(records)}", "good")

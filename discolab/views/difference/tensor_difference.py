@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ..dref.replicas import place_of
+from ..facts.distances import distances
 from ..facts.tensors import dtype_name, shape_of
 
 _Row: TypeAlias = dict[str, Any]
@@ -71,28 +72,14 @@ class _Found:
 
     def add(self, start: int, one: torch.Tensor, other: torch.Tensor) -> None:
         """Take in the elements from `start` on."""
-        if not (_inexact(one) or _inexact(other)) and one.dtype == other.dtype:
-            same = one == other
-            self.counted += one.numel()
-            if bool(same.all()):
-                return
-            nan = torch.zeros_like(same)
-            a, b = one.to(torch.float64), other.to(torch.float64)
-            gap = (one.long() - other.long()).abs().to(torch.float64)
-        else:
-            kind = torch.complex128 if one.is_complex() or other.is_complex() else torch.float64
-            a, b = one.to(kind), other.to(kind)
-            missing, lacking = torch.isnan(a), torch.isnan(b)
-            same = (a == b) | (missing & lacking)
-            nan = missing ^ lacking
-            self.counted += same.numel() - int(nan.sum())
-            if bool(same.all()):
-                return
-            gap = (a - b).abs()
+        same, nan, gap = distances(one, other)
+        self.counted += same.numel() - int(nan.sum())
+        if bool(same.all()):
+            return
         gap.masked_fill_(same | nan, 0.0)
         self.differ += gap.numel() - int(same.sum())
         self.nan_one += int(nan.sum())
-        size = b.abs()
+        size = other.to(torch.complex128 if other.is_complex() else torch.float64).abs()
         near = torch.isfinite(gap) & (gap <= size * self.rtol + self.atol)
         self.over += int((nan | ~(same | near)).sum())
         self.total += float(gap.sum())
@@ -101,8 +88,8 @@ class _Found:
             self.max_abs, self.place = float(largest), start + int(place)
             if not largest:  # all that differs here is NaN in one
                 self.place = start + int(nan.to(torch.uint8).argmax())
-        rel = (gap / size).masked_fill_((size == 0) | torch.isnan(size), 0.0)
-        self.max_rel = max(self.max_rel, float(rel.nan_to_num(nan=math.inf).max()))
+        rel = (gap / size).nan_to_num_(nan=math.inf, posinf=math.inf)  # also of all but zero
+        self.max_rel = max(self.max_rel, float(rel.masked_fill_(gap == 0, 0.0).max()))
 
     def row(self, a: torch.Tensor, b: torch.Tensor) -> _Row:
         """The findings as a record, with both values at the place of the largest difference."""
@@ -121,7 +108,3 @@ class _Found:
                 value = tensor[index].item()
                 found[key] = str(value) if isinstance(value, complex) else value
         return found
-
-
-def _inexact(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()

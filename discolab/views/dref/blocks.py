@@ -13,6 +13,7 @@ import torch
 
 from ...runtime.worker import current_worker
 from ..facts.guard import FAILURES, error_text, safe_repr
+from ..facts.storage import why_no_data
 from ..facts.tensors import digest_of, is_dtensor
 
 Spans: TypeAlias = list[tuple[int, int]]  # (first element, one past the last)
@@ -101,8 +102,8 @@ def _flat(value: Any) -> torch.Tensor | str:
     local = local.detach()
     if local.layout is not torch.strided or local.is_quantized or local.is_nested:
         return "of a layout that is not read in blocks"
-    if local.device.type == "meta":
-        return "without data"
+    if why := why_no_data(local):
+        return why
     if not local.is_contiguous() and local.numel() * local.itemsize > _LARGEST_COPY:
         return "too large to be put in order"
     return local.resolve_conj().resolve_neg().reshape(-1)

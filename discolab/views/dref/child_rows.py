@@ -79,17 +79,22 @@ def section_parts(
     return parts
 
 
-def verdict_of(words: str, titles: Sequence[str], rows: Sequence[tuple[Text, ...]]) -> Text | None:
-    """How the workers compare in all rows, where that is not one word for all of them."""
+def verdict_of(
+    words: str, titles: Sequence[str], rows: Sequence[tuple[Text, ...]], left: int = 0
+) -> Text | None:
+    """How the workers compare in all rows, where that is not one word for all of them.
+
+    `left` counts those that there are no rows of.
+    """
     cells = [row[titles.index("workers")] for row in rows]
     odd = sum(cell.role == "warning" for cell in cells)
     if odd:
         verb = "differs" if odd == 1 else "differ"
-        return Text(f"{odd} of {len(rows)} {words} {verb}", "warning")
+        return Text(f"{odd} of {len(rows) + left} {words} {verb}", "warning")
     said = [cell.text for cell in cells if cell.text]
     if len(set(said)) < 2:
         return None
-    return Text(f"{said.count('distinct')} of {len(rows)} {words} distinct", "muted")
+    return Text(f"{said.count('distinct')} of {len(rows) + left} {words} distinct", "muted")
 
 
 def _verdict(rows: Sequence[tuple[Text, ...]], place: int) -> str:

@@ -10,11 +10,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ..formats import cut, format_bytes, format_shape, format_workers
+from ..formats import cut, format_bytes, format_ranks, format_shape, format_workers
 from ..parts import Column, Details, Part, Row, Table, Text
 from ..summary import summarize
 from .child_rows import byte_words, few_distinct, same_words, section_parts, verdict_of
-from .compare import content_key, row_verdict
+from .compare import content_classes, content_key, free_verdict, grouped, row_verdict
+from .parameters import (
+    by_name,
+    compared_parameters,
+    layout_words,
+    must_agree,
+    not_none,
+    replicas,
+    rows_of,
+    sharding,
+)
 from .plain_values import by_key, plain_parts
 
 _Records: TypeAlias = Mapping[int, Mapping[str, Any]]
@@ -23,6 +33,12 @@ _CONTAINERS = ("list", "tuple", "dict", "dataclass")
 _MOST_NESTED = 6
 _EMPTY = Text("")
 _VERDICT = 5  # its place among the cells of a parameter
+_MISSED = Text("≠ distinct", "warning")
+_ALL_SAY = {
+    "": Text("contents not compared", "muted"),
+    "equal": Text("equal where several have a parameter", "muted"),
+    "distinct": Text("parameters of the same name are distinct", "muted"),
+}
 
 
 @dataclass(frozen=True)
@@ -55,6 +71,9 @@ def draw_children(
     kinds = {record.get("kind") for record in records.values()}
     if kinds and kinds <= {"module", "none"} and kinds != {"none"}:
         return _modules(records, num_groups, ask)
+    if "none" in kinds and len(kinds) == 2:
+        some = not_none(records)
+        return _items_of_some(some, len(records)) if len(some) > 1 else None
     if len(kinds) != 1 or kinds.pop() not in _CONTAINERS:
         return None
     if not all(isinstance(record.get("items"), list) for record in records.values()):
@@ -77,17 +96,20 @@ def differing_tensors(
         agree, None if nothing says which.
     """
     found: list[tuple[str, dict[int, object], list[list[int]] | None]] = []
+    some = not_none(records)
+    records, num_groups = some, num_groups if len(some) == len(records) else 1
     kinds = {str(record.get("kind")) for record in records.values()}
     if kinds == {"module"}:
-        if not _alike(records):
-            return []
-        found = _compared_parameters(records)
+        found = compared_parameters(records)
     elif len(kinds) == 1 and kinds <= set(_CONTAINERS):
         for name, held in by_key(records).items():
             if {record.get("kind") for record in held.values()} == {"tensor"}:
                 keys = {rank: content_key(record) for rank, record in held.items()}
-                found.append((name, keys, _replicas(held[min(held)].get("sharding"))))
-    verdicts = [row_verdict(keys, num_groups, sets) for _, keys, sets in found]
+                found.append((name, keys, replicas(held[min(held)].get("sharding"))))
+    verdicts = [
+        row_verdict(keys, num_groups if len(keys) == len(records) else 1, sets)
+        for _, keys, sets in found
+    ]
     rare = few_distinct(verdicts) if kinds == {"module"} else set()
     return [
         (name, keys, [sorted(keys)] if place in rare else sets)
@@ -96,68 +118,81 @@ def differing_tensors(
     ]
 
 
-def _compared_parameters(
-    records: _Records,
-) -> list[tuple[str, dict[int, object], list[list[int]] | None]]:
-    """Name, contents by rank and sets that must agree, of each parameter and buffer."""
-    found: list[tuple[str, dict[int, object], list[list[int]] | None]] = []
-    layouts = {rank: record.get("layouts") or [] for rank, record in records.items()}
-    for column in zip(*map(_rows_of, records.values()), strict=False):
-        held = dict(zip(records, column, strict=True))
-        digests: dict[int, object] = {rank: row.get("digest") for rank, row in held.items()}
-        sets = _replicas(_sharding(held[min(held)], layouts[min(held)]))
-        found.append((str(held[min(held)].get("name")), digests, sets))
-    for lines in zip(*(record.get("brief") or [] for record in records.values()), strict=False):
-        digests = {rank: line[2] for rank, line in zip(records, lines, strict=True)}
-        found.append((str(lines[0][0]), digests, None))
-    return found
-
-
 # -- modules --------------------------------------------------------------------------------------
 
 
 def _modules(records: _Records, num_groups: int, ask: str) -> Children:
     if not _alike(records):
-        return Children((_stages(records),), Text("each has parameters of its own", "muted"))
+        return _unlike_modules(records, num_groups, ask)
     layouts = {rank: record.get("layouts") or [] for rank, record in records.items()}
     rows = []
-    for number in range(len(_rows_of(next(iter(records.values()))))):
-        held = {rank: _rows_of(record)[number] for rank, record in records.items()}
+    for number in range(len(rows_of(next(iter(records.values()))))):
+        held = {rank: rows_of(record)[number] for rank, record in records.items()}
         rows.append(_parameter(held, layouts, num_groups))
     first = next(iter(records.values()))
     rows += _brief(records, num_groups, _parameter_line)
     for place in few_distinct([row[_VERDICT] for row in rows]):
-        rows[place] = (*rows[place][:_VERDICT], Text("≠ distinct", "warning"), rows[place][-1])
-    left = len(_rows_of(first)) + int(first.get("more") or 0) - len(rows)
+        rows[place] = (*rows[place][:_VERDICT], _MISSED, rows[place][-1])
+    left = len(rows_of(first)) + int(first.get("more") or 0) - len(rows)
     titles = ("name", "shape", "dtype", "layout", "bytes", "workers", "")
     words = "parameters and buffers" if _has_buffer(first) else "parameters"
     parts = section_parts(words, titles, rows, left) + _not_compared(records, ask)
-    return Children(tuple(parts), verdict_of(words, titles, rows))
+    return Children(tuple(parts), verdict_of(words, titles, rows, left))
+
+
+def _unlike_modules(records: _Records, num_groups: int, ask: str) -> Children:
+    """A row for each worker, and what several of them have by the same name compared."""
+    modules = not_none(records)
+    layouts = {rank: record.get("layouts") or [] for rank, record in modules.items()}
+    shared = {name: held for name, held in by_name(modules).items() if len(held) > 1}
+    if not shared:
+        own = Text("each has parameters of its own", "muted") if len(modules) > 1 else None
+        return Children((_stages(records),), own)
+    rows = []
+    for held in shared.values():
+        groups = num_groups if len(held) == len(records) else 1
+        rows.append((*_parameter(held, layouts, groups), Text(format_ranks(sorted(held)))))
+    for place in few_distinct([row[_VERDICT] for row in rows]):
+        rows[place] = (*rows[place][:_VERDICT], _MISSED, *rows[place][_VERDICT + 1 :])
+    words = "common parameters"
+    titles = ("name", "shape", "dtype", "layout", "bytes", "workers", "", "on")
+    parts = [_stages(records), *section_parts(words, titles, rows, 0)]
+    verdict = verdict_of(words, titles, rows)
+    if verdict is None:
+        said = {row[_VERDICT].text for row in rows} or {""}
+        verdict = _ALL_SAY.get(max(said), Text(f"{words}: {max(said)}", "muted"))
+    return Children((*parts, *_not_compared(records, ask)), verdict)
 
 
 def _alike(records: _Records) -> bool:
     """Whether all modules have parameters of the same names, as far as these are told."""
     names = {
-        (record.get("more"), *(row.get("name") for row in _rows_of(record)))
+        (record.get("more"), *(row.get("name") for row in rows_of(record)))
         for record in records.values()
     }
     return len(names) == 1
 
 
-def _rows_of(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    rows = record.get("params")
-    return rows if isinstance(rows, list) else []
-
-
 def _has_buffer(record: Mapping[str, Any]) -> bool:
-    return any(row.get("buffer") for row in _rows_of(record))
+    return any(row.get("buffer") for row in rows_of(record))
 
 
 def _not_compared(records: _Records, ask: str) -> list[Part]:
-    bare = any(row.get("digest") is None for rec in records.values() for row in _rows_of(rec))
-    if len(records) < 2 or not bare:
-        return []
-    return [Text(f"large: parameters are not compared unless asked for: {ask}", "muted")]
+    """Say why parameters are not compared: those of a worker have no data, or are large."""
+    without: dict[int, str] = {}
+    large = False
+    for rank, record in records.items():
+        bare = [row for row in rows_of(record) if row.get("digest") is None]
+        notes = {str(row["note"]) for row in bare if row.get("note")}
+        if notes:
+            count = sum("note" in row for row in bare)
+            without[rank] = f"{'; '.join(sorted(notes))} ({count} parameter{'s' * (count > 1)})"
+        large = large or any("note" not in row for row in bare)
+    parts: list[Part] = [Text(f"[{ranks}] {words}", "muted") for words, ranks in grouped(without)]
+    if large and len(records) > 1:
+        words = f"large: parameters are not compared unless asked for: {ask}"
+        parts.append(Text(words, "muted"))
+    return parts
 
 
 def _parameter(
@@ -165,18 +200,30 @@ def _parameter(
 ) -> tuple[Text, ...]:
     """One parameter or buffer on all workers."""
     first = next(iter(held.values()))
-    sharding = _sharding(first, next(iter(layouts.values())))
-    marks = [word for word in ("buffer", "frozen", "grad") if first.get(word)]
+    layout = sharding(first, layouts[next(iter(held))])
     keys = {rank: row.get("digest") for rank, row in held.items()}
+    verdict = row_verdict(keys, num_groups, must_agree(held, layouts))
     return (
         Text(str(first.get("name"))),
-        same_words(held, lambda row: format_shape(row.get("shape"))),
+        same_words(held, lambda row: str(row.get("size") or format_shape(row.get("shape")))),
         same_words(held, lambda row: str(row.get("dtype", ""))),
-        Text(_layout_words(sharding), "muted"),
+        Text(layout_words(layout), "muted"),
         byte_words(row.get("nbytes") for row in held.values()),
-        row_verdict(keys, num_groups, _replicas(sharding)),
-        Text(", ".join(marks), "muted"),
+        verdict if verdict.role == "warning" else _frozen_verdict(held) or verdict,
+        Text(same_words(held, _marks).text, "muted"),
     )
+
+
+def _marks(row: Mapping[str, Any]) -> str:
+    return ", ".join(word for word in ("buffer", "frozen", "grad") if row.get(word))
+
+
+def _frozen_verdict(held: _Records) -> Text | None:
+    """A parameter that only some workers train ends up different on them."""
+    frozen = [rank for rank, row in held.items() if row.get("frozen")]
+    if not frozen or len(frozen) == len(held) or any("size" in row for row in held.values()):
+        return None
+    return Text(f"≠ frozen only on {format_workers(sorted(frozen))}", "warning")
 
 
 def _brief(records: _Records, num_groups: int, cells: _Cells) -> list[tuple[Text, ...]]:
@@ -200,34 +247,6 @@ def _parameter_line(name: str, words: str, verdict: Text) -> tuple[Text, ...]:
 
 def _item_line(key: str, words: str, verdict: Text) -> tuple[Text, ...]:
     return (Text(key), Text(words), _EMPTY, _EMPTY, _EMPTY, verdict)
-
-
-def _sharding(row: Mapping[str, Any], layouts: Sequence[Any]) -> Mapping[str, Any] | None:
-    number = row.get("layout")
-    known = isinstance(number, int) and 0 <= number < len(layouts)
-    return layouts[number] if known and isinstance(layouts[number], Mapping) else None  # type: ignore[index]
-
-
-def _layout_words(sharding: Mapping[str, Any] | None) -> str:
-    if sharding is None:
-        return ""
-    return ", ".join(f"{kind}({detail})" for kind, detail in sharding["placements"])
-
-
-def _replicas(sharding: Mapping[str, Any] | None) -> list[list[int]] | None:
-    """The sets of workers that must hold the same shard; None if nothing is known of that."""
-    if sharding is None:
-        return None
-    sets: dict[tuple[int, ...], list[int]] = {}
-    for number, rank in enumerate(sharding["ranks"]):
-        place, rest = [], number
-        for size, (kind, _) in zip(
-            reversed(sharding["mesh"]), reversed(sharding["placements"]), strict=True
-        ):
-            rest, index = divmod(rest, size)
-            place.append(index if kind != "Replicate" else 0)
-        sets.setdefault(tuple(place), []).append(rank)
-    return list(sets.values())
 
 
 def _stages(records: _Records) -> Table:
@@ -281,7 +300,18 @@ def _items(records: _Records, num_groups: int) -> Children:
             parts += [Details(f"in {key}", part) for part in _inner(held, num_groups)]
     if len(nested) > _MOST_NESTED:
         parts.append(Text(f"and {len(nested) - _MOST_NESTED} more with tensors in them", "muted"))
-    return Children(tuple(parts), verdict_of("items", titles, rows))
+    return Children(tuple(parts), verdict_of("items", titles, rows, left))
+
+
+def _items_of_some(records: _Records, num_workers: int) -> Children | None:
+    """Containers, where some workers have None."""
+    children = draw_children(records)
+    if children is None or not children.parts or children.verdict is not None:
+        return children
+    classes = content_classes(records)
+    if classes is None:
+        return Children(children.parts, _ALL_SAY[""])
+    return Children(children.parts, free_verdict(classes, num_workers, 1, "all distinct"))
 
 
 def _inner(held: _Records, num_groups: int) -> list[Part]:
@@ -295,11 +325,13 @@ def _inner(held: _Records, num_groups: int) -> list[Part]:
 def _item(key: str, held: _Records, records: _Records, num_groups: int) -> tuple[Text, ...]:
     lacking = sorted(set(records) - set(held))
     first = next(iter(held.values()))
+    keys = {rank: content_key(record) for rank, record in held.items()}
     if lacking:
-        verdict = Text(f"only on {format_workers(sorted(held))}", "warning")
+        said = row_verdict(keys, 1, replicas(first.get("sharding"))).text
+        where = f"only on {format_workers(sorted(held))}"
+        verdict = Text(f"{where}, {said}" if said not in ("", "equal") else where, "warning")
     else:
-        keys = {rank: content_key(record) for rank, record in held.items()}
-        verdict = row_verdict(keys, num_groups, _replicas(first.get("sharding")))
+        verdict = row_verdict(keys, num_groups, replicas(first.get("sharding")))
     return (
         Text(key),
         same_words(held, lambda record: summarize(record, 80)),

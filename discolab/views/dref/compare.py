@@ -115,6 +115,8 @@ def plan_verdict(classes: Mapping[int, str], num_workers: int, plans: Sequence[P
         return Text("some shards equal", "muted")
     if any(plan.partial for plan in plans):
         return Text("partial values, not yet reduced", "muted")
+    if len(set(classes.values())) > 1:
+        return Text(f"equal within each of {len(plans)} groups", "muted")
     return _equal(classes, num_workers)
 
 

@@ -6,12 +6,14 @@ has died as dead.
 
 from __future__ import annotations
 
+import math
 import time
+from numbers import Real
 from typing import Any, Literal
 
 from ...runtime.dref import DRef
 from ...runtime.dref_book import OWN
-from ...runtime.errors import DiscoError
+from ...runtime.errors import ArgumentError, DiscoError
 from ...runtime.failures import Failure
 from ..facts.describe import describe
 from ..parts import Part
@@ -20,6 +22,7 @@ from ..render.text import render_text
 from .answers import answers_of
 from .children import differing_tensors
 from .dref_view import dref_parts
+from .far_rows import add_far_rows
 from .notes import BAD
 from .replicas import replica_parts
 from .states import failure_record, state_record
@@ -59,7 +62,7 @@ def draw_dref(
     lacking = [rank for rank in range(session.num_workers) if answers.get(rank) is None]
     states = session.status() if lacking else []
     busy = [status for status in states if status.state not in ("idle", "dead")]
-    if busy and all(status.detail.startswith(_DRAWING) for status in busy):
+    if busy and all(_is_drawing(status.detail) for status in busy):
         session.interrupt(timeout=0.2)  # nothing but a slow __repr__ is in the way
     for rank in range(session.num_workers):
         answer = answers.get(rank)
@@ -67,15 +70,22 @@ def draw_dref(
             records[rank] = failure_record(answer)
         else:
             records[rank] = answer or state_record(states[rank])
+    good = {rank: record for rank, record in records.items() if record["kind"] not in BAD}
+    add_far_rows(session, ref, good, deadline)
     layout: dict[str, Any] = {
         "num_workers": session.num_workers,
         "placements": ref.placements,
         "num_groups": session.num_groups,
         "mesh_shape": _mesh_shape(ref),
-        "axes": _axes(ref),
+        "axes": axes_of(ref),
     }
     differences = _differences(ref, records, layout, deadline)
     return dref_parts(records, name=ref.name, differences=differences, **layout)
+
+
+def _is_drawing(detail: str) -> bool:
+    """Whether nothing else runs: also if the __repr__ sleeps, which status says in front."""
+    return detail.startswith(_DRAWING) or detail.endswith(f" in {_DRAWING}")
 
 
 def _differences(
@@ -107,7 +117,7 @@ def _mesh_shape(ref: DRef) -> tuple[int, ...] | None:
     return mesh.sizes if len(mesh.sizes) == len(ref.placements) > 1 else None
 
 
-def _axes(ref: DRef) -> dict[str, int] | None:
+def axes_of(ref: DRef) -> dict[str, int] | None:
     """The axes of the session's mesh, if it has all workers in order."""
     mesh = ref.session.current_mesh
     if mesh is None or list(mesh.ranks) != list(range(ref.session.num_workers)):
@@ -143,9 +153,18 @@ def view(ref: DRef, stats: Literal["auto"] | bool = "auto", timeout: float = 60.
 
     Raises
     ------
+    ArgumentError
+        If something else is given than a DRef, or an option is not as above.
     DiscoError
         If the session is closed, or this is a worker of it.
     """
+    if not isinstance(ref, DRef):
+        raise ArgumentError(f"view draws what a DRef names: got {type(ref).__name__}")
+    if not (isinstance(stats, bool) or stats == "auto"):
+        raise ArgumentError(f'view: stats is True, False or "auto": got {stats!r:.60}')
+    number = isinstance(timeout, Real) and not isinstance(timeout, bool)
+    if not number or not 0 <= timeout < math.inf:
+        raise ArgumentError(f"view: timeout is a number of seconds: got {timeout!r:.60}")
     return Shown(draw_dref(ref, stats, timeout))
 
 

@@ -151,7 +151,8 @@ def _draw_one(
     by_class = _by_class(list(plan.keys), classes)
     words = f"{caption}; one tile a class of equal contents"
     shapes = {held: plan.logical for _, held in by_class}
-    return _tiles(words, shapes, by_class, heats), set(plan.keys)
+    drawn = _tiles("", shapes, by_class, heats)  # the words in a line, so that text has them too
+    return [Text(words, "muted"), *drawn], set(plan.keys)
 
 
 def _alike(owners: tuple[int, ...], classes: Mapping[int, str] | None) -> bool:

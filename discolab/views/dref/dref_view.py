@@ -80,7 +80,8 @@ def _draw(survey: Survey, differences: Sequence[Part] = ()) -> Part:
     children = None
     if not survey.tensors:
         children = draw_children(survey.good, survey.num_groups, survey.ask)
-    if survey.uniform and not survey.tensors:
+    odd = children and children.verdict and children.verdict.role == "warning"  # not in contents
+    if survey.uniform and not survey.tensors and not odd:
         below = children.parts if children else ()
         return _stack([_short_line(survey), *below, *problem_parts(survey.bad)])
     if children is not None and children.parts:
@@ -193,6 +194,8 @@ def _verdict(survey: Survey) -> Text | None:
     kinds = {record.get("kind") for record in survey.good.values()}
     if len(survey.good) < 2 or len(kinds) > 1:
         return None
+    if survey.disagree:
+        return Text("DTensors disagree", "warning")
     if survey.classes is None:
         return Text("contents not compared", "muted")
     if survey.plans:
@@ -223,7 +226,7 @@ def _state(survey: Survey) -> list[Text]:
 
 
 def _drawing(survey: Survey, pictures: Pictures) -> Drawing:
-    if survey.plan_note is not None:
+    if survey.plan_note is not None and not survey.plans:
         return Drawing()
     if survey.inferred and not survey.plans[0].sharded:
         return draw_replicas(survey.plans[0], pictures)

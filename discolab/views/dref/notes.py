@@ -40,6 +40,9 @@ def note_parts(
         for text, ranks in grouped(words):
             place = "" if len(words) == len(records) and "," not in ranks else f"[{ranks}] "
             parts.append(Text(f"{place}{cut(text, _LINE_LIMIT)}", role))
+    grad = [rank for rank, record in records.items() if record.get("requires_grad")]
+    if grad and len(grad) < sum(record.get("kind") == "tensor" for record in records.values()):
+        parts.append(Text(f"[{format_ranks(sorted(grad))}] alone requires grad", "muted"))
     parts += [Text(text, "muted") for text in _about_values(records, drawn, ask)]
     return _limited(parts)
 

@@ -20,6 +20,7 @@ import torch
 from ...runtime.dref_book import OWN
 from ...runtime.errors import DiscoError
 from ...runtime.failures import Failure
+from ..facts.distances import distances
 from ..facts.guard import FAILURES
 from ..formats import format_number, format_workers
 from ..parts import Column, Details, Part, Row, Stack, Table, Text
@@ -199,12 +200,7 @@ def _largest(
     one: torch.Tensor, other: torch.Tensor, spans: Spans, shape: Sequence[int], *, whole: bool
 ) -> Difference:
     """The elements that are farthest apart, of those that were fetched."""
-    kind = torch.complex128 if one.is_complex() else torch.float64
-    a, b = one.to(kind), other.to(kind)
-    same = (one == other) | (torch.isnan(a) & torch.isnan(b))
-    exact = not (one.is_floating_point() or one.is_complex())
-    gap = (one.long() - other.long()).abs().double() if exact else (a - b).abs()
-    gap[~torch.isfinite(gap)] = math.inf
+    same, _, gap = distances(one, other)
     gap[same] = 0
     places = torch.cat([torch.arange(first, last) for first, last in spans])
     differ = int((~same).sum())

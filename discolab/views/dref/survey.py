@@ -9,10 +9,18 @@ from typing import Any
 from ..formats import cut
 from ..parts import Text
 from ..summary import summarize
-from .compare import content_classes, group_ranks, structure_key
+from .compare import content_classes, structure_key
 from .inference import AxisPattern, infer_axes, infer_plans
-from .layout import Plan, make_plan, placements_of, read_placements
+from .layout import Plan
 from .notes import BAD
+from .said_layout import (
+    DTensorsDisagreeError,
+    contradiction,
+    dtensor_layout,
+    over_all,
+    own_plans,
+    said_plans,
+)
 
 _NAME_LIMIT = 80
 
@@ -31,6 +39,7 @@ class Survey:
     plan_note: Text | None
     inferred: bool
     pattern: AxisPattern | None
+    disagree: bool = False
 
     @property
     def ask(self) -> str:
@@ -77,15 +86,22 @@ def take_survey(
     good = {rank: record for rank, record in full.items() if rank not in bad}
     plans: tuple[Plan, ...] = ()
     note = None
-    told = _told(good) if placements is None else None
-    if (placements is not None or told) and good:
-        try:
-            if told:
-                plans = _own_plans(good, num_workers, told)
-            else:
-                plans = _plans(good, num_workers, placements, num_groups, mesh_shape)
-        except Exception as error:
-            note = Text(f"layout not drawn: {error}", "warning" if not bad else "muted")
+    disagree = False
+    try:
+        told = dtensor_layout(good)
+        if told:
+            known = _shapes(good, num_workers)
+            plans = own_plans(good, known, told)
+            words = contradiction(placements, told, len(known[0]))
+            note = Text(f"drawn as the DTensors say; {words}", "warning") if words else None
+        elif placements is not None and good:
+            known = _shapes(good, num_workers)
+            plans = said_plans(known, num_workers, placements, num_groups, mesh_shape)
+            words = over_all(plans, axes)
+            note = Text(words, "muted") if words else None
+    except Exception as error:
+        disagree = isinstance(error, DTensorsDisagreeError)
+        note = Text(f"layout not drawn: {error}", "warning" if disagree or not bad else "muted")
     title = "DRef" if name is None else f"DRef {cut(name, _NAME_LIMIT)}"
     classes = content_classes(good) if good else None
     pattern = None
@@ -98,7 +114,7 @@ def take_survey(
             size = num_workers // max(num_groups, 1)
             pattern = infer_axes(classes, axes or {"groups": num_groups, "workers": size})
     return Survey(
-        title, num_workers, num_groups, good, bad, classes, plans, note, inferred, pattern
+        title, num_workers, num_groups, good, bad, classes, plans, note, inferred, pattern, disagree
     )
 
 
@@ -115,27 +131,6 @@ def _known_shapes(records: Mapping[int, Mapping[str, Any]]) -> dict[int, tuple[i
     return found
 
 
-def _told(good: Mapping[int, Mapping[str, Any]]) -> dict[int, Mapping[str, Any]] | None:
-    """What DTensors say of themselves, if all values are DTensors laid out alike."""
-    told = {rank: record.get("sharding") for rank, record in good.items()}
-    known = {rank: sharding for rank, sharding in told.items() if isinstance(sharding, Mapping)}
-    alike = {str((sharding["placements"], sharding["mesh"])) for sharding in known.values()}
-    return known if len(known) == len(told) and len(alike) == 1 else None
-
-
-def _own_plans(
-    good: Mapping[int, Mapping[str, Any]],
-    num_workers: int,
-    told: Mapping[int, Mapping[str, Any]],
-) -> tuple[Plan, ...]:
-    """One plan for each mesh that the workers' DTensors are on."""
-    known = _shapes(good, num_workers)
-    meshes = dict.fromkeys(tuple(sharding["ranks"]) for sharding in told.values())
-    first = next(iter(told.values()))
-    read = placements_of(first["placements"], len(known[0]))
-    return tuple(make_plan(known, ranks, read, first["mesh"]) for ranks in meshes)
-
-
 def _shapes(good: Mapping[int, Mapping[str, Any]], num_workers: int) -> dict[int, tuple[int, ...]]:
     """What each worker holds; a ValueError if one holds no tensor."""
     lacking = sorted(set(range(num_workers)) - set(good))
@@ -149,22 +144,6 @@ def _shapes(good: Mapping[int, Mapping[str, Any]], num_workers: int) -> dict[int
         if not isinstance(shape, list) or not all(type(size) is int for size in shape):
             raise ValueError(f"worker {rank} holds {summarize(good[rank], 60)}")
     return {rank: tuple(shape) for rank, shape in shapes.items() if shape is not None}
-
-
-def _plans(
-    good: Mapping[int, Mapping[str, Any]],
-    num_workers: int,
-    placements: Any,
-    num_groups: int,
-    mesh_shape: Sequence[int] | None,
-) -> tuple[Plan, ...]:
-    known = _shapes(good, num_workers)
-    read = read_placements(placements, len(known[0]))
-    if mesh_shape is None and len(read) == 1:
-        groups = group_ranks(num_workers, num_groups)
-        return tuple(make_plan(known, ranks, read, (len(ranks),)) for ranks in groups)
-    mesh = mesh_shape or (num_groups, num_workers // max(num_groups, 1))
-    return (make_plan(known, range(num_workers), read, mesh),)
 
 
 def must_agree(
@@ -188,7 +167,7 @@ def must_agree(
         survey = take_survey(records, None, num_workers, placements, num_groups, mesh_shape, axes)
     except Exception:  # a view never raises
         return {}, None
-    if survey.classes is None or not survey.tensors:
+    if survey.classes is None or not survey.tensors or survey.disagree:
         return {}, None
     if survey.plans or survey.pattern is not None:
         return survey.classes, [ranks for plan in survey.plans for ranks in plan.replicas]

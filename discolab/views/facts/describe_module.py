@@ -15,6 +15,7 @@ import torch
 
 from ..formats import cut, format_ranks, format_shape
 from .guard import FAILURES, Record, carriable, error_text, type_name
+from .storage import is_lazy, why_no_data
 from .tensors import Stats, digest_of, dtype_name, is_dtensor, shape_of, sharding_of
 
 #: Digests of parameters and items are taken unasked up to this many bytes in all.
@@ -26,7 +27,6 @@ _MOST_LAYERS = 8
 _MOST_LAYOUTS = 16
 _NAME_LIMIT = 120
 _LISTS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
-_LAZY = (torch.nn.parameter.UninitializedParameter, torch.nn.parameter.UninitializedBuffer)
 
 
 def describe_module(module: torch.nn.Module, stats: Stats) -> Record:
@@ -96,7 +96,9 @@ class _Layouts:
 def _row(name: str, value: Any, buffer: bool, digest: str | None, layouts: _Layouts) -> Record:
     """One parameter or buffer; a sharded one counts with what lies here, shown by full shape."""
     row: Record = {"name": _name(name), "shape": None, "dtype": dtype_name(value.dtype)}
-    if _lazy(value):
+    if why := why_no_data(value):
+        row["note"] = why
+    if is_lazy(value):
         return row
     row |= {"shape": shape_of(value), "nbytes": _bytes(value)}
     if digest is not None:
@@ -116,15 +118,11 @@ def _row(name: str, value: Any, buffer: bool, digest: str | None, layouts: _Layo
 
 
 def _words(value: Any) -> str:
-    return f"{dtype_name(value.dtype)}{format_shape(None if _lazy(value) else shape_of(value))}"
+    return f"{dtype_name(value.dtype)}{format_shape(None if is_lazy(value) else shape_of(value))}"
 
 
 def _name(name: object) -> str:
     return carriable(cut(str(name), _NAME_LIMIT))
-
-
-def _lazy(value: object) -> bool:
-    return isinstance(value, _LAZY)
 
 
 def _local(value: Any) -> Any:
@@ -132,12 +130,12 @@ def _local(value: Any) -> Any:
 
 
 def _count(value: Any) -> int:
-    return 0 if _lazy(value) else cast(int, _local(value).numel())
+    return 0 if is_lazy(value) else cast(int, _local(value).numel())
 
 
 def _bytes(value: Any) -> int:
     local = _local(value)
-    return 0 if _lazy(value) else min(local.numel() * local.element_size(), 2**62)
+    return 0 if is_lazy(value) else min(local.numel() * local.element_size(), 2**62)
 
 
 def _digest(value: Any) -> str | None:

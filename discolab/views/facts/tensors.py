@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 import torch
 
 from .guard import Record, attempt, plain, type_name
+from .storage import is_lazy, why_no_data
 from .thumbnails import histogram, places_of_nonfinite, thumbnail
 
 if TYPE_CHECKING:
@@ -31,11 +32,7 @@ _HEAD = 4
 _MASK = 2**64 - 1
 _NOISE = 1e-12  # a mean or deviation below this share of the largest magnitude is rounding
 _LANES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
-_NO_DATA = {
-    "FakeTensor": "fake tensor: no data",
-    "FunctionalTensor": "tensor under tracing: data not read",
-    "AsyncCollectiveTensor": "a collective is in flight: data not read",
-}
+_IN_FLIGHT = "a collective is in flight: data not read"
 _UNREADABLE = re.compile(r"u?int[1-7]$|bits|float4")  # torch has no arithmetic for these
 _COMPRESSED = {
     torch.sparse_csr: ("crow_indices", "col_indices"),
@@ -66,16 +63,19 @@ def describe_tensor(tensor: torch.Tensor, stats: Stats, pictures: bool = True) -
         return _describe_dtensor(tensor, stats, pictures)
     record: Record = {"kind": "tensor", "type": type_name(tensor)}
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-        attempt(record, "shape", lambda: {"shape": shape_of(tensor)})
         attempt(record, "dtype", lambda: {"dtype": dtype_name(tensor.dtype)})
+        if is_lazy(tensor):
+            return record | {"note": why_no_data(tensor)}
+        attempt(record, "shape", lambda: {"shape": shape_of(tensor)})
         attempt(record, "device", lambda: {"device": str(tensor.device)})
         attempt(record, "layout", lambda: _layout(tensor))
         attempt(record, "requires_grad", lambda: _requires_grad(tensor))
-        if "shape" not in record:
-            return record
-        if tensor.device.type == "meta" or type(tensor).__name__ in _NO_DATA:
-            record["note"] = _NO_DATA.get(type(tensor).__name__, "meta tensor: no data")
+        in_flight = type(tensor).__name__ == "AsyncCollectiveTensor"
+        if why := _IN_FLIGHT if in_flight else why_no_data(tensor):
+            record["note"] = why
             attempt(record, "nbytes", lambda: {"nbytes": _bytes_of([tensor])})
+            return record
+        if "shape" not in record:
             return record
         attempt(record, "nbytes", lambda: {"nbytes": _bytes_of(_stored(tensor, copy=False))})
         attempt(record, "data", lambda: _content(tensor.detach(), stats, pictures))
@@ -173,6 +173,8 @@ def _stored(tensor: torch.Tensor, copy: bool) -> list[torch.Tensor]:
     Where the values cannot be had without a copy and `copy` is False, `tensor` itself.
     """
     if tensor.layout is torch.sparse_coo:
+        if copy and _bytes_of(_stored(tensor, copy=False)) <= SMALL_BYTES:
+            tensor = tensor.coalesce()  # entries of one place are summed; else itself
         return [tensor._values(), tensor._indices()]
     if tensor.layout in _COMPRESSED:
         return [tensor.values(), *(getattr(tensor, name)() for name in _COMPRESSED[tensor.layout])]
@@ -204,6 +206,8 @@ def _content(tensor: torch.Tensor, stats: Stats, pictures: bool) -> Record:
         attempt(record, "first values", lambda: {"head": _head(stored[0])})
         if whole:
             attempt(record, "statistics", lambda: {"stats": _statistics(stored[0])})
+            if tensor.layout is torch.sparse_coo or tensor.layout in _COMPRESSED:
+                record["note"] = "statistics are of the stored entries"
         if pictures and tensor.layout is torch.strided and not tensor.is_nested:
             # Means of a large tensor with gaps would take a copy of it.
             means = whole and (stored[0].is_contiguous() or _bytes_of(stored) <= SMALL_BYTES)
@@ -259,8 +263,7 @@ class _Running:
 
     def add(self, chunk: torch.Tensor) -> None:
         if not chunk.is_floating_point() and not chunk.is_complex():
-            low, high = (int(edge.item()) for edge in torch.aminmax(_exact(chunk)))
-            self._join(chunk.to(torch.float64), low, high)
+            self._join(chunk.to(torch.float64), *_ends(chunk))
             return
         wide = chunk.to(torch.complex128).abs() if chunk.is_complex() else chunk.to(torch.float64)
         finite = torch.isfinite(wide)
@@ -277,16 +280,21 @@ class _Running:
         mean, squares = torch.stack((middle, (wide - middle).square_().sum())).tolist()
         count = wide.numel()
         total, shift = self.count + count, mean - self.mean
-        self.squares += squares + shift * shift * self.count * count / total
+        self.squares += squares
+        if self.count and shift:
+            self.squares += shift * shift * self.count * count / total
         self.mean += shift * count / total
         self.count = total
         self.low = low if self.low is None else min(self.low, low)
         self.high = high if self.high is None else max(self.high, high)
 
 
-def _exact(chunk: torch.Tensor) -> torch.Tensor:
-    """Widen integers to int64; uint64 keeps its order by way of float64."""
-    return chunk.to(torch.float64 if chunk.dtype == torch.uint64 else torch.int64)
+def _ends(chunk: torch.Tensor) -> tuple[int, int]:
+    """The lowest and the highest of integers; those of uint64 are shifted to the range of int64."""
+    shift = 2**63 if chunk.dtype == torch.uint64 else 0
+    whole = chunk.view(torch.int64) ^ -shift if shift else chunk.to(torch.int64)
+    low, high = torch.stack(torch.aminmax(whole)).tolist()
+    return low + shift, high + shift
 
 
 def _statistics(values: torch.Tensor) -> Record:
@@ -356,5 +364,7 @@ def _digest(stored: list[torch.Tensor]) -> str:
 def digest_of(tensor: torch.Tensor) -> str:
     """Hash what a tensor holds here, whatever its size; raises where its data can't be read."""
     local: torch.Tensor = cast(Any, tensor)._local_tensor if is_dtensor(tensor) else tensor
+    if why := why_no_data(local):
+        raise ValueError(why)
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         return _digest(_stored(local.detach(), copy=True))

@@ -223,10 +223,13 @@ class Shades:
     high: float
     diverging: bool
     nonfinite: int
+    empty: bool = False
 
     @property
     def ends(self) -> tuple[str, str]:
-        """The ends of the scale in words."""
+        """The ends of the scale in words; empty if nothing is on it."""
+        if self.empty:
+            return "", ""
         return format_number(self.low), format_number(self.high)
 
 
@@ -263,4 +266,5 @@ def shade(
     broken = (picture.bad > 0) & picture.known
     if stat != "nonfinite":
         levels[broken] = NOT_FINITE
-    return Shades(levels, low, high, diverging, int(broken.sum()))
+    empty = not finite.any() and vmin is None and vmax is None
+    return Shades(levels, low, high, diverging, int(broken.sum()), empty)

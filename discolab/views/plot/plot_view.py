@@ -11,7 +11,7 @@ from ..formats import cut, format_number, format_shape, format_workers
 from ..parts import Card, Column, Legend, Line, Outline, Part, Plot, Row, Table, Text
 from .picture import NOT_FINITE, TOP, Facts, Picture, Shades, Stat
 from .sheet import Shard, Sheet
-from .sources import choices
+from .sources import choices, sources
 
 _RAMP = "·░▒▓█"
 _BARS = "▁▂▃▄▅▆▇█"
@@ -38,6 +38,8 @@ def stat_words(picture: Picture, stat: Stat, choice: str) -> str:
         words = f"{kind} of {size} elements"
     if picture.every > 1:
         words += f", sampled: 1 in {picture.every}"
+    if picture.sheet.dtype.startswith("complex") and stat != "nonfinite":
+        words += ", of complex values their magnitudes"
     return words
 
 
@@ -106,8 +108,9 @@ def title_of(sheet: Sheet, name: str | None) -> str:
     if sheet.joined:
         return f"{words} {sheet.layout}"
     alike = len({shard.label for shard in sheet.shards}) == 1
-    kind = words if alike else f"{title} · {sheet.dtype}, shapes differ"
-    return f"{kind} a worker, not joined"
+    if alike:
+        return f"{words} a worker, not joined"
+    return f"{title} · {sheet.dtype}, one tensor a worker, shapes differ, not joined"
 
 
 def axis_words(sheet: Sheet) -> tuple[str, str]:
@@ -136,15 +139,24 @@ def plot_parts(
     if shades.nonfinite and stat != "nonfinite":
         facts.append(f"{shades.nonfinite} of {picture.known.sum()} pixels not finite")
     words = " · ".join(facts)
-    alt = f"{title_of(sheet, name)}: {words}, {low} to {high}"
+    ends = f"{low} to {high}" if low else "none finite"
+    alt = f"{title_of(sheet, name)}: {words}, {ends}"
     children: list[Part] = [
-        Text(f"{words} · {low} to {high}", "muted"),
+        Text(f"{words} · {ends}", "muted"),
         _plot(sheet, picture, shades, alt),
         Legend(low, high, shades.diverging, bool(shades.nonfinite) and stat != "nonfinite"),
-        _shard_table(sheet, picture),
+        _shard_table(sheet, picture, choice),
     ]
     if not sheet.joined and len(sheet.shards) > 1:
-        children.insert(1, Text("one tensor a worker; how they join is not known: set .placements"))
+        why = f"; {sheet.note}" if sheet.note else ""
+        children.insert(1, Text(f"one tensor a worker{why}"))
+    elif sheet.note:
+        children.insert(1, Text(sheet.note))
+    if sheet.replicas == "differ":
+        drawn = "" if sheet.terms > 1 else f"; drawn: {dict(choices(sheet))[choice]}"
+        children.insert(
+            1, Text(f"≠ workers that should hold the same values differ{drawn}", "warning")
+        )
     if sheet.others:
         ranks = ", ".join(f"worker {rank} holds {kind}" for rank, kind in sheet.others.items())
         children.append(Text(ranks, "muted"))
@@ -194,15 +206,19 @@ def drawn_size(sheet: Sheet) -> tuple[int, int]:
     return max(round(width / ratio), 1), width
 
 
-def _shard_table(sheet: Sheet, picture: Picture) -> Table:
+def _shard_table(sheet: Sheet, picture: Picture, choice: str) -> Table:
     rows = []
+    read = {shard: [rank for rank, _ in wanted] for shard, wanted in sources(sheet, choice)}
     for shard in sheet.shards:
         facts = picture.shown.get(shard)
         if facts is None:
             kind = str(_state_of(shard, picture)["kind"])
             cells = Text(BAD.get(kind, "silent"), role_of(kind)), Text("")
         else:
-            cells = Text(_range_words(facts, picture.exact)), _bad_words(facts, picture.exact)
+            words = _range_words(facts, picture.exact)
+            if sheet.replicas != "equal" and set(read[shard]) < set(shard.ranks):
+                words += f" on {format_workers(sorted(read[shard]))}"
+            cells = Text(words), _bad_words(facts, picture.exact)
         rows.append(Row((Text(shard.label), *cells), shard.ranks))
     return Table((Column("holds"), Column("values"), Column("not finite")), tuple(rows))
 
@@ -241,11 +257,12 @@ def _text_picture(sheet: Sheet, picture: Picture, shades: Shades) -> tuple[str, 
         )
         for i in range(down)
     ]
-    key = f"{marks[0]} {shades.ends[0]} to {marks[-1]} {shades.ends[1]}"
+    scale = f"{marks[0]} {shades.ends[0]} to {marks[-1]} {shades.ends[1]}"
+    key = [] if shades.empty else [scale]
     for mark, words in (("!", "not finite"), ("?", "no answer")):
         if any(mark in line for line in drawn):
-            key += f", {mark} {words}"
-    return *drawn, key
+            key.append(f"{mark} {words}")
+    return *drawn, ", ".join(key)
 
 
 def _part(place: int, count: int, size: int) -> slice:

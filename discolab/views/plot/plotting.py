@@ -6,15 +6,18 @@ that is busy is not asked a second time before it has answered.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
+from weakref import ref as weakref
 
 from ...runtime.channel import Ticket
 from ...runtime.dref import DRef
 from ...runtime.errors import ArgumentError, SessionClosedError
 from ...runtime.failures import Failure
+from ..dref.draw import axes_of
 from ..dref.states import failure_record, state_record
 from ..parts import Part
 from .picture import STATS, Picture, Stat, make_picture, shade
@@ -25,6 +28,7 @@ from .sources import choices, choose_blocks, sources
 
 _PATIENCE = 0.8  # seconds
 _TICK = 0.02
+GONE = "the value was let go when its picture was gone: run the cell again"
 _STATIC_CELLS = 9_000  # in all: they have to fit in 20 KB of HTML
 
 
@@ -49,11 +53,51 @@ class Reader:
             raise ArgumentError(f"plot draws what a DRef names: got {_a(type(ref).__name__)}")
         if ref.session.closed:
             raise SessionClosedError("plot: the session of this DRef was shut down")
-        self.ref = ref
+        self.held: DRef | None = ref
+        self._weak = weakref(ref)
+        self._name = ref.name
         self.dims, self.index = dims, index
         self._late: dict[int, tuple[DRef, Ticket]] = {}  # not answered yet, by rank
         self._facts: dict[int, Mapping[str, Any]] = {}
         self.sheet = self._lay_out()
+
+    # -- what it draws ---------------------------------------------------------------------
+
+    @property
+    def ref(self) -> DRef:
+        """What is drawn.
+
+        Raises
+        ------
+        ArgumentError
+            If it was let go, and nobody else holds it.
+        """
+        ref = self.held if self.held is not None else self._weak()
+        if ref is None:
+            raise ArgumentError(GONE)
+        return ref
+
+    @property
+    def name(self) -> str | None:
+        """What it is, or was, called."""
+        ref = self._weak()
+        if ref is not None:
+            self._name = ref.name
+        return self._name
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it was let go, and nobody else holds it."""
+        return self._weak() is None
+
+    def let_go(self) -> None:
+        """Keep the value alive no more."""
+        self.held = None
+        self._late = {}
+
+    def take_hold(self) -> None:
+        """Keep it alive again, if it is alive."""
+        self.held = self._weak()
 
     # -- what is where ---------------------------------------------------------------------
 
@@ -79,6 +123,7 @@ class Reader:
             placements=placements,
             num_groups=session.num_groups,
             mesh_shape=sizes,
+            axes=axes_of(self.ref),
             dims=self.dims,
             index=self.index,
         )
@@ -201,7 +246,7 @@ class Reader:
 def _otherwise_engaged(state: Any) -> bool:
     if state.state == "dead":
         return True
-    return state.state != "idle" and state.seconds > 0.1 and not state.detail.startswith(READING)
+    return state.state != "idle" and state.seconds > 0.1 and READING not in state.detail
 
 
 def _within(sheet: Sheet, window: Window) -> Window:
@@ -225,6 +270,8 @@ def check_options(stat: Any, vmin: Any, vmax: Any) -> None:
     for name, value in (("vmin", vmin), ("vmax", vmax)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, Real)):
             raise ArgumentError(f"plot: {name} is a number or None: got {value!r:.60}")
+        if value is not None and not math.isfinite(value):
+            raise ArgumentError(f"plot: {name} is a finite number or None: got {value}")
     if vmin is not None and vmax is not None and not vmin < vmax:
         raise ArgumentError(f"plot: vmin must be below vmax: got {vmin} and {vmax}")
 

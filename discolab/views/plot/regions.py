@@ -19,6 +19,7 @@ import torch
 
 from ...runtime.worker import current_worker
 from ..facts.guard import FAILURES, Record, error_text, type_name
+from ..facts.storage import why_no_data
 from ..facts.tensors import describe_array, describe_tensor, is_dtensor
 from ..facts.thumbnails import histogram
 from ..formats import format_bytes
@@ -135,6 +136,8 @@ def _local(value: object) -> torch.Tensor:
         return torch.from_numpy(value)
     local = cast(Any, value)._local_tensor if is_dtensor(value) else value
     tensor = cast(torch.Tensor, local).detach()
+    if why := why_no_data(tensor):
+        raise ValueError(why)
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         size = tensor.numel() * tensor.element_size()
         if size > _SMALL:

@@ -9,18 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ...runtime.errors import ArgumentError
-from ..dref.compare import content_classes, group_ranks
+from ..dref.compare import content_classes
 from ..dref.inference import infer_plans
-from ..dref.layout import Plan, make_plan, placements_of, read_placements
+from ..dref.layout import Plan, make_plan, placements_of
+from ..dref.said_layout import contradiction, dtensor_layout, over_all, own_plans, said_plans
 from ..formats import format_shape
 from .regions import Cut
 
 Window: TypeAlias = tuple[int, int, int, int]
 """Rows and columns of a sheet: top, left, bottom, right; half open."""
 
+Replicas: TypeAlias = Literal["equal", "differ", "not compared"]
+
+_UNKNOWN = "how they join is not known: set .placements"
 _GAP = 0.06  # between tensors that stand apart, as a share of the widest
 
 
@@ -58,7 +62,11 @@ class Shard:
 
 @dataclass(frozen=True)
 class Sheet:
-    """What is drawn: its size in elements, the dims drawn (-1: none there), and the shards."""
+    """What is drawn: its size in elements, the dims drawn (-1: none there), and the shards.
+
+    `note` says why they are not joined, or what to know of how they are; `replicas`:
+    whether workers that should hold the same values do.
+    """
 
     shape: tuple[int, ...]
     dtype: str
@@ -71,6 +79,8 @@ class Sheet:
     reduction: str = ""
     assumed: tuple[int, ...] = ()
     others: Mapping[int, str] = field(default_factory=dict)
+    note: str = ""
+    replicas: Replicas = "equal"
 
     @property
     def window(self) -> Window:
@@ -114,6 +124,7 @@ def make_sheet(
     placements: Any = None,
     num_groups: int = 1,
     mesh_shape: Sequence[int] | None = None,
+    axes: Mapping[str, int] | None = None,
     dims: Sequence[int] | None = None,
     index: Any = None,
 ) -> Sheet:
@@ -124,7 +135,7 @@ def make_sheet(
     records : mapping of rank to record
         From `regions.read_facts`; of a worker that has not answered none, and then it is taken to
         hold what the others do.
-    num_workers, placements, num_groups, mesh_shape
+    num_workers, placements, num_groups, mesh_shape, axes
         As for `dref_parts`.
     dims : two ints, or one, optional
         What runs down and across; None: the dims that are cut, then the last ones.
@@ -146,13 +157,15 @@ def make_sheet(
     if len(set(shapes.values())) == 1:
         shapes.update(dict.fromkeys(lacking, next(iter(shapes.values()))))
     first = tensors[min(tensors)]
-    plans = _plans(tensors, shapes, num_workers, placements, num_groups, mesh_shape)
+    plans, note = _plans(tensors, shapes, num_workers, placements, num_groups, mesh_shape, axes)
     joined = plans[0] if len(plans) == 1 else None
     shape = joined.logical if joined else shapes[min(shapes)]
     cut_dims = [place.dim for place in joined.placements if place.kind == "shard"] if joined else []
     drawn = _dims(len(shape), dims, cut_dims)
     at = _index(shape, drawn, index)
+    replicas: Replicas = "equal"
     if joined:
+        replicas = _replicas(joined, content_classes(tensors) or {})
         shards, size = _joined(joined, drawn, at), _size(shape, drawn)
         layout, reduction = joined.words, _reduction(joined)
     else:
@@ -162,7 +175,7 @@ def make_sheet(
         raise ArgumentError(f"plot: a tensor {format_shape(list(shape))} has nothing to draw")
     return Sheet(
         tuple(shape), str(first.get("dtype", "")), drawn, at, size, shards, layout,
-        joined is not None, reduction, lacking, others,
+        joined is not None, reduction, lacking, others, note, replicas,
     )  # fmt: skip
 
 
@@ -182,33 +195,43 @@ def _plans(
     placements: Any,
     num_groups: int,
     mesh_shape: Sequence[int] | None,
-) -> list[Plan]:
-    """The one plan that joins all tensors; an empty list if there is none."""
-    told = [record.get("sharding") for record in tensors.values()]
+    axes: Mapping[str, int] | None,
+) -> tuple[Sequence[Plan], str]:
+    """The one plan that joins all tensors, else none or several; with what there is to say of it.
+
+    The words say why the tensors are not joined, or what to know of how they are.
+    """
     complete = set(range(num_workers)) == set(shapes)
     try:
+        told = dtensor_layout(tensors) if complete else None
+        if told:
+            found = own_plans(tensors, shapes, told)
+            words = contradiction(placements, told, len(found[0].logical))
+            if words:
+                return found, f"drawn as the DTensors say; {words}"
+            return found, _several(found)
         if placements is not None and complete:
-            read = read_placements(placements, len(next(iter(shapes.values()))))
-            if mesh_shape is None and len(read) == 1:
-                groups = group_ranks(num_workers, num_groups)
-                return [make_plan(shapes, ranks, read, (len(ranks),)) for ranks in groups]
-            mesh = mesh_shape or (num_groups, num_workers // max(num_groups, 1))
-            return [make_plan(shapes, range(num_workers), read, mesh)]
-        if all(isinstance(sharding, Mapping) for sharding in told) and complete:
-            known = {str(sharding): sharding for sharding in told if sharding is not None}
-            read = placements_of(next(iter(known.values()))["placements"], len(shapes[min(shapes)]))
-            return [
-                make_plan(shapes, sharding["ranks"], read, sharding["mesh"])
-                for sharding in known.values()
-            ]
-    except ValueError:
-        return []
+            found = said_plans(shapes, num_workers, placements, num_groups, mesh_shape)
+            return found, _several(found) or over_all(found, axes)
+    except ValueError as error:
+        return [], str(error)
     if num_workers == 1 and len(shapes) == 1:
-        return [make_plan(shapes, [0], (placements_of([("Replicate", "")], 0)[0],), (1,))]
+        return [make_plan(shapes, [0], (placements_of([("Replicate", "")], 0)[0],), (1,))], ""
     if len(tensors) < num_workers:
-        return []
+        return [], _UNKNOWN if placements is None else ""
     plan = next(iter(infer_plans(shapes, content_classes(tensors))), None)
-    return [] if plan is None else [plan]
+    return ([], _UNKNOWN) if plan is None else ([plan], "")
+
+
+def _replicas(plan: Plan, classes: Mapping[int, str]) -> Replicas:
+    told = [{classes.get(rank) for rank in ranks} for ranks in plan.replicas if len(ranks) > 1]
+    if any(len(letters - {None}) > 1 for letters in told):
+        return "differ"
+    return "not compared" if any(None in letters for letters in told) else "equal"
+
+
+def _several(plans: Sequence[Plan]) -> str:
+    return f"each of {len(plans)} groups has a tensor of its own" if len(plans) > 1 else ""
 
 
 def _reduction(plan: Plan) -> str:
@@ -233,13 +256,17 @@ def _dims(ndim: int, dims: Sequence[int] | None, cut: Sequence[int]) -> tuple[in
 
 
 def _index(shape: Sequence[int], drawn: tuple[int, int], index: Any) -> tuple[int, ...]:
+    if index is not None and not isinstance(index, list | tuple | Mapping):
+        raise ArgumentError(f"plot: index gives an int for dims to be cut: got {index!r:.60}")
     given = dict(enumerate(index)) if isinstance(index, list | tuple) else dict(index or {})
     found = [0] * len(shape)
     for dim, at in given.items():
-        if at is None or dim in drawn:
+        if at is None:
             continue
         if type(dim) is not int or not 0 <= dim < len(shape) or type(at) is not int:
             raise ArgumentError(f"plot: index gives an int for dims to be cut: got {index!r}")
+        if dim in drawn and -shape[dim] <= at < shape[dim]:
+            continue  # it is cut there when other dims are drawn
         if not -shape[dim] <= at < shape[dim]:
             raise ArgumentError(f"plot: index {at} of dim {dim}, which has {shape[dim]} elements")
         found[dim] = at % shape[dim]

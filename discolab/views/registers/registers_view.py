@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ..formats import cut, format_bytes
 from ..parts import Column, Line, Part, Row, Stack, Table, Text
-from .rows import Group, age_words, bytes_words
+from .rows import READING, Group, age_words, bytes_words
 from .rows import Row as Register
 
 MOST_ROWS = 50
@@ -53,16 +53,20 @@ def registers_parts(
 
 
 def totals_words(rows: Sequence[Register]) -> str:
-    """How many there are, their bytes on all workers together, and how many are not well."""
+    """How many there are, their bytes on all workers together, and how many are not well.
+
+    Bytes are "at least" so many while some were not read yet.
+    """
     if not rows:
         return "no live registers"
     plural = "" if len(rows) == 1 else "s"
-    total, states = 0, {"poisoned": 0, "pending": 0}
+    total, states = 0, {"poisoned": 0, "pending": 0, READING: 0}
     for row in rows:
         total += row.total
         if row.state != "ok":
             states[row.state.partition(" ")[0]] += 1
-    words = [f"{len(rows):,} live register{plural}", format_bytes(total)]
+    least = "at least " if states[READING] else ""
+    words = [f"{len(rows):,} live register{plural}", least + format_bytes(total)]
     words += [f"{count:,} {state}" for state, count in states.items() if count]
     return " · ".join(words)
 

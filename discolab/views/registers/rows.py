@@ -16,6 +16,7 @@ from ..formats import format_bytes
 from .facts import Fact
 
 SORTS = ("bytes", "age", "id", "name", "type", "site")
+READING = "reading…"
 _GROWING = 3  # cells that made registers by one line, all of which live
 
 
@@ -45,7 +46,8 @@ class Row:
     cell
         The number of the cell that ran then, 0 outside of cells.
     state
-        ``ok``, ``pending`` (not computed yet), ``poisoned`` or ``no answer``, with the workers it
+        ``ok``, ``pending`` (not computed yet), ``reading…`` (computed, and not yet asked what it
+        is), ``poisoned`` or ``no answer``, with the workers it
         is true of.
     problem
         The headline of its failure.

@@ -19,7 +19,7 @@ from ...runtime.session import Session
 from ...runtime.sources import is_cell, is_installed, place
 from ..formats import printable
 from .facts import Fact, look_at_registers
-from .rows import Row
+from .rows import READING, Row
 
 _MOST_LOOKED_AT = 250  # registers, in one look
 _AGAIN = 48  # registers that are looked at once more in one look, while workers compute
@@ -42,6 +42,7 @@ class Holding(Protocol):
 
 
 Holders = Callable[[], Holding]
+CellName = Callable[[str, int], "str | None"]
 
 
 class RegisterTable:
@@ -53,6 +54,9 @@ class RegisterTable:
         It keeps a book of its DRefs from now on, if it did not before.
     holders
         Says who holds which; None: nobody can tell.
+    cell_name
+        Says what the notebook's cell of a file was called when the cell of that number ran: one
+        text that was run twice has one file and two names.
 
     Attributes
     ----------
@@ -60,10 +64,16 @@ class RegisterTable:
         Grows with each change of a row.
     """
 
-    def __init__(self, session: Session, holders: Holders | None = None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        holders: Holders | None = None,
+        cell_name: CellName | None = None,
+    ) -> None:
         self.session = session
         self.version = 0
         self._holders = holders
+        self._cell_name = cell_name
         self._book = session.track_registers()
         self._rows: dict[int, Row] = {}
         self._waiting: dict[int, Row] = {}  # without a fact of some worker
@@ -143,7 +153,7 @@ class RegisterTable:
 
     def _make(self, reg_id: int, ref: DRef, entry: Entry) -> Row:
         _, site, made, cell, _ = entry
-        words, group = _site(site, cell)
+        words, group = _site(site, cell, self._cell_name)
         kind = "DRef" if type(ref) is DRef else type(ref).__name__
         row = Row(reg_id, entry, kind, made=made, made_by=words, cell=cell, group=group)
         row.facts = [None] * self.session.num_workers
@@ -244,6 +254,13 @@ class RegisterTable:
             assert row.facts is not None
             if None not in row.facts:
                 del self._waiting[reg_id]
+            elif row.state == "pending" and self._is_there(row):
+                row.state = READING
+                self._settle(row)
+
+    def _is_there(self, row: Row) -> bool:
+        """Whether all workers have computed it, as far as is known."""
+        return min(self._executed) >= row.entry[4]
 
     def _join(self, row: Row) -> None:
         """Put together what workers have told of one register."""
@@ -267,13 +284,16 @@ class RegisterTable:
         return "ok"
 
 
-def _site(site: Any, cell: int) -> tuple[str, Any]:
+def _site(site: Any, cell: int, cell_name: CellName | None) -> tuple[str, Any]:
     """Where a DRef was made, in words and as a key that its sisters share."""
     try:
         code, line = site
         file = code.co_filename
     except (TypeError, ValueError, AttributeError):
         file, line = "", 0
+    name = cell_name(file, cell) if cell_name is not None and cell and file else None
+    if name is not None:
+        return f"{name}, line {line}", (file, line)
     if file and (is_cell(file) or not is_installed(file)):
         return place(file, line), (file, line)
     # by a magic: between the cell and us there is IPython only

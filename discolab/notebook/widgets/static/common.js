@@ -93,7 +93,7 @@ function disco(start) {
       clearInterval(beat);
       cancelAnimationFrame(due);
       hide.remove();
-      say("close");
+      tell({ type: "close", gone: true });
       if (view.stop) view.stop();
     };
   };

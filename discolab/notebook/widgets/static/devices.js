@@ -106,7 +106,8 @@ function deviceRow() {
       const now = JSON.stringify([one.doing, one.whom, one.any, one.held]);
       if (now !== said) {
         said = now;
-        words.replaceChildren(...doingWords(one, colours));
+        // in one element: the box that cuts off lines would take each part, and its spaces, apart
+        words.replaceChildren(element("span", {}, ...doingWords(one, colours)));
         words.title = words.textContent;
       }
       setText(count, one.queued ? String(one.queued) : "");

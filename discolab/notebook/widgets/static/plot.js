@@ -661,6 +661,7 @@ function plotView(root, send) {
     const before = frame;
     frame = next;
     title.textContent = frame.title;
+    if (frame.gone) note.textContent = frame.gone;
     fill(stats, frame.stats.map((stat) => [stat, { mean: "mean", absmax: "largest magnitude",
       nonfinite: "non-finite count" }[stat]]), frame.stat);
     fill(choices, frame.choices, frame.choice);
