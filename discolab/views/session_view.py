@@ -6,6 +6,7 @@ stuck session can be looked at. Of an idle session the text is the same each tim
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from .render.text import render_text
 
 _ROLES: dict[str, Role] = {"idle": "muted", "dead": "error", "ended": "error"}
 _LONGEST = 120
+_MOMENT = 0.1  # seconds
 
 
 def session_parts(session: Session) -> Part:
@@ -34,9 +36,21 @@ def session_parts(session: Session) -> Part:
         if session.closed:
             words = " · closed: make a new one with make_session, or %disco_restart in a notebook"
             return Card(Line((Text(_name(session), "title"), Text(words, "muted"))), ())
-        return _live(session, session.status())
+        return _live(session, _states(session))
     except Exception as error:  # a view never raises
         return Text(f"this session could not be drawn: {type(error).__name__}", "error")
+
+
+def _states(session: Session) -> Sequence[WorkerStatus]:
+    """What the workers do; one that is just about to forget old values is given a moment."""
+    session.forget_dropped()
+    deadline = time.monotonic() + _MOMENT
+    while True:
+        states = session.status()
+        about_to = any(state.state == "idle" and state.queued for state in states)
+        if not about_to or time.monotonic() > deadline:
+            return states
+        time.sleep(0.002)
 
 
 def session_bundle(session: Session) -> dict[str, str]:

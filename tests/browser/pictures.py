@@ -55,6 +55,11 @@ class Picture:
 
 
 START = ("%load_ext discolab", "%disco_session 4")
+WAVES = """\
+%%disco
+rows = torch.arange(rank * 16, rank * 16 + 16.0)[:, None] / 8
+w = torch.sin(rows) * torch.cos(torch.arange(96.0) / 8)
+bias = torch.linspace(-1, 1, 1024).view(32, 32).clone()"""
 MODEL = """\
 %%disco
 from discolab.trace import span
@@ -99,9 +104,9 @@ PICTURES = (
         (
             'from torch.distributed.tensor import Shard\n\nw = sess["w"]\n'
             "w.placements = [Shard(0)]\nw",
-            "%%disco\nbias = torch.ones(8)\nif rank == 2:\n    bias[5] += 1e-3\nbias",
+            "%%disco\nif rank == 2:\n    bias[20, 5] -= 0.7\nbias",
         ),
-        before=("%%disco\nw = torch.full((2, 6), float(rank))",),
+        before=(WAVES,),
     ),
     Picture("timeline", (TRAIN, "%disco_timeline"), (MODEL, "%disco_timeline --on"), width=960),
     Picture(
@@ -109,10 +114,11 @@ PICTURES = (
         ("%disco_registers",),
         (
             "import torch",
-            'w = sess["w"]\nhidden = torch.relu(w - 1)\nscores = [hidden * i for i in range(3)]',
-            "part = sess.scatter(torch.arange(64.0).view(4, 4, 4))\nlogits = part @ part",
+            'x = sess["w"]\nhidden = torch.relu(x - 1)\nscores = [hidden * i for i in range(3)]',
+            "part = sess.scatter(torch.randn(4, 512, 512))\nlogits = part @ part",
         ),
         width=960,
+        seconds=2,
     ),
     Picture("devices", ("%disco_devices",), meanwhile=UNEVEN, seconds=6),
 )
