@@ -221,7 +221,7 @@ class NotebookPage:
     def __init__(self, context: BrowserContext, server: Server, name: str) -> None:
         self.page: Page = context.new_page()
         self.complaints: list[str] = []  # what the page had to say in the browser's console
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error.stack or error)))
         self._file = server.notebooks / name
         self._dark = False
         self.page.goto(server.url(name), timeout=SECONDS * 1000)
@@ -333,6 +333,8 @@ class NotebookPage:
             )
             light = "false" if dark else "true"
             self._wait_for(f"() => document.body.dataset.jpThemeLight === '{light}'", theme)
+            # what covers the page meanwhile would be taken away twice by another switch
+            self._wait_for("() => !document.getElementById('jupyterlab-splash')", "it is shown")
             self._dark = dark
 
     def picture(self, path: Path, number: int | None = None) -> None:

@@ -128,7 +128,8 @@ class RegisterTable:
         """Look at all anew until all is known that can be, for `seconds` at most."""
         ends = time.monotonic() + seconds
         self._seen = self._held = None
-        while self.look() and time.monotonic() < ends:
+        self._silent.clear()  # a worker that was late once gets another chance
+        while self.look(timeout=seconds / 10) and time.monotonic() < ends:
             pass
 
     def _take_stock(self) -> None:
