@@ -158,7 +158,7 @@ def _object(value: object) -> Record:
         return record | _set(value)
     text, whole = safe_repr(value)
     record["repr"] = text
-    if not whole:
+    if not whole or (not isinstance(value, str | bytes | bytearray) and _is_vague(value, text)):
         record["cut"] = True
     if isinstance(value, str | bytes | bytearray):
         record["length"] = len(value)
@@ -166,6 +166,11 @@ def _object(value: object) -> Record:
             data = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
             record["digest"] = hashlib.blake2b(data, digest_size=8).hexdigest()
     return record
+
+
+def _is_vague(value: object, text: str) -> bool:
+    """Whether values that differ may have this repr: torch's and numpy's leave out the middle."""
+    return type(value).__repr__ is object.__repr__ or "..." in text
 
 
 def _set(value: set[object] | frozenset[object]) -> Record:
