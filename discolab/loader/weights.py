@@ -46,11 +46,10 @@ class Weights(dict[str, DRef]):
         return bundle["text/plain"]
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        from ..views import render_html, render_text
+        from ..views.render.bundle import bundle_of
         from .tables.plan_tables import plan_parts
 
-        parts = plan_parts(self.resolved, self.dtype)
-        return {"text/plain": render_text(parts), "text/html": render_html(parts)}
+        return bundle_of(plan_parts(self.resolved, self.dtype))
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self))

@@ -7,8 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ..views.render.html import render_html
-from ..views.render.text import render_text
+from ..views.render.bundle import bundle_of
 from .events import Event
 from .rounds import Round, match
 from .summary import Summary, parts_of, sum_up
@@ -97,4 +96,4 @@ class Trace:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         part = parts_of(self)
-        return {"text/plain": render_text(part), "text/html": render_html(part)}
+        return bundle_of(part)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..runtime.dref import DRef
 from ..runtime.session import Session
-from .dref.draw import Shown, draw_dref, view
+from .dref.draw import draw_dref, view
 from .dref.dref_view import dref_parts
 from .facts.describe import describe
 from .mesh_view import mesh_parts
@@ -37,6 +37,7 @@ from .parts import (
     Tile,
 )
 from .registers import facts as _probes  # noqa: F401 - loaded with discolab, see runtime/probes.py
+from .render.bundle import Shown
 from .render.html import render_html
 from .render.html_base import rank_colour
 from .render.text import render_text

@@ -20,9 +20,8 @@ from ..runtime.failures import Failure
 from .facts.describe import describe
 from .facts.storage import why_no_data
 from .formats import format_number
-from .parts import Box, Lane, Lanes, Part
-from .render.html import render_html
-from .render.text import render_text
+from .parts import Box, Lane, Lanes
+from .render.bundle import Shown
 from .summary import summarize
 
 _PATIENCE = 5.0  # seconds
@@ -32,20 +31,7 @@ _Records = Mapping[int, Mapping[str, Any]]
 _Origins = dict[float, tuple[int, ...]]
 
 
-class Moved:
-    """The picture; shows itself as text and as HTML."""
-
-    def __init__(self, part: Part) -> None:
-        self.part = part
-
-    def __repr__(self) -> str:
-        return render_text(self.part)
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": repr(self), "text/html": render_html(self.part)}
-
-
-def before_after(*stages: DRef) -> Moved:
+def before_after(*stages: DRef) -> Shown:
     """Draw what each worker holds at each stage, in the colours of where it comes from.
 
     Parameters
@@ -75,7 +61,7 @@ def before_after(*stages: DRef) -> Moved:
     described = [session.call_packed(record_of, stage) for stage in stages]
     records = [_answers(session.peek(record, timeout=_PATIENCE)) for record in described]
     heads = [stage.name or ("before" if i == 0 else "after") for i, stage in enumerate(stages)]
-    return Moved(before_after_parts(heads, records))
+    return Shown(before_after_parts(heads, records))
 
 
 def _answers(answers: Mapping[int, Any]) -> _Records:

@@ -15,8 +15,7 @@ from ..ccl.rounds import LATE, LEFT, MISSING, STARTED, STOPPED, Entry, Round
 from ..runtime.status import WorkerStatus
 from .formats import cut, format_ranks, format_seconds, format_workers
 from .parts import Column, Line, Part, Role, Row, Stack, Table, Text, fold_rows
-from .render.html import render_html
-from .render.text import render_text
+from .render.bundle import bundle_of
 
 _LONGEST = 120  # characters of a cell
 _COLUMNS = (
@@ -223,7 +222,7 @@ def _folded(rows: Iterable[Row]) -> tuple[Row, ...]:
 def doctor_bundle(found: Diagnosis) -> dict[str, str]:
     """Text and HTML of a diagnosis for a notebook."""
     part = doctor_parts(found)
-    return {"text/plain": render_text(part), "text/html": render_html(part)}
+    return bundle_of(part)
 
 
 Diagnosis.draw = staticmethod(doctor_bundle)

@@ -11,8 +11,7 @@ from itertools import product
 from ..runtime.mesh import Mesh
 from .formats import format_ranks, format_workers
 from .parts import Column, Part, Row, Stack, Table, Text
-from .render.html import render_html
-from .render.text import render_text
+from .render.bundle import bundle_of
 
 _MOST_COLUMNS = 16  # places of the last axis that get a column each
 _MOST_ROWS = 64
@@ -55,7 +54,7 @@ def mesh_parts(mesh: Mesh) -> Part:
 def mesh_bundle(mesh: Mesh) -> dict[str, str]:
     """Text and HTML of a mesh for a notebook."""
     part = mesh_parts(mesh)
-    return {"text/plain": render_text(part), "text/html": render_html(part)}
+    return bundle_of(part)
 
 
 Mesh.draw = staticmethod(mesh_bundle)

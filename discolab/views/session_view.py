@@ -16,8 +16,7 @@ from .dref.compare import group_ranks
 from .formats import cut, format_ranks, format_workers
 from .mesh_view import mesh_parts
 from .parts import Beside, Card, Column, Line, Part, Role, Row, Stack, Table, Text
-from .render.html import render_html
-from .render.text import render_text
+from .render.bundle import bundle_of
 
 _ROLES: dict[str, Role] = {"idle": "muted", "dead": "error", "ended": "error"}
 _LONGEST = 120
@@ -56,7 +55,7 @@ def _states(session: Session) -> Sequence[WorkerStatus]:
 def session_bundle(session: Session) -> dict[str, str]:
     """Text and HTML of a session for a notebook."""
     part = session_parts(session)
-    return {"text/plain": render_text(part), "text/html": render_html(part)}
+    return bundle_of(part)
 
 
 def _name(session: Session) -> str:

@@ -27,7 +27,8 @@ from IPython.core.getipython import get_ipython
 from IPython.display import display
 
 from ...runtime.errors import DiscoError
-from ...views import Part, render_html, render_text
+from ...views import Part, render_text
+from ...views.render.bundle import bundle_of
 from ..live import is_watched
 from .pump import pump
 
@@ -110,7 +111,7 @@ class LiveWidget(anywidget.AnyWidget):
     def _ipython_display_(self) -> None:
         """Show the static picture, and the live one where somebody watches."""
         watched = is_watched(get_ipython())
-        bundle = self.bundle() if watched else _bundle(self.static())
+        bundle = self.bundle() if watched else bundle_of(self.static())
         self._static = display(bundle, raw=True, display_id=True)
         if watched:
             self._shown = bundle
@@ -135,7 +136,7 @@ class LiveWidget(anywidget.AnyWidget):
             f"{child}:has(.{self.key})~{child}:has(>.jp-OutputArea-output.lm-Panel)"
             ":not(:has(>.lm-Panel>*)){display:none}"
         )
-        found = _bundle(self.static())
+        found = bundle_of(self.static())
         html = f'<div class="{self.key}"><style>{style}</style>{found["text/html"]}</div>'
         return {**found, "text/html": html}
 
@@ -216,11 +217,6 @@ class LiveWidget(anywidget.AnyWidget):
         except Exception as exc:  # a fault of ours, or of a value that is drawn
             self.send({"type": "error", "text": f"{type(exc).__name__}: {exc}"})
         pump.soon()
-
-
-def _bundle(part: Part) -> dict[str, str]:
-    """Text and HTML; what nobody watches is the same whenever it is made."""
-    return {"text/plain": render_text(part), "text/html": render_html(part)}
 
 
 def _answer_at_once(comm: Any) -> None:

@@ -22,7 +22,7 @@ from ..facts.guard import FAILURES, error_text, safe_repr, type_name
 from ..facts.storage import why_no_data
 from ..facts.tensors import dtype_name, is_dtensor, shape_of
 from ..parts import Part
-from ..render.html import render_html
+from ..render.bundle import bundle_of
 from ..render.text import render_text
 from .difference_view import comparison_parts
 from .tensor_difference import difference_of
@@ -88,7 +88,7 @@ class Comparison:
         return render_rich(self.part)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": repr(self), "text/html": render_html(self.part)}
+        return bundle_of(self.part)
 
 
 def compare(

@@ -17,8 +17,7 @@ from ...runtime.errors import ArgumentError, DiscoError
 from ...runtime.failures import Failure
 from ..facts.describe import describe
 from ..parts import Part
-from ..render.html import render_html
-from ..render.text import render_text
+from ..render.bundle import Shown, bundle_of
 from .answers import answers_of
 from .children import differing_tensors
 from .dref_view import dref_parts
@@ -72,13 +71,7 @@ def draw_dref(
             records[rank] = answer or state_record(states[rank])
     good = {rank: record for rank, record in records.items() if record["kind"] not in BAD}
     add_far_rows(session, ref, good, deadline)
-    layout: dict[str, Any] = {
-        "num_workers": session.num_workers,
-        "placements": ref.placements,
-        "num_groups": session.num_groups,
-        "mesh_shape": _mesh_shape(ref),
-        "axes": axes_of(ref),
-    }
+    layout = layout_of(ref)
     differences = _differences(ref, records, layout, deadline)
     return dref_parts(records, name=ref.name, differences=differences, **layout)
 
@@ -109,6 +102,17 @@ def _differences(
     ]
 
 
+def layout_of(ref: DRef) -> dict[str, Any]:
+    """What is known of how workers hold a DRef, as `dref_parts` takes it."""
+    return {
+        "num_workers": ref.session.num_workers,
+        "placements": ref.placements,
+        "num_groups": ref.session.num_groups,
+        "mesh_shape": _mesh_shape(ref),
+        "axes": _axes(ref),
+    }
+
+
 def _mesh_shape(ref: DRef) -> tuple[int, ...] | None:
     """The session's mesh, if the placements are for its axes."""
     mesh = ref.session._mesh
@@ -117,25 +121,12 @@ def _mesh_shape(ref: DRef) -> tuple[int, ...] | None:
     return mesh.sizes if len(mesh.sizes) == len(ref.placements) > 1 else None
 
 
-def axes_of(ref: DRef) -> dict[str, int] | None:
+def _axes(ref: DRef) -> dict[str, int] | None:
     """The axes of the session's mesh, if it has all workers in order."""
     mesh = ref.session.current_mesh
     if mesh is None or list(mesh.ranks) != list(range(ref.session.num_workers)):
         return None
     return dict(zip(mesh.axes, mesh.sizes, strict=True))
-
-
-class Shown:
-    """A picture that was taken once, and shows as text and as HTML."""
-
-    def __init__(self, part: Part) -> None:
-        self.part = part
-
-    def __repr__(self) -> str:
-        return render_text(self.part)
-
-    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
-        return {"text/plain": repr(self), "text/html": render_html(self.part)}
 
 
 def view(ref: DRef, stats: Literal["auto"] | bool = "auto", timeout: float = 60.0) -> Shown:
@@ -174,7 +165,7 @@ def dref_bundle(ref: DRef) -> dict[str, str]:
         part = draw_dref(ref)
     except DiscoError:
         return {"text/plain": repr(ref)}
-    return {"text/plain": render_text(part), "text/html": render_html(part)}
+    return bundle_of(part)
 
 
 DRef.draw = staticmethod(dref_bundle)

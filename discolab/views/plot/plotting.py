@@ -17,7 +17,7 @@ from ...runtime.channel import Ticket
 from ...runtime.dref import DRef
 from ...runtime.errors import ArgumentError, SessionClosedError
 from ...runtime.failures import Failure
-from ..dref.draw import axes_of
+from ..dref.draw import layout_of
 from ..dref.states import failure_record, state_record
 from ..parts import Part
 from .picture import STATS, Picture, Stat, make_picture, shade
@@ -112,18 +112,9 @@ class Reader:
             if not self._facts:
                 first = next(iter(known.values()))
                 raise ArgumentError(f"plot: nothing to draw: worker 0 {first.get('message')}")
-        placements = self.ref.placements
-        sizes = None
-        if session._mesh is not None and isinstance(placements, list | tuple):
-            named = session._mesh.sizes
-            sizes = named if len(named) == len(placements) > 1 else None
         return make_sheet(
             self._facts,
-            num_workers=session.num_workers,
-            placements=placements,
-            num_groups=session.num_groups,
-            mesh_shape=sizes,
-            axes=axes_of(self.ref),
+            **layout_of(self.ref),
             dims=self.dims,
             index=self.index,
         )
