@@ -239,6 +239,15 @@ def test_an_interrupt_voids_what_is_from_before() -> None:
     assert town.is_empty()
 
 
+def test_what_is_known_of_an_interrupt_is_asked_anew() -> None:
+    town = Town(2)
+    town.state(0, interrupts=1)  # told in the midst of it; nobody asked since
+    town.join(0, 1, data=None)
+    town.at[1] = 1
+    town.look(0.3)
+    assert "worker 1: finished the call without it" in town.heard(0, letters.FAIL)[0][3]
+
+
 def test_messages_come_in_order_to_who_waits() -> None:
     town = Town(2)
     town.recv(1, 1, 0)

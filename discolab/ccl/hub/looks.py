@@ -109,6 +109,8 @@ class Looks:
                 found.update(wait.senders)
             elif isinstance(wait, Meeting) and wait.state is not RUNNING:
                 found.update(wait.missing())
+            # what is known of an interrupt may be from before its end
+            found.update(rank for rank in wait.members() if self._peers[rank].interrupts)
         return found
 
     # -- judging -----------------------------------------------------------------------------------
