@@ -7,6 +7,7 @@ it at any moment: it is the entry of the ledger.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection
 from types import CodeType
@@ -83,6 +84,8 @@ class Call:
         ``"waiting"``, ``"done"`` or ``"failed"``.
     began, ended
         Seconds on the monotonic clock; ended is 0.0 while it waits.
+    due
+        When `timeout` is over, on the worker's own clock, which stands while a program is paused.
     watch
         Is given each call that a worker of this process makes, on its thread; None: nobody is.
     """
@@ -92,6 +95,7 @@ class Call:
     __slots__ = (
         "asynchronous",
         "began",
+        "due",
         "ended",
         "group",
         "name",
@@ -120,6 +124,7 @@ class Call:
         self.ordinal, self.number = worker.executed, -1
         self.patient = False
         self.state, self.began, self.ended = WAITING, time.monotonic(), 0.0
+        self.due = math.inf
 
     @property
     def rank(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..runtime.errors import ArgumentError, SessionError
+from ..runtime.errors import ArgumentError, CollectiveError, SessionError
 from ..runtime.worker import Worker, current_worker
 from .call import Call, Kind, Signature, kind, kinds_of
 from .deadlines import timeout_of
@@ -61,14 +61,22 @@ def make_call(
     ------
     ArgumentError
         If `timeout` is not None or a number above 0.
+    CollectiveError
+        If the worker is alone at this moment.
     """
     if kinds is None:
         kinds = kinds_of(tensors)
     device = tensors[0].device.type if tensors else None
     signature = Signature(op or name, reduction, root, kinds, device)
     seconds = timeout_of(name, worker, timeout)
+    if worker.alone:
+        raise CollectiveError(
+            f"{name} can't be called now: {worker.alone}, and the other workers don't take part"
+        )
     call = Call(name, worker, group, signature, call_site(worker), seconds, bool(async_op))
     call.patient = timeout is not None
+    if seconds is not None:
+        call.due = worker.clock.now() + seconds
     ledger_of(worker).enter(call)
     if Call.watch is not None:
         Call.watch(call)

@@ -38,6 +38,11 @@ class Ledger:
         calls = list(self._calls.get(rank, ()))
         return [call for call in calls if call.ended == 0.0 or call.ended > self._cleared]
 
+    def last(self, rank: int) -> Call | None:
+        """What one worker has called last, at next to no cost."""
+        line = self._calls.get(rank)
+        return line[-1] if line else None
+
     def clear(self) -> None:
         """Forget what is over; what still waits stays."""
         self._cleared = time.monotonic()  # no deque is touched: its worker may be writing

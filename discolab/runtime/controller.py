@@ -92,6 +92,7 @@ class Controller:
         self._book: DRefBook | None = None
         self._torn = False  # whether a command may have gone to some workers only
         self._look_at = _COUNT_EVERY
+        self.held_up: Callable[[], str] | None = None  # why no worker goes on; "" if they do
 
     # -- facts -----------------------------------------------------------------------------
 
@@ -244,6 +245,8 @@ class Controller:
             finally:
                 self._closed = True
         self._functions.clear()
+        if self._why_held_up():
+            cancel = True  # nothing will let them go on
         return self._join(0.0 if cancel else math.inf if limit is None else limit)
 
     # -- what an engine provides ------------------------------------------------------------------
@@ -398,6 +401,7 @@ class Controller:
                 if meanwhile is not None:
                     meanwhile()
                 self._check_alive()
+                self._check_not_held_up(ticket)
                 if self._closed and not ticket.acquire(1.0):
                     raise SessionClosedError(
                         f"the session was shut down during the wait for {ticket.what}"
@@ -410,6 +414,14 @@ class Controller:
                 self._after_ctrl_c()
             raise
         return ticket.values
+
+    def _why_held_up(self) -> str:
+        return self.held_up() if self.held_up is not None else ""
+
+    def _check_not_held_up(self, ticket: Ticket) -> None:
+        why = self._why_held_up()
+        if why and not ticket.acquire(0):
+            raise SessionError(f"{ticket.what} can't be had now: {why}")
 
     def tick(self) -> None:
         """Called every 50 ms on a thread that waits; a notebook shows live output from here."""

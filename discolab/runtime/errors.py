@@ -8,7 +8,8 @@ DiscoError
 ├── UnknownFunctionError    no function of that name on the workers
 ├── WaitTimeoutError        a wait reached its deadline (also a TimeoutError)
 ├── WorkerError             a command failed on one or more workers
-└── CollectiveError         a collective can't complete: members disagree, or one can't come
+├── CollectiveError         a collective can't complete: members disagree, or one can't come
+└── DiscoAssertionError     a `disco_assert` does not hold (also an AssertionError)
 
 KeyboardInterrupt
 └── WorkerInterrupted       raised *inside* a worker to end what it runs
@@ -70,6 +71,14 @@ class CollectiveAborted(CollectiveError):
     """A collective ended because another member failed or never came; look at that one first."""
 
     victim = True
+
+
+class DiscoAssertionError(DiscoError, AssertionError):
+    """What a `disco_assert` says does not hold; raised on all members of its group.
+
+    The message says which workers hold what. It comes after the debugger, if one is attached, has
+    stopped there.
+    """
 
 
 class WorkerInterrupted(KeyboardInterrupt):

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from .clock import Clock
 from .errors import WaitTimeoutError, WorkerInterrupted
 
 TICK = 0.05  # seconds between two looks at interrupts and deadlines while waiting
@@ -44,6 +45,8 @@ class Interruptible:
         Set once the thread takes no more commands.
     thread_id
         As `threading.get_ident` gives it, 0 before the thread runs.
+    clock
+        By which deadlines of waits run out.
     """
 
     def __init__(self) -> None:
@@ -52,6 +55,7 @@ class Interruptible:
         self.waiting_for: Any = None
         self.ended = False
         self.thread_id = 0
+        self.clock = Clock()
         self._async_sent = False
         self._held_since: list[float] = []  # one for each `held_back` around another
         self._guard = threading.Lock()
@@ -80,7 +84,7 @@ class Interruptible:
             if self.interrupts and not self.ended and not self._is_held_back():
                 self._async_sent = True
                 if self.running:
-                    _raise_in_thread(self.thread_id, WorkerInterrupted)
+                    raise_in_thread(self.thread_id, WorkerInterrupted)
         self.wake()
 
     def sheltered(self) -> AbstractContextManager[Any]:
@@ -110,7 +114,7 @@ class Interruptible:
                 held.append(time.monotonic())
                 if self._async_sent:  # on its way: it would come within
                     self._async_sent = False
-                    _raise_in_thread(self.thread_id, None)
+                    take_back_exception()
                     if self.interrupts:  # else it was for a command before
                         raise WorkerInterrupted("interrupted")
             yield
@@ -132,7 +136,7 @@ class Interruptible:
                     return
                 with self._guard:
                     self._async_sent = False
-                    _raise_in_thread(self.thread_id, None)
+                    take_back_exception()
                 return
             except WorkerInterrupted:
                 continue
@@ -171,7 +175,7 @@ class Interruptible:
         if ready():
             return
         now = time.monotonic()
-        deadline = None if timeout is None else now + timeout
+        deadline = None if timeout is None else self.clock.now() + timeout
         look = FIRST_LOOK
         next_check = now + look
         self.waiting_for = what
@@ -181,7 +185,7 @@ class Interruptible:
                     raise WorkerInterrupted(f"interrupted while waiting for {what}")
                 pause = TICK
                 if deadline is not None:
-                    pause = min(TICK, deadline - time.monotonic())
+                    pause = min(TICK, deadline - self.clock.now())
                     if pause <= 0:
                         raise WaitTimeoutError(f"gave up after {timeout:g} s waiting for {what}")
                 if check is not None:
@@ -202,8 +206,26 @@ class Interruptible:
             pass
 
 
-def _raise_in_thread(thread_id: int, exception: type[BaseException] | None) -> None:
-    """Set or, with None, clear the asynchronous exception of a thread."""
+class _Nothing(BaseException):
+    """Takes the place of an exception that is not to come any more."""
+
+
+def raise_in_thread(thread_id: int, exception: type[BaseException]) -> None:
+    """Have a thread raise an exception at the next place in Python code at which it can."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(thread_id), ctypes.py_object(exception) if exception else None
+        ctypes.c_ulong(thread_id), ctypes.py_object(exception)
     )
+
+
+def take_back_exception() -> None:
+    """Let no asynchronous exception come to the calling thread that was sent to it before.
+
+    Were it set to none, CPython 3.11 would go on looking for one for ever: slower, and a call under
+    `sys.settrace` then never begins. So another one takes its place, and is caught here.
+    """
+    try:
+        raise_in_thread(threading.get_ident(), _Nothing)
+        while True:  # it comes at once
+            pass
+    except _Nothing:
+        pass

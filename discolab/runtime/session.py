@@ -63,7 +63,7 @@ class Session(Caller):
         if self._closed:
             return
         try:
-            if kind is None:
+            if kind is None and not self._why_held_up():
                 self.sync_all()
         finally:
             self.shutdown(cancel=kind is not None)

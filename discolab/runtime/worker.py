@@ -121,6 +121,8 @@ class Worker(Interruptible):
         left unfinished is void.
     died
         Set if the thread ended without being asked to.
+    alone
+        Why the others can't be met now, so that collectives are refused; "" while they can.
     dispatch
         What is done for a command, by its action; a layer above may put itself in between, on this
         worker's thread.
@@ -160,6 +162,7 @@ class Worker(Interruptible):
         self.resumed_at = 0
         self.failed_calls: deque[tuple[int, Failure]] = deque(maxlen=_MOST_FAILED_CALLS)
         self.died = False
+        self.alone = ""
         self.dispatch = self._table()
         self._numbers = itertools.count(1)  # of failures
         self._began = time.monotonic()

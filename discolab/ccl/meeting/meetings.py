@@ -12,7 +12,6 @@ the others give it to a library once all members are there and agree.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -195,7 +194,7 @@ class Meetings:
             return
         with self.board.lock:
             verdict = verdicts.absent(self.board, meeting, worker)
-            late = call.timeout is not None and time.monotonic() - call.began > call.timeout
+            late = worker.clock.now() > call.due
             if verdict is not None:
                 self.board.fail(meeting, verdict.error, verdict.text)
             elif late and meeting.state is not RUNNING and not meeting.settled():

@@ -216,9 +216,8 @@ class HubWork(Work):
         now = time.monotonic()
         if self._state == WAITING and now - self._polled > _POLL_SECONDS:
             self._polled = now
-            limit = self.call.timeout
-            late = limit is not None and now - self.call.began > limit
-            self._spoke.tell(letters.POLL, self.seq, limit if late else None)
+            late = self.call.worker.clock.now() > self.call.due
+            self._spoke.tell(letters.POLL, self.seq, self.call.timeout if late else None)
 
     # -- for people ------------------------------------------------------------------------------
 
