@@ -2,9 +2,9 @@
 
 A view is a pure function from plain records to parts; `text.render_text` and
 `html.render_html` lower the same parts, so text and HTML carry the same facts. The leaves are
-`Text`, `Line`, `Table`, `Grid`, `Lanes`, `Tracks`, `Heat`, `Bars` and `Legend`; `Stack`, `Beside`,
-`Card` and `Details` hold other parts. All are frozen, comparable, and hold unescaped strings:
-escaping is the renderers' business alone.
+`Text`, `Line`, `Table`, `Grid`, `Lanes`, `Tracks`, `Source`, `Across`, `Heat`, `Bars` and `Legend`;
+`Stack`, `Beside`, `Card` and `Details` hold other parts. All are frozen, comparable, and hold
+unescaped strings: escaping is the renderers' business alone.
 """
 
 from __future__ import annotations
@@ -221,6 +221,66 @@ class Tracks:
 
 
 @dataclass(frozen=True)
+class Mark:
+    """Workers that are at a line of a `Source`.
+
+    `look` is ``paused``, ``waiting`` (in a collective, for others), ``running`` or ``failed``.
+    """
+
+    ranks: tuple[int, ...]
+    look: str
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """A line of a program, and who is there."""
+
+    number: int
+    text: str
+    marks: tuple[Mark, ...] = ()
+
+
+@dataclass(frozen=True)
+class Source:
+    """Lines of a program with the places of workers; a gap where numbers do not follow on."""
+
+    lines: tuple[SourceLine, ...]
+
+
+@dataclass(frozen=True)
+class Span:
+    """What some workers have alike in a row of `Across`; `note` is less important."""
+
+    ranks: tuple[int, ...]
+    words: Text
+    heat: Heat | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class AcrossRow:
+    """A row of `Across`: what `name` is, as far as workers agree (`about`), and what they have."""
+
+    name: str
+    about: str
+    spans: tuple[Span, ...]
+    differs: bool = False
+    changed: bool = False
+
+
+@dataclass(frozen=True)
+class Across:
+    """Names down, workers across; what is equal in neighbours is one cell.
+
+    With many workers, and in text where columns have no room, the values are listed instead.
+    """
+
+    heads: tuple[str, str]
+    ranks: tuple[int, ...]
+    rows: tuple[AcrossRow, ...]
+
+
+@dataclass(frozen=True)
 class Stack:
     """Parts below each other."""
 
@@ -262,6 +322,8 @@ Part: TypeAlias = (
     | Legend
     | Lanes
     | Tracks
+    | Source
+    | Across
     | Heat
     | Bars
     | Stack

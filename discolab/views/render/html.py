@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..formats import format_bars, format_ranks, format_workers
 from ..parts import (
+    Across,
     Badge,
     Bars,
     Beside,
@@ -25,6 +26,7 @@ from ..parts import (
     Plot,
     Role,
     Row,
+    Source,
     Stack,
     Table,
     Text,
@@ -35,7 +37,8 @@ from .html_base import escaped, rank_colour, rank_fill
 from .html_grid import grid_html
 from .html_heat import gradient, heat_source
 from .html_plot import plot_html
-from .html_style import STYLE
+from .html_program import across_html, source_html, uses_program_style
+from .html_style import PROGRAM_STYLE, STYLE
 from .html_tracks import tracks_html
 
 _MOST_ROWS = 16
@@ -64,7 +67,8 @@ def render_html(part: Part) -> str:
         body = _html(part)
     except Exception as error:  # a view never raises
         body = f"(this view could not be drawn: {escaped(type(error).__name__)})"
-    return f'<div class="dl-v"><style>{STYLE}</style>{body}</div>'
+    style = STYLE + PROGRAM_STYLE if uses_program_style(body) else STYLE
+    return f'<div class="dl-v"><style>{style}</style>{body}</div>'
 
 
 def _html(part: Part) -> str:
@@ -84,6 +88,10 @@ def _html(part: Part) -> str:
             return _lanes(part)
         case Tracks():
             return tracks_html(part)
+        case Source():
+            return source_html(part)
+        case Across():
+            return across_html(part)
         case Heat() | Bars():
             return f"<div>{_cell(part)}</div>"
         case Legend():

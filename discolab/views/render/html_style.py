@@ -62,10 +62,41 @@ _RULES = (
     " details{margin:3px 0;max-width:100%;overflow-x:auto}",
 )
 
+_PROGRAM_RULES = (
+    " pre.q{font:12.5px/1.5 var(--jp-code-font-family,ui-monospace,monospace);margin:2px 0;"
+    "padding:4px 0;overflow-x:auto;max-width:100%;background:none;border:0;color:inherit;"
+    "white-space:pre}",
+    " .q .at,&.q .by{display:inline-block;min-width:100%;background:rgba(128,128,128,.2)}",
+    " .q .by{background:rgba(128,128,128,.08)}",
+    " .q b,&.o b{font-weight:600;border-radius:3px}",
+    " .o b{padding:0 4px}",
+    " .o{overflow-x:auto;max-width:100%}",
+    " .o .h{vertical-align:middle;display:inline-block}",
+    " .o .i{font-family:var(--jp-code-font-family,ui-monospace,monospace)}",
+    " .o td.f{background:rgba(128,128,128,.1)}",
+    " .o .ch{color:var(--jp-brand-color1,#1976d2);font-weight:700}",
+    " .c:has(.q)>div:has(>.t:first-child):not(.hd),&.c:has(.q)>.s{margin-top:7px}",
+    " .s>div:first-child:has(.q){max-width:100%}",
+    " .o td.ab{white-space:normal;min-width:84px;max-width:150px}",
+    " .o td.ls{white-space:normal;min-width:150px}",
+    " .o .v{display:inline-block;white-space:nowrap;margin-right:14px}",
+)
+
 _PRINT = (
     "@media print{.dl-v *{-webkit-print-color-adjust:exact;print-color-adjust:exact}"
     ".dl-v .m{opacity:1}.dl-v{overflow:visible}"
     ".dl-v details::details-content{content-visibility:visible;display:block}}"
 )
 
-STYLE = "".join(f".dl-v{rule.replace('&', '.dl-v ')}" for rule in _RULES) + _PRINT
+_NARROW = (
+    "@media(max-width:640px){.dl-v .o td.ab{font-size:11px;min-width:64px;"
+    "max-width:92px}.dl-v .o th,.dl-v .o td{padding-right:4px}}"
+)
+
+
+def _sheet(rules: tuple[str, ...]) -> str:
+    return "".join(f".dl-v{rule.replace('&', '.dl-v ')}" for rule in rules)
+
+
+STYLE = _sheet(_RULES) + _PRINT
+PROGRAM_STYLE = _sheet(_PROGRAM_RULES) + _NARROW  # where there are excerpts, or values side by side

@@ -22,6 +22,7 @@ from ...runtime.session import Session
 from ..dref.draw import draw_dref
 from ..formats import format_bars, format_ranks, printable
 from ..parts import (
+    Across,
     Badge,
     Bars,
     Beside,
@@ -36,6 +37,7 @@ from ..parts import (
     Line,
     Part,
     Role,
+    Source,
     Stack,
     Table,
     Text,
@@ -44,6 +46,7 @@ from ..parts import (
 )
 from .html_base import rank_colour
 from .rich_pictures import draw_grid, draw_heat, draw_legend
+from .rich_program import draw_across, draw_source
 from .text_tracks import track_lines
 
 _STYLES: dict[Role, str] = {
@@ -105,6 +108,10 @@ def _rich(part: Part) -> RenderableType:
             return _lanes(part)
         case Tracks():
             return RichText("\n".join(f"  {line}" for line in track_lines(part)))
+        case Source():
+            return draw_source(part)
+        case Across():
+            return draw_across(part)
         case Heat():
             return draw_heat(part)
         case Legend():

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from ..formats import format_bars, format_ranks, format_workers, printable
 from ..parts import (
+    Across,
     Badge,
     Bars,
     Beside,
@@ -26,12 +27,14 @@ from ..parts import (
     Part,
     Plot,
     Row,
+    Source,
     Stack,
     Table,
     Text,
     Tracks,
     fold_rows,
 )
+from .text_program import across_lines, source_lines
 from .text_tracks import track_lines
 
 _Item = TypeVar("_Item")
@@ -85,6 +88,10 @@ def _lines(part: Part) -> list[str]:
             return _table_lines(_as_table(part))
         case Tracks():
             return [_MARGIN + line for line in track_lines(part)]
+        case Source():
+            return [_MARGIN + line for line in source_lines(part)]
+        case Across():
+            return [_MARGIN + line for line in across_lines(part)]
         case Heat() | Legend():
             return []
         case Bars():
