@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import ccl, loader, trace, views
+from . import ccl, debugger, loader, trace, views
+from .debugger import Debugger, DebuggerError, Evaluated, Stop, debugger_of
+from .debugger.assertions import disco_assert
 from .engines import ProcessSession, ThreadedSession, make_session
 from .runtime import (
     ArgumentError,
     CollectiveAborted,
     CollectiveError,
     DiscoAction,
+    DiscoAssertionError,
     DiscoError,
     DModule,
     DPackedFunc,
@@ -42,18 +45,23 @@ from .views import view
 
 if TYPE_CHECKING:
     from .ccl.doctor import Diagnosis, doctor
+    from .debugger.compare import compare, note
     from .notebook.widgets.plot import plot
 
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """What draws is imported when it is first used: `doctor`, `Diagnosis`, `plot`."""
+    """What few programs use is imported when it is first used."""
     if name in ("Diagnosis", "doctor"):
         from .ccl import doctor as module
         from .views import doctor_parts as _draws_it  # noqa: F401
 
         return getattr(module, name)
+    if name in ("compare", "note"):
+        from .debugger import compare as comparing
+
+        return getattr(comparing, name)
     if name == "plot":
         from .notebook.widgets.plot import plot
 
@@ -82,9 +90,13 @@ __all__ = [
     "DModule",
     "DPackedFunc",
     "DRef",
+    "Debugger",
+    "DebuggerError",
     "Diagnosis",
     "DiscoAction",
+    "DiscoAssertionError",
     "DiscoError",
+    "Evaluated",
     "Failure",
     "ForeignDRefError",
     "Pickled",
@@ -93,6 +105,7 @@ __all__ = [
     "SessionClosedError",
     "SessionError",
     "SessionStatistics",
+    "Stop",
     "ThreadedSession",
     "UnknownFunctionError",
     "WaitTimeoutError",
@@ -101,12 +114,17 @@ __all__ = [
     "WorkerInterrupted",
     "WorkerStatus",
     "ccl",
+    "compare",
     "current_worker",
     "current_worker_or_none",
+    "debugger",
+    "debugger_of",
+    "disco_assert",
     "doctor",
     "list_funcs",
     "loader",
     "make_session",
+    "note",
     "plot",
     "register_func",
     "trace",

@@ -1,0 +1,159 @@
+"""Which values of the two sides belong together: by the paths of modules and by names. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ...runtime.errors import ArgumentError
+from .sides import Fact
+
+Held = dict[str, dict[int, Fact]]
+"""By key, then by rank."""
+
+
+def by_key(facts: Sequence[Iterable[Fact]]) -> Held:
+    """The facts of all workers by their key."""
+    found: Held = {}
+    for rank, each in enumerate(facts):
+        for fact in each:
+            found.setdefault(str(fact[0]), {})[rank] = fact
+    return found
+
+
+class Names:
+    """Finds the sharded program's key for a key of the reference.
+
+    Parameters
+    ----------
+    names
+        Paths of the reference to paths of the sharded model, where these differ; a path stands
+        for all that is below it too.
+    """
+
+    def __init__(self, names: Mapping[str, str] | None) -> None:
+        self._names = dict(names or {})
+        self.used: set[str] = set()
+        for path, other in self._names.items():
+            if not isinstance(path, str) or not isinstance(other, str):
+                raise ArgumentError(
+                    "compare: names= maps paths of the reference to paths of the sharded model, "
+                    f'as {{"blocks": "layers"}}; got {path!r}: {other!r}'
+                )
+
+    @property
+    def given(self) -> list[str]:
+        """The paths that were given."""
+        return list(self._names)
+
+    def rename(self, name: str) -> str:
+        """The sharded model's path for a path of the reference."""
+        path, hash_sign, call = name.partition("#")
+        for known in sorted(self._names, key=len, reverse=True):
+            if path == known or path.startswith(f"{known}.") or not known:
+                self.used.add(known)
+                below = path.removeprefix(known).lstrip(".")
+                parts = (self._names[known], below)
+                return ".".join(filter(None, parts)) + hash_sign + call
+        return name
+
+    def find(self, key: str, held: Held) -> str | None:
+        """The key among `held` that belongs to a key of the reference."""
+        gradient = key.endswith(".grad")
+        kind, name, leaf = key.removesuffix(".grad").split("|")
+        end = ".grad" if gradient else ""
+        theirs = self.rename(name)
+        if f"{kind}|{theirs}|{leaf}{end}" in held:
+            return f"{kind}|{theirs}|{leaf}{end}"
+        lone = [k for k in held if k.startswith(f"{kind}|{theirs}|") and k.endswith(end)]
+        lone = [k for k in lone if gradient or not k.endswith(".grad")]
+        if kind != "input" and len(lone) == 1 and (not leaf or lone[0].endswith(f"|{end}")):
+            return lone[0]  # one value here, one there: whatever it is packed in
+        return None
+
+
+def check_some_match(ours: Sequence[str], theirs: Sequence[str], names: Names) -> None:
+    """Raise if no inner module of the reference has one of its name on the workers.
+
+    Raises
+    ------
+    ArgumentError
+        With names that are near.
+    """
+    inner, others = [p for p in ours if p], [p for p in theirs if p]
+    if not (inner and others):
+        return
+    if any(names.rename(path) in others for path in inner):
+        return
+    near = []
+    for path in inner[:50]:
+        last = path.rpartition(".")[2]
+        found = difflib.get_close_matches(path, others, 1, 0.4)
+        found = found or [other for other in others if other.rpartition(".")[2] == last][:1]
+        if found:
+            near.append(f'"{path}": "{found[0]}"')
+    hint = f"; near are names={{{', '.join(near[:3])}}}" if near else ""
+    raise ArgumentError(
+        "compare: no module of the reference has the name of a module of the sharded model: the "
+        f"reference has {', '.join(inner[:4])}, the sharded model {', '.join(others[:4])}{hint}"
+    )
+
+
+def only_in(first: Iterable[str], second: Iterable[str]) -> tuple[str, ...]:
+    """Paths of the first that the second has not; what is below such a path is left out."""
+    known = set(second)
+    found: list[str] = []
+    for path in first:
+        if path not in known and not any(path.startswith(f"{above}.") for above in found):
+            found.append(path)
+    return tuple(found)
+
+
+def settings_words(ours: tuple[Any, ...], theirs: Mapping[int, tuple[Any, ...]]) -> list[str]:
+    """How the settings of one module differ, between workers or from the reference."""
+    from ...views.formats import format_workers
+
+    words: list[str] = []
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for rank, about in theirs.items():
+        groups.setdefault(about, []).append(rank)
+    modes: dict[bool, list[int]] = {}
+    for about, ranks in groups.items():
+        modes.setdefault(bool(about[2]), []).extend(ranks)
+    like = all(about[0] == ours[0] for about in groups)  # of one's own module it may not matter
+    odd = [(mode, ranks) for mode, ranks in modes.items() if mode != ours[2]]
+    odd = odd if like or len(modes) > 1 else []
+    for mode, ranks in odd:
+        told = "train" if mode else "eval"
+        mine = "train" if ours[2] else "eval"
+        words.append(
+            f"{format_workers(ranks)} {_is(ranks)} in {told} mode, the reference in {mine} mode"
+        )
+    settings: dict[tuple[str, str], list[int]] = {}
+    for (kind, extra, _), ranks in groups.items():
+        settings.setdefault((kind, extra), []).extend(ranks)
+    for (kind, extra), ranks in settings.items():
+        if (
+            kind == ours[0]
+            and extra != ours[1]
+            and (len(settings) > 1 or _same_sizes(extra, ours[1]))
+        ):
+            words.append(
+                f"{format_workers(ranks)}: {kind}({extra}); reference: {ours[0]}({ours[1]})"
+            )
+    return words
+
+
+def _is(ranks: Sequence[int]) -> str:
+    return "is" if len(ranks) == 1 else "are"
+
+
+def _same_sizes(one: str, other: str) -> bool:
+    """Whether two settings differ in more than sizes, which sharding changes."""
+
+    def without(text: str) -> str:
+        parts = [part.strip() for part in text.split(",")]
+        return ",".join(p for p in parts if not p.split("=")[-1].lstrip("(-").rstrip(")").isdigit())
+
+    return without(one) != without(other)

@@ -1,0 +1,133 @@
+"""How far a worker's tensor is from what the reference says, and how far it may be. Pure.
+
+Two numbers agree if ``|a - b| <= rtol * (|b| + scale)``. The scale is that of the whole tensor
+(the root of its mean square): a sum of large terms in another order may be off by a rounding of
+those terms, also where they cancel and the result is small.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+Row: TypeAlias = dict[str, Any]
+
+_CHUNK = 2**22  # elements compared at once
+_RTOL = {  # torch.testing's, times 10; bfloat16's is wide already, times 4; float64 as it is
+    torch.float16: 1e-2,
+    torch.bfloat16: 6.4e-2,
+    torch.float32: 1.3e-5,
+    torch.complex64: 1.3e-5,
+    torch.float64: 1e-7,
+    torch.complex128: 1e-7,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """``|a - b| <= atol + rtol * |b|``."""
+
+    rtol: float
+    atol: float
+
+
+EXACT = Tolerance(0.0, 0.0)
+
+
+def tolerance_for(
+    dtypes: tuple[torch.dtype, ...],
+    scale: float,
+    rtol: float | None,
+    atol: float | None,
+    exact: bool = False,
+) -> Tolerance:
+    """The tolerance of values of these dtypes, of which the widest counts.
+
+    Parameters
+    ----------
+    scale
+        What a typical element is like.
+    rtol, atol
+        What the user has given; with either the other is 0 unless given, and the scale is left out.
+    exact
+        For copies, as parameters are: none, unless they were cast.
+    """
+    if rtol is not None or atol is not None:
+        return Tolerance(rtol or 0.0, atol or 0.0)
+    usual = max(_RTOL.get(dtype, 0.0) for dtype in dtypes)
+    if exact and len(set(dtypes)) == 1:
+        return EXACT
+    return Tolerance(usual, usual * scale)
+
+
+def scale_of(tensor: torch.Tensor) -> float:
+    """The root of the mean square of the finite elements."""
+    if not tensor.numel() or not (tensor.is_floating_point() or tensor.is_complex()):
+        return 0.0
+    flat = tensor.reshape(-1)
+    wide = flat.dtype if flat.dtype in (torch.float64, torch.complex128) else torch.float32
+    if tensor.is_complex():
+        wide = torch.complex128
+    size = float(torch.linalg.vector_norm(flat, dtype=wide))
+    if not math.isfinite(size):
+        flat = flat[torch.isfinite(flat)].to(wide)
+        size = float(torch.linalg.vector_norm(flat)) if flat.numel() else 0.0
+    return size / math.sqrt(max(flat.numel(), 1))
+
+
+def difference(local: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance) -> Row:
+    """Compare two tensors of one shape, a piece at a time.
+
+    Returns
+    -------
+    dict
+        ``max_abs``, ``over`` (elements beyond the tolerance), ``size``, and of the worst element
+        ``place`` (flat), ``a`` (here) and ``b`` (reference).
+    """
+    one = local.reshape(-1)
+    other = expected.to(one.device, non_blocking=False).reshape(-1)
+    row: Row = {"max_abs": 0.0, "over": 0, "size": one.numel(), "place": None}
+    with torch.no_grad():
+        for start in range(0, one.numel(), _CHUNK):
+            _add(row, start, one[start : start + _CHUNK], other[start : start + _CHUNK], tolerance)
+    return row
+
+
+def _add(
+    row: Row, start: int, one: torch.Tensor, other: torch.Tensor, tolerance: Tolerance
+) -> None:
+    kind = _wide(one, other)
+    a, b = one.to(kind), other.to(kind)
+    gap = (a - b).abs_() if not a.is_complex() else (a - b).abs()
+    largest = float(gap.max())
+    if largest <= tolerance.atol and math.isfinite(largest):
+        if largest <= row["max_abs"] and row["place"] is not None:
+            return
+        over = 0
+    else:
+        same = (a == b) | (torch.isnan(a) & torch.isnan(b))
+        gap = torch.where(same, 0.0, gap).nan_to_num_(nan=math.inf, posinf=math.inf)
+        allowed = b.abs() * tolerance.rtol + tolerance.atol
+        over = int((~same & ~(gap <= allowed)).sum())
+        largest = float(gap.max())
+    row["over"] += over
+    if row["place"] is None or largest > row["max_abs"]:
+        place = int(gap.argmax())
+        row |= {"max_abs": largest, "place": start + place}
+        row["a"], row["b"] = _number(one[place]), _number(other[place])
+
+
+def _wide(one: torch.Tensor, other: torch.Tensor) -> torch.dtype:
+    """A dtype in which both can be compared without losing digits."""
+    if one.is_complex() or other.is_complex():
+        return torch.complex128
+    floats = {torch.float16, torch.bfloat16, torch.float32}
+    return torch.float32 if one.dtype in floats and other.dtype in floats else torch.float64
+
+
+def _number(element: torch.Tensor) -> Any:
+    value = element.item()
+    return str(value) if isinstance(value, complex) else value

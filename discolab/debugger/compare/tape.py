@@ -1,0 +1,323 @@
+"""What one run of a program leaves behind: the values between its modules, and their gradients.
+
+A `Tape` is made for one run, of the reference on the controller or of the sharded program on a
+worker, and written by the thread that runs it (on a GPU the gradients by autograd's threads).
+Hooks on the modules take inputs and outputs, `note` takes what has no module. A value is copied
+when it is seen, since a program may write over it later; one tensor under several names is copied
+once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+
+from ...views.facts.tensors import is_dtensor
+
+V = TypeVar("V")
+
+Said: TypeAlias = tuple[Any, ...]
+"""How a DTensor lies: placements, shape and ranks of its mesh, its logical shape."""
+
+_WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+
+_here = threading.local()
+
+
+def note(name: str, value: V) -> V:
+    """Name a value in the middle of a program, for `discolab.compare` to compare; gives it back.
+
+    ``h = discolab.note("scores", q @ k.mT)``: the value of that name in the reference is compared
+    with it, and so are the gradients. While nothing is compared it does nothing, so it can stay
+    in the program.
+
+    Parameters
+    ----------
+    name
+        The second value of a name in one run is called ``name#2``, and so on.
+    value
+        A tensor, or a list, tuple or dict of tensors.
+    """
+    tape: Tape | None = getattr(_here, "tape", None)
+    if tape is not None:
+        tape.take("note", str(name), value)
+    return value
+
+
+@dataclass(slots=True)
+class Gradient:
+    """The gradient of a value, once it has come, and as which one."""
+
+    value: torch.Tensor | None = None
+    said: Said | None = None
+    order: int = -1
+
+
+@dataclass(slots=True)
+class Held:
+    """A tensor that was seen: what it held then. `number` is its own on the tape."""
+
+    number: int
+    value: torch.Tensor
+    said: Said | None
+    version: int
+    source: Callable[[], torch.Tensor | None]
+    gradient: Gradient = field(default_factory=Gradient)
+    hooked: bool = False
+
+
+@dataclass(slots=True)
+class Entry:
+    """A value under one of its names.
+
+    `kind` is ``argument`` or ``result`` of the program, ``input`` or ``output`` of a module,
+    ``note``, ``parameter`` or ``buffer``; `name` the path of the module or what it was named,
+    with ``#2`` at its second call; `leaf` says which value of several, else it is empty.
+    """
+
+    kind: str
+    name: str
+    leaf: str
+    held: Held
+    gradient: Gradient
+
+    @property
+    def key(self) -> str:
+        """The name by which it is asked for."""
+        return f"{self.kind}|{self.name}|{self.leaf}"
+
+
+class Tape:
+    """The values of one run, in the order in which they came."""
+
+    def __init__(self, gradients: bool) -> None:
+        self.gradients = gradients
+        self.entries: dict[str, Entry] = {}
+        self.modules: dict[str, tuple[str, str, bool]] = {}
+        self._seen: dict[int, Held] = {}
+        self._calls: dict[tuple[str, str], int] = {}
+        self._numbers = 0
+        self._order = 0
+        self._lock = threading.Lock()  # gradients may come on several threads
+
+    # -- while it runs -------------------------------------------------------------------------
+
+    @contextmanager
+    def recording(self, module: torch.nn.Module | None) -> Iterator[None]:
+        """Take what goes through the submodules of `module` on this thread, and what is noted."""
+        hooks: list[Any] = []
+        thread = threading.get_ident()
+        before = getattr(_here, "tape", None)
+        _here.tape = self
+        try:
+            for path, inner in module.named_modules() if module is not None else ():
+                hooks += self._hook(plain_path(path), inner, thread)
+            yield
+        finally:
+            _here.tape = before
+            for hook in hooks:
+                hook.remove()
+            self._seen.clear()
+
+    def _hook(self, path: str, module: torch.nn.Module, thread: int) -> list[Any]:
+        self.modules[path] = type(module).__name__, _extra(module), module.training
+        stack: list[str] = []  # the calls that have begun
+
+        def before(_: Any, args: Any, kwargs: Any) -> Any:
+            if threading.get_ident() != thread or getattr(_here, "tape", None) is not self:
+                return None
+            stack.append(self._numbered("module", path))
+            return self._take_inputs(stack[-1], args, kwargs)
+
+        def after(_: Any, args: Any, kwargs: Any, output: Any) -> None:
+            if stack and threading.get_ident() == thread:
+                self._enter("output", stack.pop(), output)
+
+        return [
+            module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
+            module.register_forward_hook(after, with_kwargs=True),
+        ]
+
+    def take(self, kind: str, name: str, value: Any) -> None:
+        """Enter a value, and the gradient that comes for it."""
+        self._enter(kind, self._numbered(kind, name), value)
+
+    def _enter(self, kind: str, name: str, value: Any) -> None:
+        for leaf, tensor in leaves(value):
+            held = self._hold(tensor)
+            if self.gradients and tensor.requires_grad and not held.hooked:
+                held.hooked = True
+                tensor.register_hook(self._receiver(held.gradient))
+            self._add(Entry(kind, name, leaf, held, held.gradient))
+
+    def _take_inputs(self, name: str, args: Any, kwargs: Any) -> Any:
+        """Enter a module's inputs; each gets a view of its own, for the gradient is by module."""
+        lone = len(leaves((args, kwargs))) == 1
+
+        def taken(leaf: str, tensor: torch.Tensor) -> torch.Tensor:
+            held, gradient = self._hold(tensor), Gradient()
+            self._add(Entry("input", name, "" if lone else leaf, held, gradient))
+            if not (self.gradients and tensor.requires_grad and torch.is_grad_enabled()):
+                return tensor
+            if isinstance(tensor, torch.nn.Parameter):
+                return tensor
+            view = tensor.view_as(tensor)
+            view.register_hook(self._receiver(gradient))
+            self._seen[id(view)] = dataclasses.replace(
+                held, source=weakref.ref(view), version=_version(view), hooked=False,
+                gradient=Gradient(),
+            )  # fmt: skip
+            return view
+
+        return tuple(replaced(arg, str(i), taken) for i, arg in enumerate(args)), {
+            key: replaced(value, key, taken) for key, value in kwargs.items()
+        }
+
+    def _add(self, entry: Entry) -> None:
+        self.entries.setdefault(entry.key, entry)
+
+    def _numbered(self, kind: str, name: str) -> str:
+        """The name with the number of the call, from the second on."""
+        count = self._calls[kind, name] = self._calls.get((kind, name), 0) + 1
+        return name if count == 1 else f"{name}#{count}"
+
+    def _hold(self, tensor: torch.Tensor) -> Held:
+        held = self._seen.get(id(tensor))
+        version = _version(tensor)
+        if held is not None and held.source() is tensor and held.version == version >= 0:
+            return held
+        value, said = local_copy(tensor)
+        self._numbers += 1
+        held = Held(self._numbers, value, said, version, weakref.ref(tensor))
+        self._seen[id(tensor)] = held
+        return held
+
+    def _receiver(self, gradient: Gradient) -> Callable[[torch.Tensor], None]:
+        def receive(grad: torch.Tensor) -> None:
+            with self._lock:
+                self._order += 1
+                gradient.order = self._order
+            gradient.value, gradient.said = local_copy(grad)
+
+        return receive
+
+    # -- parameters ----------------------------------------------------------------------------
+
+    def take_parameters(self, module: torch.nn.Module | None) -> None:
+        """Enter parameters and buffers, as they are: they are not copied."""
+        if module is None:
+            return
+        for kind, found in (
+            ("parameter", module.named_parameters(remove_duplicate=False)),
+            ("buffer", module.named_buffers(remove_duplicate=False)),
+        ):
+            for name, tensor in found:
+                value, said = local_of(tensor)
+                self._numbers += 1
+                held = Held(self._numbers, value, said, 0, weakref.ref(tensor))
+                self._add(Entry(kind, plain_path(name), "", held, held.gradient))
+
+    def take_parameter_gradients(self, module: torch.nn.Module | None) -> None:
+        """Enter what backward has left in the ``.grad`` of the parameters."""
+        if module is None:
+            return
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            entry = self.entries.get(f"parameter|{plain_path(name)}|")
+            if entry is not None and parameter.grad is not None:
+                entry.gradient.value, entry.gradient.said = local_of(parameter.grad)
+
+
+def plain_path(path: str) -> str:
+    """A module's path without what wrappers put in it."""
+    return ".".join(part for part in path.split(".") if part not in _WRAPPERS)
+
+
+def leaves(value: Any, name: str = "") -> list[tuple[str, torch.Tensor]]:
+    """The tensors in a value; names like ``0`` and ``hidden.1``, empty if it is one tensor."""
+    found: list[tuple[str, torch.Tensor]] = []
+
+    def take(leaf: str, tensor: torch.Tensor) -> torch.Tensor:
+        found.append((leaf, tensor))
+        return tensor
+
+    replaced(value, name, take, rebuild=False)
+    return [("", found[0][1])] if len(found) == 1 else found
+
+
+def replaced(
+    value: Any, name: str, change: Callable[[str, torch.Tensor], torch.Tensor], rebuild: bool = True
+) -> Any:
+    """A value with all its tensors changed; what is in a container of an unknown type is not."""
+    if isinstance(value, torch.Tensor):
+        return change(name, value)
+    inner = f"{name}." if name else ""
+    if isinstance(value, Mapping):
+        items = {key: replaced(v, f"{inner}{key}", change, rebuild) for key, v in value.items()}
+        if not rebuild or all(items[key] is v for key, v in value.items()):
+            return value
+        return items if type(value) is dict else _like_mapping(value, items)
+    if isinstance(value, list | tuple):
+        parts = [replaced(v, f"{inner}{i}", change, rebuild) for i, v in enumerate(value)]
+        if not rebuild or all(a is b for a, b in zip(parts, value, strict=True)):
+            return value
+        if hasattr(value, "_fields"):
+            return type(value)(*parts)
+        return type(value)(parts)
+    if not rebuild and dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for one in dataclasses.fields(value):
+            replaced(getattr(value, one.name, None), f"{inner}{one.name}", change, rebuild)
+    return value
+
+
+def _like_mapping(value: Any, items: dict[Any, Any]) -> Any:
+    try:
+        return type(value)(items)
+    except Exception:  # a mapping of its own kind: its tensors stay as they were
+        return value
+
+
+def local_of(tensor: torch.Tensor) -> tuple[torch.Tensor, Said | None]:
+    """What of a tensor lies here, and how it lies if it says so."""
+    if not is_dtensor(tensor):
+        return tensor.detach(), None
+    whole: Any = tensor
+    mesh = whole.device_mesh
+    said = (
+        tuple(
+            (type(p).__name__, getattr(p, "dim", getattr(p, "reduce_op", "")))
+            for p in whole.placements
+        ),
+        tuple(mesh.mesh.shape),
+        tuple(mesh.mesh.flatten().tolist()),
+        tuple(whole.shape),
+    )
+    local = whole._local_tensor
+    return getattr(local, "wait", lambda: local)().detach(), said
+
+
+def local_copy(tensor: torch.Tensor) -> tuple[torch.Tensor, Said | None]:
+    """As `local_of`, for a tensor that may change later."""
+    with torch.no_grad():
+        value, said = local_of(tensor)
+        if value.layout is not torch.strided:
+            value = value.to_dense()
+        return value.clone(memory_format=torch.contiguous_format), said
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """How often it was written to; -1 if it does not count."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _extra(module: torch.nn.Module) -> str:
+    try:
+        return str(module.extra_repr())[:200]
+    except Exception:
+        return ""

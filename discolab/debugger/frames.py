@@ -1,0 +1,253 @@
+"""The user's frames of a worker: its stack, its variables, and values worked out in a frame.
+
+Runs on the worker's own thread while it stands, but for what a probe reads from beside it. The
+values stay on the worker: a stack and variables are told as records.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import difflib
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+from ..runtime.errors import ArgumentError
+from ..runtime.worker import Worker
+from ..views import describe
+from .records import Spot
+from .scope import is_user
+from .watch import is_comprehension, watch_of
+
+Record = dict[str, object]
+
+FLOORS: set[CodeType] = {Worker._call_packed.__code__}
+"""Below a frame of these no frame belongs to the program."""
+
+_MOST_NAMES = 200
+_LARGE = 2**20  # bytes of a tensor whose data are not read at each stop
+_ALL = 4 * 2**20  # bytes that are read at each stop
+_ONE = 2**17  # as many bytes does it take to begin with one
+_MOST_ITEMS = 100  # of a container that are looked at for their size
+_GIVEN = {"rank", "world_size", "device", "worker", "ccl", "torch", "dist", "mesh"}
+_GIVEN |= {"RANK", "LOCAL_RANK", "WORLD_SIZE"}
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, type)
+_OPTIMIZED = 1  # of `co_flags`: a function's code, whose variables are not in a dict
+
+
+# -- the stack -----------------------------------------------------------------------------------
+
+
+def user_frames(frame: FrameType | None) -> list[FrameType]:
+    """The user's frames from `frame` outwards, the outermost first.
+
+    Frames of library code that are traced for a break point count too.
+    """
+    found = []
+    while frame is not None and frame.f_code not in FLOORS:
+        if is_user(frame.f_code) or watch_of(frame) is not None:
+            found.append(frame)
+        frame = frame.f_back
+    return found[::-1]
+
+
+def stack_of(frame: FrameType) -> tuple[Spot, ...]:
+    """Where the user's frames from `frame` outwards stand, the outermost first; never empty."""
+    found = user_frames(frame) or [frame]
+    return stack_of_frames(found, [one.f_lineno for one in found])
+
+
+def stack_of_frames(found: Sequence[FrameType], lines: Sequence[int | None]) -> tuple[Spot, ...]:
+    """The same of given frames, such as those of a traceback, which knows their lines."""
+    return tuple(_spot(frame, line or 0) for frame, line in zip(found, lines, strict=True))
+
+
+def _spot(frame: FrameType, line: int) -> Spot:
+    code, watch = frame.f_code, watch_of(frame)
+    if watch is None:
+        return Spot(code.co_filename, line, code.co_name)
+    return Spot(code.co_filename, line, code.co_name, watch.place(line), watch.call)
+
+
+# -- variables -----------------------------------------------------------------------------------
+
+
+def variables(
+    frame: FrameType, names: Iterable[str] | None = None, stats: Any = "auto"
+) -> dict[str, Record]:
+    """Describe the variables of a frame: name -> record, see `views.describe`.
+
+    Parameters
+    ----------
+    frame
+    names
+        Which, as far as they exist; None: those that the user made, in the order in which they
+        appear, functions and classes last; of a cell without functions and classes.
+    stats
+        As `describe` takes it; "auto" reads little, as this is done at every stop.
+    """
+    scope = _locals_of(frame)
+    if names is None:
+        chosen = _own_names(frame, scope)[:_MOST_NAMES]
+    else:
+        scope = {**frame.f_globals, **scope}
+        chosen = [name for name in names if name in scope]
+    left = _ALL
+    found: dict[str, Record] = {}
+    for name in chosen:
+        value, read = scope[name], stats
+        if stats == "auto":
+            size = size_of(value)
+            read = "auto" if not size or size <= min(_LARGE, left) else False
+            left -= size + _ONE if size and read else 0
+        found[name] = describe(value, read)
+    return found
+
+
+def _own_names(frame: FrameType, scope: Mapping[str, Any]) -> list[str]:
+    """The names that the user made, functions and classes last."""
+    names = list(scope)
+    if frame.f_locals is frame.f_globals:  # of cells that ran before, too: first this one's
+        used = dict.fromkeys(name for name in frame.f_code.co_names if name in scope)
+        names = [*used, *(name for name in names if name not in used)]
+        if isinstance(scope.get("worker"), Worker):
+            names = [name for name in names if name not in _GIVEN]
+        # functions and classes of a notebook are many, and seldom what one looks for
+        names = [name for name in names if not issubclass(type(scope[name]), _FUNCTIONS)]
+    shown = [
+        name
+        for name in names
+        if isinstance(name, str)
+        and name.isidentifier()
+        and not (name.startswith("__") and name.endswith("__"))
+        and not issubclass(type(scope[name]), ModuleType)  # not isinstance: it asks the value
+    ]
+    return sorted(shown, key=lambda name: issubclass(type(scope[name]), _FUNCTIONS))
+
+
+def names_in_cell(frame: FrameType) -> list[str]:
+    """The variables that the code of a cell mentions; what every cell is given is left out."""
+    scope = frame.f_locals
+    given = _GIVEN if issubclass(type(scope.get("worker")), Worker) else ()
+    return [
+        name
+        for name in frame.f_code.co_names
+        if name in scope and name not in given and not name.startswith("__")
+    ]
+
+
+def size_of(value: Any, depth: int = 0) -> int:
+    """About how many bytes of data `describe` would read."""
+    try:
+        if isinstance(value, torch.Tensor):
+            return int(value.numel() * value.element_size())
+        if isinstance(value, torch.nn.Module):
+            return sum(p.numel() * p.element_size() for p in value.parameters())
+        if type(value) in (list, tuple, dict) and depth < 3:
+            items = list(value.values()) if isinstance(value, dict) else value
+            return sum(size_of(item, depth + 1) for item in items[:_MOST_ITEMS])
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(value, numpy.ndarray):
+            return int(value.nbytes)
+    except Exception:  # a tensor without storage, a subclass with its own mind
+        return 0
+    return 0
+
+
+# -- values --------------------------------------------------------------------------------------
+
+
+def evaluate(frame: FrameType, expression: str) -> Any:
+    """The value of an expression in a frame; what it raises is raised.
+
+    Raises
+    ------
+    ArgumentError
+        If it is not an expression.
+    """
+    text = expression.strip()
+    if not text:
+        raise ArgumentError("there is nothing to evaluate: write an expression")
+    try:
+        code = compile(text, "<eval>", "eval", dont_inherit=True)
+    except (SyntaxError, ValueError) as exc:
+        raise ArgumentError(_not_an_expression(text, exc)) from None
+    return value_of(code, frame)
+
+
+def value_of(code: CodeType, frame: FrameType) -> Any:
+    """The value of a compiled expression in a frame; what it binds by ``:=`` is forgotten."""
+    names = _locals_of(frame)
+    if any(isinstance(constant, CodeType) for constant in code.co_consts):
+        # its inner functions look for names among globals alone
+        return eval(code, {**frame.f_globals, **names})
+    return eval(code, frame.f_globals, names)
+
+
+def assign(frame: FrameType, name: str, expression: str) -> None:
+    """Give a variable of a frame, an item or an attribute the value of an expression.
+
+    Raises
+    ------
+    ArgumentError
+        If `name` can't be assigned to, or is no variable of a function.
+    """
+    target = _target(name)
+    value = evaluate(frame, expression)
+    if not isinstance(target, ast.Name):
+        holder = {**frame.f_globals, **_locals_of(frame), "__disco_value__": value}
+        exec(compile(f"{name.strip()} = __disco_value__", "<set>", "exec"), holder)
+        return
+    code = frame.f_code
+    fast = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+    if target.id in fast:
+        _set_fast(frame, target.id, value)
+    elif not code.co_flags & _OPTIMIZED:
+        frame.f_locals[target.id] = value
+    elif target.id in frame.f_globals:
+        frame.f_globals[target.id] = value
+    else:
+        near = difflib.get_close_matches(target.id, [*fast, *frame.f_globals], n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else "it can't get new ones"
+        raise ArgumentError(f"{code.co_name} has no variable {target.id!r}: {hint}")
+
+
+def _locals_of(frame: FrameType) -> dict[str, Any]:
+    """A copy of its variables; of a comprehension also those of the function that it is in."""
+    names = dict(frame.f_locals)
+    if is_comprehension(frame.f_code) and frame.f_back is not None and is_user(frame.f_back.f_code):
+        return {**_locals_of(frame.f_back), **names}
+    return names
+
+
+def _set_fast(frame: FrameType, name: str, value: Any) -> None:
+    frame.f_locals[name] = value
+    if sys.version_info < (3, 13):  # later ones write through
+        # at once, and only what is bound: the next look at `f_locals` would undo it
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+
+
+def _target(name: str) -> ast.expr:
+    try:
+        found = ast.parse(f"({name.strip()}\n) = 0", "<set>").body
+    except (SyntaxError, ValueError):
+        found = []
+    first = found[0] if len(found) == 1 else None
+    if isinstance(first, ast.Assign) and len(first.targets) == 1:
+        target = first.targets[0]
+        if isinstance(target, ast.Name | ast.Attribute | ast.Subscript):
+            return target
+    raise ArgumentError(f"{name!r} can't be set: name a variable, an item x[0] or an attribute x.y")
+
+
+def _not_an_expression(text: str, exc: Exception) -> str:
+    try:
+        compile(text, "<eval>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        why = exc.msg if isinstance(exc, SyntaxError) else str(exc)
+        return f"can't read {text!r}: {why}"
+    return f"{text!r} is a statement, and eval takes an expression; to change a variable: set"

@@ -1,0 +1,17 @@
+"""How the debugger draws what it knows: pure functions from records to parts of `views`."""
+
+from .breaks import breaks_parts
+from .evaluated import evaluated_parts, evaluated_table
+from .history import history_parts
+from .stop import stop_parts
+from .variables import VariableTable, variable_tables
+
+__all__ = [
+    "VariableTable",
+    "breaks_parts",
+    "evaluated_parts",
+    "evaluated_table",
+    "history_parts",
+    "stop_parts",
+    "variable_tables",
+]

@@ -1,0 +1,219 @@
+"""The worker's end of the debugger: here a worker stands until it is told to go on.
+
+One `Port` a worker, in its `shared`. The worker's own thread alone calls `arrive`, `begin` and
+`end`; `heard` is called on the thread of whoever tells it something (the controller's, or that of
+the worker's link). `_order` and `_asks` are each written by one side and taken by the other in a
+single operation. `_guard` guards that an exception that ends an evaluation hits nothing else.
+
+While a worker stands it waits as for everything else (`Worker.wait_for`): an interrupt, the end of
+the session or of the process free it. Questions are answered on the worker's own thread, in the
+frame in which it stands, so that what is thread-local (autograd's mode, the device, the rank) is
+what the program sees.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections import deque
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from ..runtime.errors import DiscoError
+from ..runtime.failures import safe_str
+from ..runtime.interruptible import raise_in_thread, take_back_exception
+from ..runtime.sources import place
+from ..runtime.worker import Worker
+from .breaks import BreakTable
+from .records import Arrival, Order
+
+if TYPE_CHECKING:
+    from .tracer import Tracer
+
+SERVICE = "debugger"
+STATION = "discolab.debugger.station"  # in `shared`, where the controller is in this process
+_PORTS = "discolab.debugger.ports"
+ALONE = "a value is worked out for the debugger"
+
+
+class EvaluationEnded(BaseException):
+    """The debugger does not wait for a value any more."""
+
+
+class Standing:
+    """What a worker that stands waits for, in words."""
+
+    def __init__(self, arrival: Arrival) -> None:
+        self._at = arrival.here
+
+    def __str__(self) -> str:
+        return f"the debugger at {place(self._at.file, self._at.line)}"
+
+
+class Port:
+    """See the module.
+
+    Attributes
+    ----------
+    worker
+    pause_wanted
+        Whether it shall stop at its next line, or
+    ahead
+        how it shall go on from there; None: stop.
+    breaks
+        Its break points.
+    frame
+        In which it stands; None while it does not.
+    frames
+        All of the user's frames, if they are those of a traceback, which know no callers.
+    tracer
+        Of the program that runs now, None if none is traced.
+    attached
+        Whether there is a debugger to which it can tell that it stands.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.pause_wanted = False
+        self.ahead: Order | None = None
+        self.breaks = BreakTable()
+        self.frame: FrameType | None = None
+        self.frames: list[FrameType] | None = None
+        self.tracer: Tracer | None = None
+        self.attached = False
+        self._order: Order | None = None
+        self._asks: deque[tuple[int, str, tuple[Any, ...]]] = deque()
+        self._asked = 0  # the question that is answered now
+        self._was_cut = False  # whether an exception was sent to end it
+        self._guard = threading.Lock()
+        if worker.link is not None:
+            worker.link.listen(SERVICE, self.heard)
+
+    # -- standing ----------------------------------------------------------------------------
+
+    def arrive(self, frame: FrameType, arrival: Arrival) -> Order:
+        """Stand in `frame` until told to go on; how.
+
+        Raises
+        ------
+        WorkerInterrupted
+            If the program is ended.
+        """
+        self._order = None
+        self.frame = frame
+        try:
+            self._tell("arrive", arrival.packed())
+            words = Standing(arrival)
+            while True:
+                self.worker.wait_for(self._has_news, words)
+                while self._asks:
+                    self._answer(*self._asks.popleft())
+                if self._order is not None:
+                    return self._order
+        finally:
+            self.frame = None
+            self._asks.clear()
+
+    def _has_news(self) -> bool:
+        return self._order is not None or bool(self._asks)
+
+    def begin(self) -> None:
+        """A program begins here."""
+        self.pause_wanted = False
+        self._tell("begin", self.worker.executed)
+
+    def end(self, how: str, words: str = "") -> None:
+        """A program has ended here: ``done``, ``error`` or ``aborted``."""
+        self.pause_wanted = False
+        self.breaks.replace(())
+        self._tell("end", how, words)
+
+    def _tell(self, *message: Any) -> None:
+        worker = self.worker
+        if worker.link is None:
+            station = worker.shared.get(STATION)
+            if station is not None:
+                station.receive(worker.worker_id, message)
+        elif message[0] == "arrive":
+            with worker.held_back():  # no interrupt tears it
+                worker.link.tell(SERVICE, message)
+        else:
+            worker.link.tell(SERVICE, message)
+
+    # -- being told --------------------------------------------------------------------------
+
+    def heard(self, message: Any) -> None:
+        """The controller says something; quick, on any thread."""
+        what, *rest = message
+        if what == "go":
+            self.ahead, self.pause_wanted = None, False
+            self._order = (rest[0], rest[1])
+            self.worker.wake()
+        elif what == "pause":
+            self.ahead, self.pause_wanted = None, True
+        elif what == "free":
+            self.ahead, self.pause_wanted = ("continue", None), True
+        elif what == "still":
+            (self.worker.clock.stop if rest[0] else self.worker.clock.go)()
+        elif what == "breaks":
+            self.breaks.replace(rest[0])
+        elif what == "attach":
+            self.attached = bool(rest[0])
+        elif what == "ask":
+            self._asks.append((rest[0], rest[1], tuple(rest[2])))
+            self.worker.wake()
+        elif what == "cut":
+            self._cut(rest[0])
+
+    # -- answering ---------------------------------------------------------------------------
+
+    def _answer(self, number: int, name: str, args: tuple[Any, ...]) -> None:
+        worker = self.worker
+        well, value = False, ""
+        worker.alone = ALONE
+        try:
+            try:
+                self._asked = number
+                value = _function(name)(worker, self.frame, *args)
+                well = True
+            finally:
+                with self._guard:
+                    self._asked = 0
+                    if self._was_cut:  # and it may still be on its way
+                        self._was_cut = False
+                        take_back_exception()
+                worker.alone = ""
+        except EvaluationEnded:
+            value = "it did not end in time, and was stopped"
+        except DiscoError as exc:
+            value = safe_str(exc)
+        except Exception as exc:
+            value = f"{type(exc).__name__}: {safe_str(exc)}"
+        except (SystemExit, GeneratorExit) as exc:
+            value = f"{type(exc).__name__}: {safe_str(exc)}"
+        self._tell("answer", number, well, value)
+
+    def _cut(self, number: int) -> None:
+        """Nobody waits for an answer any more."""
+        with self._guard:
+            if self._asked == number:
+                self._was_cut = True
+                raise_in_thread(self.worker.thread_id, EvaluationEnded)
+
+
+def port_of(worker: Worker) -> Port:
+    """The port of a worker; made when it is first asked for."""
+    ports = worker.shared.get(_PORTS)
+    if ports is None:
+        ports = worker.shared.setdefault(_PORTS, {})
+    port: Port | None = ports.get(worker.worker_id)
+    if port is None:
+        port = ports.setdefault(worker.worker_id, Port(worker))
+    return port
+
+
+def _function(name: str) -> Callable[..., Any]:
+    """The function that ``module:name`` stands for."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]

@@ -1,0 +1,348 @@
+"""What a worker records of its program line by line: which variables each line has set, to what.
+
+A `Recorder` belongs to one worker, for one program; the tracer calls it at each line of the user's
+code before it runs, and when a frame is left. What has changed since the last line of the frame is
+the work of the line that ran before, and is recorded as that. With names only lines that set one of
+them are recorded.
+
+The last `capacity` lines are kept, in `MOST_BYTES` at most, until the next program is recorded. A
+line holds no live value (kept.py), and no frame. The worker's own thread alone writes; probes read
+`ring` from other threads.
+
+Not noticed are changes within objects, and of large tensors that a collective between processes has
+written to; changes of containers are as far as their first and last items tell.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from time import perf_counter_ns as clock
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+from ..ccl.call import Call
+from ..ccl.ledger import ledger_of
+from ..runtime.errors import ArgumentError
+from ..runtime.failures import safe_str
+from ..runtime.worker import Worker
+from .frames import names_in_cell
+from .kept import Gone, Kept, is_same, is_shown, mark_of
+from .watch import is_class_body, is_comprehension, watch_of
+
+CAPACITY = 10_000
+MOST_BYTES = 32 * 2**20
+_KEY = "discolab.debugger.recorders"  # in `Worker.shared`, by rank
+_LINE = 200  # bytes, about, of a line without values
+_OPTIMIZED = 1  # of `co_flags`: a function's code
+_MISSING = object()
+_GONE = Gone()
+
+Caller = tuple[str, int, str]
+
+
+class Line(NamedTuple):
+    """One line that has run.
+
+    Attributes
+    ----------
+    number
+        Counts the lines that were recorded, from 1.
+    frame
+        The same for the lines of one frame.
+    file, ran, function
+        What has run; of the first line of a frame, where the function begins.
+    now
+        The line that comes next in the frame; 0: it is left.
+    times
+        How often this line has run on this worker; of an entry, how often the function was called.
+    entry
+        Whether nothing has run yet: `changes` are what the frame begins with.
+    at
+        When it had run, in nanoseconds of no particular clock.
+    callers
+        File, line and function of the frames around it, the outermost first.
+    changes
+        What it has set.
+    size
+        Bytes that it takes, about.
+    """
+
+    number: int
+    frame: int
+    file: str
+    ran: int
+    function: str
+    now: int
+    times: int
+    entry: bool
+    at: int
+    callers: tuple[Caller, ...]
+    changes: Mapping[str, Kept | Gone]
+    size: int
+
+
+class _Code:
+    """What is known of a code object.
+
+    Attributes
+    ----------
+    counts
+        Line -> how often it has run; 0 -> how often the code was begun.
+    sets
+        Line -> the variables that it always gives a value, if it does not fail.
+    """
+
+    def __init__(self, code: CodeType) -> None:
+        self.code = code
+        self.counts: dict[int, int] = {}
+        self.sets = _lines_that_set(code)
+
+
+class _Frame:
+    """What is known of a frame that runs: what its variables were at its last line."""
+
+    __slots__ = ("call", "callers", "code", "kept", "line", "marks", "number", "recorder")
+
+    def __init__(
+        self, recorder: Recorder, number: int, code: _Code, callers: tuple[Caller, ...]
+    ) -> None:
+        self.recorder = recorder
+        self.number = number
+        self.code = code
+        self.callers = callers
+        self.marks: dict[str, Any] = {}
+        self.kept: dict[str, Kept] = {}
+        self.call: Call | None = None  # the collective that was the last at the last line
+        self.line = 0
+
+
+class Recorder:
+    """See the module.
+
+    Attributes
+    ----------
+    ring
+        The last lines.
+    dropped
+        How many lines there were before these.
+    bytes
+        What the ring takes, about.
+    error
+        What ended the recording, "" if nothing did.
+    ordinal
+        Of the call whose program it is (`Worker.executed`).
+    """
+
+    def __init__(
+        self,
+        names: Iterable[str] = (),
+        capacity: int = CAPACITY,
+        most_bytes: int = MOST_BYTES,
+        worker: Worker | None = None,
+    ) -> None:
+        self._last_call = _calls_of(worker)
+        self.names = check_names(names)
+        self.capacity = max(int(capacity), 1)
+        self.most_bytes = most_bytes
+        self.ordinal = 0 if worker is None else worker.executed
+        self.ring: deque[Line] = deque()
+        self.dropped = 0
+        self.bytes = 0
+        self.error = ""
+        self.begun = clock()
+        self._on = True
+        self._lines = 0
+        self._frames = 0
+        self._codes: dict[int, _Code] = {}  # by id of the code object, which is kept in it
+
+    def on_line(self, frame: FrameType) -> None:
+        """`frame` is about to run a line."""
+        if self._on:
+            self._note(frame, frame.f_lineno or 0)
+
+    def on_return(self, frame: FrameType) -> None:
+        """`frame` is left, by a return, an exception or a yield."""
+        if self._on:
+            self._note(frame, 0)
+
+    def end(self) -> None:
+        """The program is over; what was recorded stays."""
+        self._on = False
+        self._codes.clear()
+
+    def _note(self, frame: FrameType, now: int) -> None:
+        try:
+            state = self._state_of(frame)
+            if state is None:
+                return
+            entry = state.line == 0
+            ran = state.line or frame.f_code.co_firstlineno
+            changes = self._changes(state, frame, state.code.sets.get(state.line, ()))
+            place, counts = 0 if entry else ran, state.code.counts
+            times = counts[place] = counts.get(place, 0) + 1
+            if now:
+                state.line = now
+            if changes or not self.names:
+                self._add(state, frame, (ran, now, times, entry), changes)
+        except Exception as exc:  # of a value with its own mind; the program must not feel it
+            self.error = f"{type(exc).__name__}: {safe_str(exc)}"
+            self._on = False
+
+    def _state_of(self, frame: FrameType) -> _Frame | None:
+        """What is known of a frame; None for frames that are not recorded."""
+        watch = watch_of(frame)
+        if watch is None:
+            return None
+        state: _Frame | None = watch.recorded
+        if state is not None and state.recorder is self:
+            return state
+        code = frame.f_code
+        if is_comprehension(code) or is_class_body(code):
+            return None
+        self._frames += 1
+        known = self._codes.get(id(code))
+        if known is None:
+            known = self._codes[id(code)] = _Code(code)
+        state = watch.recorded = _Frame(self, self._frames, known, _callers_of(frame))
+        return state
+
+    def _changes(
+        self, state: _Frame, frame: FrameType, sets: Collection[str]
+    ) -> dict[str, Kept | Gone]:
+        scope = frame.f_locals
+        if sets and _has_raised(frame):
+            sets = ()  # the line has not come to its end
+        call = self._last_call()
+        met, state.call = call is not state.call, call
+        names: Iterable[str]
+        if self.names:
+            names = self.names
+        elif frame.f_code.co_flags & _OPTIMIZED:
+            names = list(scope)
+        else:
+            names = names_in_cell(frame)
+        marks, there = state.marks, 0
+        changes: dict[str, Kept | Gone] = {}
+        for name in names:
+            value = scope.get(name, _MISSING)
+            if value is _MISSING:
+                continue
+            there += 1
+            mark = marks.get(name, _MISSING)
+            if (
+                mark is _MISSING
+                or name in sets
+                or not is_same(mark, value)
+                or (met and name in state.kept and state.kept[name].differs(value))
+            ):
+                marks[name] = mark_of(value)
+                if is_shown(value):
+                    changes[name] = state.kept[name] = Kept(value)
+        if there < len(marks):
+            for name in [name for name in marks if name not in scope]:
+                del marks[name]
+                state.kept.pop(name, None)
+                changes[name] = _GONE  # by `del`, or at the end of an `except ... as name`
+        return changes
+
+    def _add(
+        self,
+        state: _Frame,
+        frame: FrameType,
+        place: tuple[int, int, int, bool],
+        changes: dict[str, Kept | Gone],
+    ) -> None:
+        ran, now, times, entry = place
+        size = _LINE + sum(kept.size for kept in changes.values())
+        code = frame.f_code
+        self._lines += 1
+        self.ring.append(
+            Line(
+                self._lines, state.number, code.co_filename, ran, code.co_name, now,
+                times, entry, clock(), state.callers, changes, size,
+            )
+        )  # fmt: skip
+        self.bytes += size
+        while len(self.ring) > self.capacity or (
+            self.bytes > self.most_bytes and len(self.ring) > 1
+        ):
+            self.bytes -= self.ring.popleft().size
+            self.dropped += 1
+
+
+def begin(worker: Worker, names: Iterable[str] = (), capacity: int = CAPACITY) -> Recorder:
+    """Record a program that begins now; what was recorded before is forgotten."""
+    recorder = Recorder(names, capacity, worker=worker)
+    worker.shared.setdefault(_KEY, {})[worker.worker_id] = recorder
+    return recorder
+
+
+def _calls_of(worker: Worker | None) -> Callable[[], Call | None]:
+    """Gives the last collective of a worker: backends write to tensors without torch's knowing."""
+    if worker is None:
+        return lambda: None
+    return functools.partial(ledger_of(worker).last, worker.worker_id)
+
+
+def recorder_of(worker: Worker) -> Recorder | None:
+    """What the last traced program of a worker has recorded, None if there was none."""
+    found: Recorder | None = worker.shared.get(_KEY, {}).get(worker.worker_id)
+    return found
+
+
+def check_names(names: Iterable[str]) -> tuple[str, ...]:
+    """The names of variables to record.
+
+    Raises
+    ------
+    ArgumentError
+        If one can be no variable's.
+    """
+    found = tuple(dict.fromkeys(names))
+    for name in found:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ArgumentError(f"{name!r:.60} can't be recorded: give names of variables, as loss")
+    return found
+
+
+def _callers_of(frame: FrameType) -> tuple[Caller, ...]:
+    """The frames around one that begins, as the recording knows them."""
+    watch = watch_of(frame)
+    parent = watch.parent if watch is not None else None
+    outer = frame.f_back
+    while outer is not None and parent is not None and watch_of(outer) is not parent:
+        outer = outer.f_back
+    if outer is None or parent is None:
+        return ()
+    code = outer.f_code
+    around = parent.recorded.callers if parent.recorded is not None else ()
+    return (*around, (code.co_filename, outer.f_lineno or 0, code.co_name))
+
+
+def _has_raised(frame: FrameType) -> bool:
+    """Whether an exception has ended the line that ran."""
+    watch = watch_of(frame)
+    return watch is not None and watch.raising != ""
+
+
+def _lines_that_set(code: CodeType) -> dict[int, set[str]]:
+    """The lines that assign variables; the heads of loops, which may not, are none."""
+    found: dict[int, set[str]] = {}
+    loops = set()
+    for one in dis.get_instructions(code):
+        line = one.positions.lineno if one.positions is not None else None
+        if line is None:
+            continue
+        if one.opname in ("FOR_ITER", "END_ASYNC_FOR"):
+            loops.add(line)
+        elif one.opname.startswith(_STORES):
+            # newer Pythons join two instructions to one
+            several = one.argval if isinstance(one.argval, tuple) else (one.argval,)
+            found.setdefault(line, set()).update(several[: 1 + one.opname.count("_STORE_")])
+    return {line: names for line, names in found.items() if line not in loops}
+
+
+_STORES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF")

@@ -1,0 +1,335 @@
+"""The controller's end of the debugger: what workers say goes into the lockstep, orders come out.
+
+One `Station` a session. `lock` guards it and its `Lockstep`; events come on the workers' threads
+where workers are threads, else on the session's reader thread (and of worker 0, on its own). What
+follows from an event is done at once on the thread that brings it, so the last worker to arrive
+lets the others go. Nothing waits under the lock.
+
+While somebody stands and somebody runs, a thread looks whether those who run wait in a collective
+for those who stand: that no worker can tell by itself. The same thread finds who has left a program
+without saying so, as one that was stopped by `breakpoint()` in an ordinary call.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from ..ccl.doctor import waits
+from ..runtime.errors import DiscoError, SessionClosedError
+from ..runtime.failures import name_ranks
+from ..runtime.link import SERVICES, Service
+from ..runtime.probes import probe
+from ..runtime.session import Session
+from ..runtime.sources import display_name
+from ..runtime.worker import Worker
+from .lockstep import ABORTED, DONE, ERROR, HELD, PAUSED, RUNNING, Action, Blocking, Lockstep
+from .port import SERVICE, STATION, port_of
+from .records import arrival_of
+
+_SOON = 0.002  # seconds from when somebody stands to the first look at the others
+_TICK = 0.05
+_IDLE = 0.2  # seconds between two looks while nobody runs, or nobody stands
+
+
+class Station:
+    """See the module.
+
+    Attributes
+    ----------
+    lockstep
+        Of the last program; None before there was one.
+    name
+        What the program is called.
+    version
+        Counts changes; `changed` is told of each.
+    listeners
+        Called after each change, on any thread.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = weakref.ref(session)  # workers hold the station
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.lockstep: Lockstep | None = None
+        self.name = ""
+        self.version = 0
+        self.listeners: list[Callable[[], None]] = []
+        self._ordinals: dict[int, int] = {}  # in which call each worker runs the program
+        self._begun_by_itself = False  # by `breakpoint()`, in a call that was not to be stepped
+        self._still = False
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, dict[int, tuple[bool, Any]]] = {}
+        self._watching = False
+        self._links = getattr(session, "services", {}).get(SERVICE)
+        if isinstance(self._links, DebugService):
+            self._links.station = self
+        else:
+            for worker in session.workers_here().values():
+                worker.shared[STATION] = self
+
+    @property
+    def session(self) -> Session:
+        """Whose it is.
+
+        Raises
+        ------
+        SessionClosedError
+        """
+        session = self._session()
+        if session is None:
+            raise SessionClosedError("the session of this debugger is gone")
+        return session
+
+    # -- programs ----------------------------------------------------------------------------
+
+    def open(self, name: str, ranks: Collection[int]) -> None:
+        """A program begins on these workers."""
+        with self.lock:
+            self.lockstep = Lockstep(ranks, self.session.num_workers)
+            self.name = name
+            self._ordinals.clear()
+            self._begun_by_itself = False
+            self._has_changed()
+            if not self._watching:
+                self._watching = True
+                threading.Thread(target=self._watch, name="discolab-debugger", daemon=True).start()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a program is under way."""
+        return self.lockstep is not None and not self.lockstep.finished
+
+    def command(self, mode: str, argument: Any, ranks: Collection[int] | None) -> None:
+        """Have paused workers go on."""
+        with self.lock:
+            if self.lockstep is not None:
+                self._do(self.lockstep.command(mode, argument, ranks))
+
+    def pause(self) -> None:
+        """Have all that run stop at their next line."""
+        with self.lock:
+            if self.lockstep is not None:
+                for rank in self.lockstep.ranks(RUNNING):
+                    self.send(rank, "pause")
+
+    def close(self, how: str = ABORTED, words: str = "") -> None:
+        """The program has ended on all workers, whatever is known of them."""
+        with self.lock:
+            if self.lockstep is not None:
+                for rank in self.lockstep.ranks(RUNNING, HELD, PAUSED, "collective"):
+                    self.lockstep.end(rank, how, words)
+                self._has_changed()
+
+    # -- workers -----------------------------------------------------------------------------
+
+    def send(self, rank: int, *message: Any) -> None:
+        """Tell a worker something."""
+        if isinstance(self._links, DebugService):
+            self._links.tell(rank, message)
+        else:
+            port_of(self.session.workers_here()[rank]).heard(message)
+
+    def send_all(self, *message: Any) -> None:
+        """Tell all workers something."""
+        for rank in range(self.session.num_workers):
+            self.send(rank, *message)
+
+    def receive(self, rank: int, message: Sequence[Any]) -> None:
+        """A worker has said something."""
+        what, *rest = message
+        with self.lock:
+            if what == "answer":
+                number, well, value = rest
+                if number in self._answers:
+                    self._answers[number][rank] = well, value
+                    self._has_changed()
+                return
+            if what == "begin":
+                self._ordinals[rank] = rest[0]
+            elif what == "arrive":
+                self._arrived(rank, rest[0])
+            elif what == "end" and self.lockstep is not None:
+                self._do(self.lockstep.end(rank, *rest))
+
+    def _arrived(self, rank: int, packed: Any) -> None:
+        arrival = arrival_of(packed)
+        if not self.is_active:  # `breakpoint()` in what nobody has begun to step
+            self.open(display_name(arrival.stack[0].file), range(self.session.num_workers))
+            self._ordinals = dict.fromkeys(range(self.session.num_workers), arrival.ordinal)
+            self._begun_by_itself = True
+        assert self.lockstep is not None
+        self._ordinals.setdefault(rank, arrival.ordinal)
+        self._do(self.lockstep.arrive(rank, arrival))
+
+    def lost(self, rank: int) -> None:
+        """A worker has died."""
+        with self.lock:
+            if self.lockstep is not None:
+                self._do(self.lockstep.end(rank, ERROR, "the worker has died"))
+
+    # -- questions ---------------------------------------------------------------------------
+
+    def ask(self, ranks: Collection[int], name: str, args: Sequence[Any]) -> int:
+        """Put a question to workers that stand; its number."""
+        with self.lock:
+            number = next(self._numbers)
+            self._answers[number] = {}
+            for rank in ranks:
+                self.send(rank, "ask", number, name, tuple(args))
+            return number
+
+    def answers(self, number: int) -> dict[int, tuple[bool, Any]]:
+        """What has been answered so far."""
+        with self.lock:
+            return dict(self._answers.get(number, ()))
+
+    def forget(self, number: int, missing: Collection[int] = ()) -> None:
+        """Nobody waits for these answers any more."""
+        with self.lock:
+            self._answers.pop(number, None)
+            for rank in missing:
+                self.send(rank, "cut", number)
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _do(self, actions: Sequence[Action]) -> None:
+        lockstep = self.lockstep
+        assert lockstep is not None
+        if self._still and not lockstep.paused:
+            self._stand(False)
+        for action in actions:
+            if action.what == "go":
+                assert action.order is not None
+                self.send(action.rank, "go", *action.order)
+            else:
+                self.send(action.rank, action.what)
+        if lockstep.paused and not self._still:
+            self._stand(True)
+        self._has_changed()
+
+    def _stand(self, still: bool) -> None:
+        """Have deadlines stand still, or run on."""
+        self._still = still
+        self.send_all("still", still)
+
+    def _has_changed(self) -> None:
+        self.version += 1
+        self.changed.notify_all()
+        for listener in tuple(self.listeners):
+            listener()
+
+    # -- looking from outside ----------------------------------------------------------------
+
+    def _watch(self) -> None:
+        pause = _SOON
+        while True:
+            with self.lock:
+                session = self._session()
+                if session is None or session.closed or not self.is_active:
+                    self._watching = False
+                    return
+                del session
+                version = self.version
+                mixed = self._is_mixed()
+                self.changed.wait(pause if mixed else self._patience())
+                if version != self.version:
+                    pause = _SOON
+                    continue
+            try:
+                self._look(version, mixed)
+            except DiscoError:  # it is being shut down, or a worker does not answer
+                time.sleep(_TICK)
+            pause = min(2 * pause, _TICK)
+
+    def _patience(self) -> float:
+        """Seconds between two looks: fewer where nobody says that it has ended."""
+        lockstep = self.lockstep
+        assert lockstep is not None
+        return _TICK / 2 if self._begun_by_itself and lockstep.ranks(RUNNING) else _IDLE
+
+    def _is_mixed(self) -> bool:
+        """Whether some stand and others run."""
+        lockstep = self.lockstep
+        assert lockstep is not None
+        return bool(lockstep.at) and bool(lockstep.ranks(RUNNING))
+
+    def _look(self, version: int, mixed: bool) -> None:
+        edges = {edge.rank: edge for edge in waits(self.session)} if mixed else {}
+        ordinals = dict(self._ordinals)
+        ends = self.session.look(has_left, ordinals) if ordinals else {}
+        with self.lock:
+            if version != self.version or self.lockstep is None:
+                return
+            for rank, (how, words) in ends.items():
+                if how:
+                    self._do(self.lockstep.end(rank, how, words))
+            if version != self.version or not edges:
+                return
+            state = self.lockstep.state
+            found = {
+                rank: Blocking(edge.whom, edge.any_of, _words(edge.what, edge.whom, state))
+                for rank, edge in edges.items()
+            }
+            before = len(self.lockstep.waits)
+            actions = self.lockstep.blocked(found)
+            if actions or len(self.lockstep.waits) != before:
+                self._do(actions)
+            elif mixed and not self._still and self.lockstep.at:
+                self._stand(True)  # somebody computes, and those who wait for others may be late
+
+
+def _words(what: str, whom: Sequence[int], state: dict[int, str]) -> str:
+    """``waits in all_reduce #1 of float32[4] for workers 2, 3 (paused)``."""
+    kinds: dict[str, list[int]] = {}
+    for rank in whom:
+        kind = state.get(rank, "")
+        kinds.setdefault(PAUSED if kind is HELD else kind, []).append(rank)
+    told = [
+        name_ranks(ranks) + (f" ({kind})" if kind == PAUSED else "")
+        for kind, ranks in kinds.items()
+    ]
+    return f"waits in {what} for {' and '.join(told)}"
+
+
+@probe
+def has_left(worker: Worker, ordinals: dict[int, int]) -> tuple[str, str]:
+    """How a worker has left the call in which it ran a program, and in words; "" if it has not."""
+    ordinal = ordinals.get(worker.worker_id)
+    if ordinal is None or (worker.executed <= ordinal and not worker.ended):
+        return "", ""
+    for number, failure in tuple(worker.failed_calls):
+        if number == ordinal:
+            return (ABORTED if failure.interrupted else ERROR), failure.headline
+    return DONE, ""
+
+
+class DebugService(Service):
+    """The lines to workers of other processes; without a station they are let go at once."""
+
+    def __init__(self, exchange: Any) -> None:
+        self._exchange = exchange
+        self.station: Station | None = None
+
+    def tell(self, rank: int, message: tuple[Any, ...]) -> None:
+        """Say something to a worker."""
+        self._exchange.tell(rank, SERVICE, message)
+
+    def receive(self, rank: int, value: Any) -> None:
+        """See `Service`."""
+        if self.station is not None:
+            self.station.receive(rank, value)
+        elif value[0] == "arrive":
+            self.tell(rank, ("go", "continue", None))
+
+    def lost(self, rank: int) -> None:
+        """See `Service`."""
+        if self.station is not None:
+            self.station.lost(rank)
+
+
+SERVICES[SERVICE] = DebugService

@@ -1,0 +1,391 @@
+"""Tracer: steps through one program on one worker's thread, by ``sys.settrace``.
+
+One tracer for each program that is traced, used on the worker's own thread alone; only
+`Port.pause_wanted` and the break points change from elsewhere, and are looked at on each line.
+``sys.settrace`` is used on every version of Python: ``sys.monitoring`` is a table of the whole
+process, and workers that are threads of one process would have to share it.
+
+Python calls the global trace function (`_entering`) once for each call of a Python function. It
+decides by code object: frames of the user's code get a `Watch` that is called at each line, frames
+of library code get nothing and run as they would. A frame of library code that holds a break point
+is watched too. What is done within a trace function is itself not traced: nothing that a condition
+or an evaluation calls stops.
+
+Modules that are imported while a program runs are not traced, nor is what they call: whoever stops
+there holds the lock of the import, and the other workers' threads would wait for it.
+
+On Python before 3.13 each trace event copies the frame's variables to a dict and back. That dict
+keeps a variable's value until the next event of that frame.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from . import frames
+from .breaks import Break, compiled
+from .plans import Plan, Plans
+from .records import Arrival, Order
+from .watch import Watch, headline, is_class_body, raising_in, watch_of
+
+if TYPE_CHECKING:
+    from ..runtime.worker import Worker
+    from .port import Port
+
+T = TypeVar("T")
+Hook = Callable[[FrameType], None]
+
+_FREE, _STEP, _AMONG = range(3)
+
+
+class Tracer:
+    """See the module.
+
+    Attributes
+    ----------
+    on_line
+        Called for each line of the user's code before it runs, and before the worker may stop
+        there.
+    on_return
+        Called when a frame of the user's is left: by a return, an exception or a yield.
+    attentive
+        Whether every line is looked at.
+    version
+        Of the break points, when they were last looked at.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        port: Port,
+        on_line: Hook | None = None,
+        on_return: Hook | None = None,
+    ) -> None:
+        self.worker = worker
+        self.port = port
+        self.on_line = on_line
+        self.on_return = on_return
+        self.attentive = False
+        self.version = -1
+        self._plans = Plans(port)
+        self._top: Watch | None = None  # of the innermost frame that is watched
+        self._importing = 0
+        self._armed = False
+        self._standing = False
+        self._arrivals: dict[tuple[str, int], int] = {}
+        self._rest()
+
+    def _rest(self) -> None:
+        """Forget how to go on, and whom that concerned."""
+        self._mode = _FREE
+        self._entry = False
+        self._among: frozenset[Watch] = frozenset()
+        self._outermost: Watch | None = None
+        self._here: Watch | None = None  # for "until": where to stop at line `_line` and later
+        self._line = 0
+
+    # -- in and out of tracing ---------------------------------------------------------------
+
+    def run(self, thunk: Callable[[], T], mode: str) -> T:
+        """Run ``thunk()`` on this thread, traced; its value.
+
+        Parameters
+        ----------
+        thunk
+        mode
+            ``step`` stops at its first line, ``continue`` at break points.
+        """
+        before = _look_before()
+        self._begin(mode)
+        try:
+            sys.settrace(self._entering())
+            return thunk()
+        finally:
+            sys.settrace(before)
+            self._end()
+
+    def arm(self, frame: FrameType, mode: str) -> None:
+        """Trace from now on what was not: the user's frames from `frame` up, and what they call.
+
+        For `breakpoint()` in a program that runs freely.
+        """
+        _look_before()
+        self._begin(mode)
+        for one in frames.user_frames(frame):
+            watch = self._watch(one, self._plans.decide(one))
+            watch.line = watch.line or one.f_lineno
+        self._chain(frame)
+        sys.settrace(self._entering())
+
+    def disarm(self) -> None:
+        """Trace no more."""
+        if self._armed:
+            sys.settrace(None)
+            self._end()
+
+    def _begin(self, mode: str) -> None:
+        self._armed = True
+        self._rest()
+        self.version = self.port.breaks.version
+        self._entry = mode == "step"
+        self._set_mode(_STEP if mode == "step" else _FREE)
+
+    def _end(self) -> None:
+        self._armed = False
+        self._rest()
+        self.attentive = False
+        self._top = None
+        self._importing = 0
+        self._plans.clear()
+
+    # -- which frames ------------------------------------------------------------------------
+
+    def _entering(self) -> Callable[[FrameType, str, Any], Any]:
+        """The global trace function."""
+        plans, decide, enter = self._plans.known, self._plans.decide, self._enter
+
+        def entering(frame: FrameType, event: str, arg: Any) -> Any:
+            try:
+                plan = plans[id(frame.f_code)]
+            except KeyError:
+                plan = decide(frame)
+            return None if plan is None else enter(frame, plan)
+
+        return entering
+
+    def _enter(self, frame: FrameType, plan: Plan) -> Any:
+        """A frame that is watched begins, or a generator goes on."""
+        if self._importing or plan.imports:
+            if not plan.imports:
+                return None
+            self._importing += 1
+            frame.f_trace_lines = False
+            return self._in_import
+        if frame.f_trace is None:
+            watch = Watch(self, plan)
+        else:  # a generator goes on
+            watch = self._watch(frame, plan)
+        parent = watch.parent = self._top
+        if parent is not None:
+            parent.calls = watch.call = parent.calls + 1
+        self._top = watch
+        return watch.trace
+
+    def _in_import(self, frame: FrameType, event: str, arg: Any) -> Any:
+        """Local trace function of a module that is imported."""
+        if event == "return":
+            self._importing -= 1
+        return self._in_import
+
+    def _watch(self, frame: FrameType, plan: Plan | None) -> Watch:
+        """The watch of a frame, made if it has none of this tracer's."""
+        watch = watch_of(frame)
+        if watch is not None and watch.tracer is self:
+            if plan is not None:
+                watch.breaks = plan.breaks
+        else:
+            watch = Watch(self, plan or Plan())
+            frame.f_trace = watch.trace
+        return watch
+
+    def _chain(self, frame: FrameType) -> list[Watch]:
+        """The watches of the frames from `frame` outwards, the outermost first, linked anew."""
+        chain = []
+        above = None
+        for one in frames.user_frames(frame):
+            watch = watch_of(one)
+            if watch is not None and watch.tracer is self:
+                watch.parent, above = above, watch
+                chain.append(watch)
+        self._top = above
+        return chain
+
+    def _read_breaks(self, frame: FrameType) -> None:
+        """The break points have changed: of the frames that run, too."""
+        self.version = self.port.breaks.version
+        self._plans.clear()
+        one: FrameType | None = frame
+        while one is not None and one.f_code not in frames.FLOORS:
+            plan = self._plans.decide(one)
+            watch = watch_of(one)
+            if watch is not None:
+                watch.breaks = plan.breaks if plan is not None else {}
+            elif plan is not None and plan.breaks and not plan.imports and not self._importing:
+                one.f_trace_lines = True
+                self._watch(one, plan)
+            one = one.f_back
+
+    # -- events ------------------------------------------------------------------------------
+
+    def left(self, watch: Watch, frame: FrameType) -> None:
+        """A watched frame is left; a generator's may go on later."""
+        self._top = watch.parent
+        if self.on_return is not None:
+            self.on_return(frame)
+        if watch is self._outermost:
+            # nothing of what was stepped is left: the next line that comes is the next line
+            self._rest()
+            self._set_mode(_STEP)
+
+    def at_line(self, watch: Watch, frame: FrameType, line: int) -> None:
+        """A watched frame has come to a line that may be worth a stop."""
+        if self.on_line is not None:
+            self.on_line(frame)
+        if self.port.breaks.version != self.version:
+            self._read_breaks(frame)
+        if self.port.ahead is not None:
+            order, self.port.ahead, self.port.pause_wanted = self.port.ahead, None, False
+            self._obey(order, watch, frame)
+        wanted = self._mode and self._wants(watch, frame, line)
+        there = watch.breaks.get(line)
+        fired, error = self._fired(there, frame) if there else ((), "")
+        if fired:
+            self._stop(watch, frame, "break", _names(fired), error=error)
+        elif self.port.pause_wanted:
+            self._stop(watch, frame, "pause")
+        elif wanted:
+            self._stop(watch, frame, "entry" if self._entry else "step")
+        elif there:
+            self._stop(watch, frame, "break", _names(there), fired=False)
+
+    def _wants(self, watch: Watch, frame: FrameType, line: int) -> bool:
+        """Whether stepping stops here."""
+        if not watch.steps:
+            return False
+        if self._mode == _STEP:
+            code = frame.f_code  # a class's body begins at the line that has just run
+            return line != code.co_firstlineno or not is_class_body(code)
+        return watch in self._among or (watch is self._here and line >= self._line)
+
+    def _fired(self, there: Sequence[Break], frame: FrameType) -> tuple[Sequence[Break], str]:
+        """Those break points of a line that stop this worker, and what went wrong in them."""
+        fired, errors = [], []
+        for one in there:
+            if one.ranks is None or self.worker.worker_id in one.ranks:
+                holds, error = self._holds(one, frame) if one.condition else (True, "")
+                if holds:
+                    fired.append(one)
+                if error:
+                    errors.append(error)
+        return fired, "; ".join(errors)
+
+    def _holds(self, one: Break, frame: FrameType) -> tuple[bool, str]:
+        """Whether a condition holds, and what went wrong in it; then it holds."""
+        self._standing = True
+        self.worker.alone = f"the condition of break point {one.number} is worked out"
+        try:
+            return bool(frames.value_of(compiled(one.condition), frame)), ""
+        except (Exception, SystemExit) as exc:
+            return True, headline(exc)
+        finally:
+            self._standing = False
+            self.worker.alone = ""
+
+    # -- stopping ----------------------------------------------------------------------------
+
+    def stop_at(self, frame: FrameType, reason: str, detail: str = "", raising: str = "") -> None:
+        """Stop now in `frame`, not at the beginning of a line, and go on as told.
+
+        Within what the debugger itself evaluates nothing happens.
+
+        Raises
+        ------
+        WorkerInterrupted
+            If the program is ended.
+        """
+        if self._standing:
+            return
+        if not self._armed:
+            self.arm(frame, "continue")
+        sys.settrace(None)  # or what the debugger does meanwhile would be traced
+        shown = frames.user_frames(frame)
+        stands = shown[-1] if shown else frame
+        watch = watch_of(stands) or self._watch(stands, self._plans.decide(stands))
+        self._stop(watch, stands, reason, detail, raising=raising)
+        sys.settrace(self._entering())
+
+    def _stop(
+        self,
+        watch: Watch,
+        frame: FrameType,
+        reason: str,
+        detail: str = "",
+        fired: bool = True,
+        error: str = "",
+        raising: str = "",
+    ) -> None:
+        """Stand here until told to go on."""
+        where = frame.f_code.co_filename, frame.f_lineno
+        hit = self._arrivals[where] = self._arrivals.get(where, 0) + 1
+        raising = raising or raising_in(frame, sys.exc_info()[1]) or watch.raising
+        stack = frames.stack_of(frame)
+        executed = self.worker.executed
+        arrival = Arrival(stack, reason, detail, fired, error, hit, executed, raising)
+        if fired:
+            self._entry = False
+            watch.steps = True
+        self._standing = True
+        try:
+            order = self.port.arrive(frame, arrival)
+        finally:
+            self._standing = False
+        _take_over(frame)
+        if self.port.breaks.version != self.version:
+            self._read_breaks(frame)
+        self._obey(order, watch, frame)
+
+    def _obey(self, order: Order, watch: Watch, frame: FrameType) -> None:
+        mode, argument = order
+        if mode == "same":
+            return
+        self._rest()
+        if mode == "continue":
+            self._set_mode(_FREE)
+        elif mode == "step":
+            self._set_mode(_STEP)
+        else:
+            chain = self._chain(frame)
+            self._outermost = chain[0]
+            self._among = frozenset(chain if mode == "next" else chain[:-1])
+            if mode == "until":
+                self._here = watch
+                self._line = frame.f_lineno + 1 if argument is None else argument
+            self._set_mode(_AMONG)
+
+    def _set_mode(self, mode: int) -> None:
+        self._mode = mode
+        self.attentive = mode != _FREE or self.on_line is not None
+
+
+frames.FLOORS.add(Tracer.run.__code__)
+
+
+def _look_before() -> Any:
+    """The trace function that there is; says that it will not be called."""
+    before = sys.gettrace()
+    if before is not None:
+        warnings.warn(
+            f"another trace function is set on this thread ({before!r}, of a debugger or of "
+            "coverage): it sees nothing of what discolab steps through",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return before
+
+
+def _take_over(frame: FrameType) -> None:
+    """Have Python see what was changed meanwhile in variables that inner functions share.
+
+    It writes the dict of the frame's variables back when the trace function ends; reading the dict
+    fills it anew.
+    """
+    _ = frame.f_locals
+
+
+def _names(breaks: Sequence[Break]) -> str:
+    numbers = ", ".join(str(one.number) for one in breaks)
+    return f"break point{'s' if len(breaks) > 1 else ''} {numbers}"

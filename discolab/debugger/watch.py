@@ -1,0 +1,147 @@
+"""Watch: what the tracer has for one frame of the user's, and what runs at each of its lines.
+
+`trace` and `after_raise` are local trace functions: Python calls them for each line of the frame,
+so they do as little as they can. A watch knows no frame, which would keep its variables alive.
+"""
+
+from __future__ import annotations
+
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
+
+from ..runtime.failures import safe_str
+
+if TYPE_CHECKING:
+    from .plans import Plan
+    from .tracer import Tracer
+
+_ENDS_OF_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
+_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+_OPTIMIZED = 1  # of `co_flags`: a function, not the body of a class or a module
+
+
+class Watch:
+    """See the module.
+
+    Attributes
+    ----------
+    line
+        The last line that it has come to.
+    trips
+        First line of a loop -> how often the frame has come to it since it has entered the loop.
+    loops, heads, breaks, steps
+        See `Plan`; the last two may change.
+    call
+        The how-manieth call of the line that runs in `parent` it is.
+    calls
+        How many frames were entered from the line that runs here.
+    parent
+        The watch of the nearest frame above that has one.
+    raising
+        The exception that passes through it at this moment, in words.
+    recorded
+        What the recording knows of the frame; see recording.py.
+    """
+
+    __slots__ = (
+        "breaks",
+        "call",
+        "calls",
+        "heads",
+        "line",
+        "loops",
+        "parent",
+        "raising",
+        "recorded",
+        "steps",
+        "tracer",
+        "trips",
+    )
+
+    def __init__(self, tracer: Tracer, plan: Plan) -> None:
+        self.tracer = tracer
+        self.breaks, self.steps, _, self.loops, self.heads = plan
+        self.line = 0
+        self.trips: dict[int, int] = {}
+        self.call = 1
+        self.calls = 0
+        self.parent: Watch | None = None
+        self.raising = ""
+        self.recorded: Any = None
+
+    def trace(self, frame: FrameType, event: str, arg: Any) -> Any:
+        """Local trace function."""
+        if event == "line":
+            line = frame.f_lineno
+            if line in self.heads:
+                # one that is entered, not gone through once more, has had no trip yet
+                again = line <= self.line <= self.heads[line]
+                self.trips[line] = self.trips.get(line, 0) + 1 if again else 1
+            self.line = line
+            self.calls = 0
+            tracer = self.tracer
+            port = tracer.port
+            if (
+                tracer.attentive
+                or port.pause_wanted
+                or line in self.breaks
+                or port.breaks.version != tracer.version
+            ):
+                tracer.at_line(self, frame, line)
+        elif event == "return":
+            self.tracer.left(self, frame)
+        elif self.tracer.attentive and not issubclass(arg[0], _ENDS_OF_LOOPS):
+            self.raising = headline(arg[1])
+            return self.after_raise
+        return self.trace
+
+    def place(self, line: int) -> tuple[tuple[int, int, int], ...]:
+        """The loops around a line, the outermost first, each with its trips."""
+        return tuple(
+            (first, last, self.trips.get(first, 0))
+            for first, last in self.loops
+            if first <= line <= last
+        )
+
+    def after_raise(self, frame: FrameType, event: str, arg: Any) -> Any:
+        """Local trace function after an exception: the next line is where it is dealt with."""
+        if event != "line":
+            return self.trace(frame, event, arg)
+        try:
+            return self.trace(frame, event, arg)
+        finally:
+            self.raising = ""
+
+
+def watch_of(frame: FrameType) -> Watch | None:
+    """The watch of a frame, None if it has none."""
+    found = getattr(frame.f_trace, "__self__", None)
+    return found if type(found) is Watch else None
+
+
+def raising_in(frame: FrameType, exc: BaseException | None) -> str:
+    """The exception that is being handled, in words, if it has passed through `frame`."""
+    if exc is None or isinstance(exc, _ENDS_OF_LOOPS):
+        return ""
+    trace = exc.__traceback__
+    while trace is not None:
+        if trace.tb_frame is frame:
+            return headline(exc)
+        trace = trace.tb_next
+    return ""
+
+
+def headline(exc: BaseException) -> str:
+    """``ValueError: text``."""
+    text = safe_str(exc)
+    return f"{type(exc).__name__}: {text}" if text else type(exc).__name__
+
+
+def is_comprehension(code: CodeType) -> bool:
+    """Whether a code object is a comprehension's or a generator expression's."""
+    return code.co_name in _COMPREHENSIONS
+
+
+def is_class_body(code: CodeType) -> bool:
+    """Whether a code object is the body of a class; its first line is that of ``class`` itself."""
+    return not code.co_flags & _OPTIMIZED and not code.co_name.startswith("<")

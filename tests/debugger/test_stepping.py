@@ -1,0 +1,401 @@
+"""Stepping through a program, all workers in lockstep."""
+
+import gc
+import threading
+import time
+import weakref
+
+import pytest
+import torch
+
+from discolab import ArgumentError, SessionError, WaitTimeoutError, WorkerError
+from discolab.debugger import DebuggerError
+from discolab.runtime.worker import current_worker
+
+from .conftest import lines_of, load, states_of
+
+STRAIGHT = """\
+    import torch
+    from discolab import ccl, current_worker
+    def program():
+        rank = current_worker().rank
+        x = torch.full((2,), float(rank))
+        y = x * 2
+        s = ccl.all_reduce(y)
+        return s.sum().item()
+"""
+
+BRANCH = """\
+    from discolab import ccl, current_worker
+    def program():
+        rank = current_worker().rank
+        if rank < 2:
+            a = 1
+            a += 1
+        else:
+            a = 10
+        b = a * 2
+        return b
+"""
+
+LOOP = """\
+    from discolab import current_worker
+    def program(n=3):
+        rank = current_worker().rank
+        total = 0
+        for i in range(n):
+            total += i
+            total += rank
+        return total
+"""
+
+PARTED = """\
+    import torch
+    from discolab import ccl, current_worker
+    def program():
+        rank = current_worker().rank
+        x = torch.ones(4)
+        if rank == 2:
+            x = x * 2
+            x = x + 1
+        x = ccl.all_reduce(x)
+        return x.sum().item()
+"""
+
+
+def test_a_program_stops_at_its_first_line_on_all_workers(dbg):
+    stop = dbg.run(load(STRAIGHT))
+    assert lines_of(stop) == dict.fromkeys(range(4), 4)
+    assert (stop.groups == ((0, 1, 2, 3),) and "line" in stop.reason) or "4" in stop.reason
+
+
+def test_next_takes_all_of_them_through_a_collective(dbg):
+    stop = dbg.run(load(STRAIGHT))
+    seen = [4]
+    while not stop.finished:
+        stop = dbg.next()
+        seen.append(lines_of(stop)[0])
+    assert seen == [4, 5, 6, 7, 8, None]
+    assert dbg.program.result().debug_get_from_all() == [24.0] * 4
+
+
+def test_workers_that_part_are_groups_and_meet_again(dbg):
+    stop = dbg.run(load(BRANCH))
+    while len(stop.groups) < 2:
+        stop = dbg.next()
+    assert stop.groups == ((0, 1), (2, 3))
+    assert lines_of(stop) == {0: 5, 1: 5, 2: 8, 3: 8}
+    while len(stop.groups) > 1:
+        stop = dbg.next()
+    assert lines_of(stop) == dict.fromkeys(range(4), 9)
+
+
+def test_workers_with_other_trip_counts_meet_after_the_loop(dbg):
+    source = LOOP.replace("range(n)", "range(rank)")
+    stop = dbg.run(load(source))
+    for _ in range(60):
+        if lines_of(stop) == dict.fromkeys(range(4), 8):
+            return
+        stop = dbg.next()
+    raise AssertionError(stop)
+
+
+def test_who_waits_in_a_collective_is_shown_with_for_whom(dbg):
+    dbg.run(load(PARTED), breaks=["7"])
+    stop = dbg.stop
+    assert states_of(stop) == ["collective", "collective", "paused", "collective"]
+    words = stop.workers[0].words
+    assert "all_reduce" in words
+    assert "worker 2 (paused)" in words
+    assert "deadlock" not in repr(stop)
+    stop = dbg.next()
+    assert lines_of(stop)[2] == 8
+    stop = dbg.next()
+    assert lines_of(stop)[2] == 9
+    stop = dbg.next()
+    assert stop.groups == ((0, 1, 2, 3),), "those who came free stop at their next line"
+    assert dbg.continue_().finished
+    assert dbg.program.result().debug_get_from_remote(0) == 4 * 3 + 3 * 4
+
+
+def test_who_was_blocked_in_a_step_goes_on_with_the_others(dbg):
+    dbg.run(load(PARTED), breaks=["6"])
+    dbg.next(ranks=[0, 1, 3])
+    stop = dbg.next(ranks=[0, 1, 3])
+    assert states_of(stop) == ["collective", "collective", "paused", "collective"]
+    assert dbg.continue_().finished
+
+
+def test_a_conditional_break_point_gathers_all_workers(dbg):
+    stop = dbg.run(load(LOOP), breaks=["6 if rank == 1 and i == 2"])
+    assert lines_of(stop) == dict.fromkeys(range(4), 6)
+    assert dbg.eval("i").values[3][1]["repr"] == "2" or "2" in repr(dbg.eval("i"))
+    assert dbg.continue_().finished
+
+
+def test_a_condition_that_fails_stops_there_and_shows_its_error(dbg):
+    stop = dbg.run(load(LOOP), breaks=["6 if nosuch > 1"])
+    assert "NameError" in stop.workers[0].error
+    dbg.clear()
+    assert dbg.continue_().finished
+    assert dbg.program.result().debug_get_from_all() == [3, 6, 9, 12]
+
+
+def test_continue_n_until_and_out(dbg):
+    stop = dbg.run(load(LOOP), breaks=["6"])
+    stop = dbg.continue_(2)
+    assert "2" in repr(dbg.eval("i"))
+    dbg.clear()
+    stop = dbg.until(8)
+    assert lines_of(stop) == dict.fromkeys(range(4), 8)
+    assert dbg.out().finished
+
+
+def test_step_goes_into_functions_and_next_past_them(dbg):
+    source = """\
+        def double(x):
+            y = x + x
+            return y
+        def program():
+            a = 1
+            a = double(a)
+            return a
+    """
+    dbg.run(load(source))
+    assert lines_of(dbg.next())[0] == 6
+    stop = dbg.step()
+    assert [s.function for s in stop.workers[0].stack] == ["program", "double"]
+    assert lines_of(dbg.out())[0] == 7
+    assert dbg.continue_().finished
+
+
+def test_chosen_ranks_go_on_alone(dbg):
+    dbg.run(load(LOOP))
+    stop = dbg.next(ranks="1,3")
+    assert lines_of(stop) == {0: 3, 1: 4, 2: 3, 3: 4}
+
+
+def test_variables_side_by_side_and_what_has_changed(dbg):
+    dbg.run(load(LOOP), breaks=["7"])
+    first = dbg.where()
+    assert list(first.workers[0].variables) == ["n", "rank", "total", "i"] or set(
+        first.workers[0].variables
+    ) == {"n", "rank", "total", "i"}
+    dbg.continue_()
+    second = dbg.where()
+    assert second.workers[1].changed == {"total", "i"}
+    assert dbg.where().workers[1].changed == {"total", "i"}, "a second look tells the same"
+
+
+def test_a_variable_can_be_set_on_some_workers(dbg):
+    dbg.run(load(LOOP), breaks=["8"])
+    dbg.set("total", "total + 100", ranks=[2])
+    assert dbg.continue_().finished
+    assert dbg.program.result().debug_get_from_all() == [3, 6, 109, 12]
+
+
+def test_an_evaluation_that_raises_or_would_meet_the_others_is_an_error_in_its_place(dbg):
+    dbg.run(load(STRAIGHT), breaks=["7"])
+    failed = dbg.eval("1 / rank")
+    assert list(failed.errors) == [0]
+    assert "ZeroDivisionError" in failed.errors[0]
+    met = dbg.eval("ccl.all_reduce(y)")
+    assert len(met.errors) == 4
+    assert "other workers" in met.errors[0]
+    assert dbg.continue_().finished
+    assert dbg.program.result().debug_get_from_remote(1) == 24.0
+
+
+def test_an_evaluation_without_end_is_stopped(dbg):
+    dbg.run(load(LOOP))
+    found = dbg.eval("[0 for _ in iter(int, 1)]", ranks=[0], timeout=0.3)
+    assert "stopped" in found.errors[0]
+    assert "1" in repr(dbg.eval("1", ranks=[0])), "the worker answers again"
+    assert dbg.continue_().finished
+
+
+def test_breakpoint_in_a_program_that_nobody_steps(dbg, sess):
+    source = """\
+        from discolab.debugger.stopping import stop_here
+        def program():
+            a = 1
+            stop_here("breakpoint()")
+            a = 2
+            return a
+    """
+    ref = sess.call_packed(load(source))
+    while not dbg.is_active:
+        time.sleep(0.001)
+    stop = dbg.wait()
+    assert stop.groups == ((0, 1, 2, 3),)
+    assert lines_of(dbg.next())[0] in (5, 6)
+    assert dbg.continue_().finished
+    assert ref.debug_get_from_all() == [2] * 4
+
+
+def test_abort_lets_go_of_everything(dbg, sess):
+    source = """\
+        import torch, weakref
+        def program(book):
+            kept = torch.ones(1000)
+            book.append(weakref.ref(kept))
+            del book
+            x = 1
+            return x
+    """
+    book: list[weakref.ref[torch.Tensor]] = []
+    dbg.start(load(source), _Holder(book), step=False, breaks=["6"])
+    assert dbg.wait().groups
+    assert len(book) == 4
+    assert all(ref() is not None for ref in book)
+    assert dbg.abort() == []
+    dbg.program = None
+    gc.collect()
+    assert [ref() for ref in book] == [None] * 4
+    assert not dbg.is_active
+    assert sess.call_packed(_rank).debug_get_from_all() == [0, 1, 2, 3]
+
+
+class _Holder:
+    """A list that all workers of the process share."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __call__(self):
+        return self.items
+
+    def append(self, item):
+        self.items.append(item)
+
+
+def _rank() -> int:
+    return current_worker().rank
+
+
+def test_while_it_is_paused_other_calls_are_refused_not_hung(dbg, sess):
+    dbg.run(load(LOOP))
+    with pytest.raises(SessionError, match=r"paused at program.py:3.*%disco_continue"):
+        sess.call_packed(_rank).debug_get_from_all()
+    with pytest.raises(DebuggerError, match="paused"):
+        dbg.run(load(LOOP))
+    assert dbg.continue_().finished
+
+
+def test_without_a_program_everything_says_so(dbg, sess):
+    for ask in (dbg.step, dbg.next, dbg.continue_, dbg.pause, lambda: dbg.eval("1")):
+        with pytest.raises(DebuggerError, match="%%disco --step"):
+            ask()
+
+
+def test_bad_lines_and_conditions_are_refused_and_nothing_begins(dbg):
+    for text, words in (("99", "99"), ("6 if (", "condition"), ("six", "six")):
+        with pytest.raises(ArgumentError, match=words):
+            dbg.run(load(LOOP), breaks=[text])
+    assert not dbg.is_active
+
+
+def test_an_error_ends_the_program_and_is_told_as_ever(dbg):
+    source = LOOP.replace("return total", "return 1 // rank")
+    stop = dbg.run(load(source), breaks=["8"])
+    stop = dbg.next()
+    assert stop.finished
+    assert "ZeroDivisionError" in stop.workers[0].error
+    with pytest.raises(WorkerError, match="ZeroDivisionError"):
+        dbg.program.result()
+
+
+def test_a_failed_worker_can_be_looked_at_where_it_failed(dbg):
+    source = PARTED.replace("x = x + 1", "x = x / 0 / nosuch")
+    stop = dbg.run(load(source), step=False, pm=True)
+    assert states_of(stop)[2] == "paused"
+    assert set(states_of(stop)) <= {"paused", "collective"}
+    assert "NameError" in stop.workers[2].note
+    assert "2" in repr(dbg.eval("rank"))
+    with pytest.raises(DebuggerError, match="failed"):
+        dbg.next()
+    assert dbg.continue_().finished
+    with pytest.raises(WorkerError, match="nosuch"):
+        dbg.program.result()
+
+
+def test_deadlines_of_collectives_stand_still_while_it_is_paused(dbg):
+    source = PARTED.replace("ccl.all_reduce(x)", "ccl.all_reduce(x, timeout=0.3)")
+    dbg.run(load(source), breaks=["7"])
+    time.sleep(0.6)
+    assert states_of(dbg.wait())[0] == "collective"
+    assert dbg.continue_().finished
+    assert dbg.program.result().debug_get_from_remote(0) == 24
+
+
+def test_pause_stops_a_loop_where_it_is(dbg):
+    source = """\
+        import time
+        def program():
+            go = True
+            while go:
+                time.sleep(0.001)
+            return go
+    """
+    dbg.start(load(source), step=False)
+    with pytest.raises(WaitTimeoutError, match="it goes on"):
+        dbg.wait(timeout=0.1)
+    stop = dbg.pause()
+    assert set(states_of(stop)) == {"paused"}
+    dbg.set("go", "False")
+    assert dbg.continue_().finished
+
+
+def test_it_can_be_stepped_from_another_thread(dbg):
+    dbg.run(load(LOOP))
+    found = []
+    thread = threading.Thread(target=lambda: found.append(dbg.next()))
+    thread.start()
+    thread.join(5)
+    assert lines_of(found[0])[0] == 4
+
+
+NAMED = """\
+    import torch
+    from torch import nn
+    class Block(nn.Module):
+        def forward(self, x):
+            return x + 1
+    def wrapped(f):
+        return f
+    @wrapped
+    def helper(
+        a,
+        b=2,
+    ):
+        "With words."
+        c = a + b
+        return c
+    def program():
+        block = Block()
+        x = block(torch.ones(2))
+        return helper(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [("Block", 5), ("Block.forward", 5), ("helper if b == 2", 14)]
+)
+def test_a_function_can_be_named_as_a_break_point(dbg, text, line):
+    stop = dbg.run(load(NAMED), breaks=[text])
+    assert lines_of(stop) == dict.fromkeys(range(4), line)
+
+
+def test_a_name_is_looked_for_where_the_program_stands(dbg):
+    dbg.run(load(NAMED), breaks=["18"])
+    assert dbg.break_at("block").line == 5
+    assert dbg.break_at("helper").line == 14
+    assert lines_of(dbg.continue_())[0] == 5
+    for text, words in (("nosuch", "nosuch"), ("torch.ones", "no lines of Python")):
+        with pytest.raises(ArgumentError, match=words):
+            dbg.break_at(text)
+
+
+def test_a_name_that_no_worker_has_is_refused(dbg):
+    with pytest.raises(ArgumentError, match="no function nosuch"):
+        dbg.break_at("nosuch if True")
