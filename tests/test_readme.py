@@ -29,11 +29,15 @@ def test_every_file_that_it_links_is_there() -> None:
 
 
 def test_every_magic_in_its_table_exists() -> None:
+    from discolab.notebook.compare_magics import CompareMagics
+    from discolab.notebook.debug_magics import DebugMagics
+    from discolab.notebook.looking_back_magics import LookingBackMagics
     from discolab.notebook.magics import DiscoMagics
     from discolab.notebook.view_magics import ViewMagics
 
+    kinds = (DiscoMagics, ViewMagics, DebugMagics, LookingBackMagics, CompareMagics)
     for name in set(re.findall(r"`%%?(disco\w*)", README)):
-        assert hasattr(DiscoMagics, name) or hasattr(ViewMagics, name), name
+        assert any(hasattr(kind, name) for kind in kinds), name
 
 
 def test_the_demo_runs_in_a_terminal() -> None:

@@ -163,9 +163,13 @@ def words_of(value: Any, kind: str) -> str:
 
 
 def count_words(tensor: torch.Tensor) -> str:
-    """``3 NaN and 1 inf``: how many elements are not finite."""
-    nan, inf = int(tensor.isnan().sum()), int(tensor.isinf().sum())
-    return " and ".join(f"{n} {name}" for n, name in ((nan, "NaN"), (inf, "inf")) if n)
+    """``3 NaN and 1 -inf``: how many elements are not finite."""
+    nan, odd = int(tensor.isnan().sum()), tensor.isinf()
+    inf = int(odd.sum())
+    minus = 0 if not inf or tensor.is_complex() else int((odd & tensor.float().signbit()).sum())
+    counts = {"NaN": nan, "inf": inf - minus, "-inf": minus}
+    *others, last = [f"{n} {name}" for name, n in counts.items() if n] or ["none"]
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def plain_tensor(value: Any) -> Any:

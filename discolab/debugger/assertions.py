@@ -11,14 +11,17 @@ from __future__ import annotations
 import ast
 import linecache
 import sys
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
+
+import torch
 
 from ..ccl import checks
 from ..ccl.groups import resolve
 from ..runtime.errors import ArgumentError, DiscoAssertionError
 from ..views.formats import cut
-from .asserted import KINDS, TRUE, VALUES, told_of, verdict, words_of
+from .asserted import KINDS, TRUE, VALUES, Told, plain_tensor, told_of, verdict, words_of
 from .members import NAME, Members
 from .stopping import stop_here
 
@@ -59,7 +62,7 @@ def disco_assert(
     rtol, atol
         Of ``replicated``: how far an element may be from that of the group's first worker, as in
         `torch.isclose`; one that is not given is 0. Without both it must be the same number; NaN
-        is the same as NaN.
+        is the same as NaN. For tensors and numbers.
     message
         Comes first in the error.
     timeout
@@ -71,7 +74,7 @@ def disco_assert(
         On all members, if it does not hold. With a debugger attached the program stops here first;
         when it is told to go on, the error is raised.
     ArgumentError
-        If `value` is nothing of which `kind` can be said.
+        If `value` is nothing of which `kind` can be said, or has no dimension `dim`.
     CollectiveError, CollectiveAborted, WaitTimeoutError
         As of a collective: a member does not come, or calls something else.
 
@@ -83,10 +86,13 @@ def disco_assert(
     """
     worker = checks.calling_worker(NAME)
     what = _checked(value, kind, dim, rtol, atol)
+    if rtol is not None or atol is not None:
+        value = _with_numbers(value)
     told = told_of(value, what)
     words = _arguments(kind, dim, rtol, atol)
     members = Members(worker, resolve(worker, group, NAME), words, timeout)
     table = members.facts(told)
+    _check_dim(dim, table)
     reason = verdict(table, what, dim)
     if reason is None:
         return
@@ -129,6 +135,28 @@ def _checked(
         if isinstance(number, bool) or not isinstance(number, int | float) or not number >= 0:
             raise ArgumentError(f"{NAME}: {name} is a number, 0 or more; got {number!r:.60}")
     return TRUE if kind is None else kind
+
+
+def _check_dim(dim: int | None, table: Sequence[Told]) -> None:
+    """The same on all members; where they have several numbers of dimensions, that is told."""
+    dims = {told.dims for told in table}
+    if dim is not None and len(dims) == 1 and not -(n := dims.pop()) <= dim < n:
+        has = f"dimensions 0 to {n - 1}" if n else "no dimension"
+        raise ArgumentError(f"{NAME}: dim={dim}, and the value has {has}")
+
+
+def _with_numbers(value: Any) -> Any:
+    """What is measured with a tolerance: a tensor."""
+    if type(value) in (int, float, complex):
+        return torch.tensor(
+            value, dtype=torch.complex128 if type(value) is complex else torch.float64
+        )
+    if isinstance(plain_tensor(value), torch.Tensor):
+        return value
+    raise ArgumentError(
+        f"{NAME}: rtol and atol are for a tensor or a number, got {type(value).__name__}; without "
+        "them its parts must be the same numbers"
+    )
 
 
 def _is_index(value: Any) -> bool:

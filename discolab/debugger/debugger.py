@@ -8,6 +8,7 @@ they are, and once more ends what they run.
 from __future__ import annotations
 
 import linecache
+import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,10 +23,11 @@ from ..runtime.interruptible import TICK
 from ..runtime.ranks import parse_ranks
 from ..runtime.session import Session
 from ..runtime.sources import place
+from ..views.formats import format_ranks
 from .breaks import Break, parse_break
 from .evaluated import Evaluated
-from .inspecting import seen
-from .lockstep import BLOCKED, HELD, OUT, PAUSED, RUNNING, Lockstep
+from .inspecting import looked, seen
+from .lockstep import ABORTED, BLOCKED, HELD, OUT, PAUSED, RUNNING, Lockstep
 from .named import line_in_file, locate, locate_in_frame, read_name
 from .program import Stepped
 from .records import Options, Spot
@@ -33,6 +35,7 @@ from .station import Station
 from .stops import Stop, WorkerAt
 
 _ANSWER = 10.0  # seconds that workers are given for an evaluation
+_LOOKING = 3.0  # seconds that they are given to say what their variables are
 _STOPPING = 2.0  # seconds that workers are given to come to a line
 _INSPECTING = "discolab.debugger.inspecting:"
 _NAMED_AT = f"{locate_in_frame.__module__}:{locate_in_frame.__name__}"
@@ -104,7 +107,7 @@ class Debugger:
         self._station = Station(session)
         self._next_break = 1
         self._own: dict[int, Break] = {}  # those of the program alone
-        self._seen: dict[int, _Seen] = {}  # by rank
+        self._seen: dict[tuple[int, int], _Seen] = {}  # by rank and frame
         session.held_up = self._why_held_up
         self._station.send_all("attach", True)
 
@@ -120,6 +123,14 @@ class Debugger:
         """Whether a program stands, so that it can be looked at and go on."""
         with self._station.lock:
             return self._station.lockstep is not None and self._station.lockstep.paused
+
+    @property
+    def failed_assertion(self) -> str:
+        """What `disco_assert` has found wrong, if a program stands there; else ""."""
+        with self._station.lock:
+            lockstep = self._station.lockstep
+            found = lockstep.at.values() if lockstep is not None else ()
+            return next((at.detail for at in found if at.reason == "assert"), "")
 
     @property
     def is_settled(self) -> bool:
@@ -206,7 +217,7 @@ class Debugger:
         options = Options(step, packed, None if trace is None else tuple(trace), pm, nan, capacity)
         self._own = {one.number: one for one in own}
         self._seen.clear()
-        self._station.open(name, chosen)
+        self._station.open(name, chosen, file)
         return Stepped(func, options, words)
 
     def adopt(self, name: str) -> None:
@@ -286,7 +297,7 @@ class Debugger:
                 station.changed.wait(TICK)
                 if self.is_settled:
                     return
-            session.tick()
+            self._tick()
             session._check_alive()
             now = time.monotonic()
             if pressed and now > pressed + _STOPPING:
@@ -296,6 +307,11 @@ class Debugger:
                 return
             if deadline is not None and now > deadline:
                 raise WaitTimeoutError(self._late(limit or 0.0))
+
+    def _tick(self) -> None:
+        """A wait goes on: in a notebook output is shown then, below the cell that waits."""
+        if threading.current_thread() is threading.main_thread():
+            self.session.tick()
 
     def _late(self, limit: float) -> str:
         lines = [f"gave up after {limit:g} s waiting for {self._station.name} to stop; it goes on:"]
@@ -364,7 +380,7 @@ class Debugger:
             The workers that are stuck in a call that Python can't interrupt.
         """
         stuck = self.session.interrupt(timeout)
-        self._station.close()
+        self._station.close(stuck)
         return stuck
 
     def go(self, mode: str, argument: Any = None, ranks: Ranks = None) -> None:
@@ -381,9 +397,11 @@ class Debugger:
         self.session._check_alive()
         failed = [rank for rank in movers if self._failed(rank)]
         if failed and mode != "continue":
+            others = [rank for rank in movers if rank not in failed]
+            alone = f"; {name_ranks(others)} can: -r {format_ranks(others)}" if others else ""
             raise DebuggerError(
-                f"{name_ranks(failed)} failed here and can't go on: look around (where, eval), "
-                "or let the error go on with %disco_continue"
+                f"{name_ranks(failed)} failed here and can't go on{alone}; look around (where, "
+                "eval), or let the error go on with %disco_continue"
             )
         self._station.command(mode, argument, None if ranks is None else movers)
 
@@ -424,7 +442,11 @@ class Debugger:
                 f"there is no frame {frame}: the innermost is 0, the outermost {deepest - 1}"
             )
         standing = [rank for rank in standing if frame < len(stop.workers[rank].stack)]
-        found = self._ask(standing, "variables", (frame, None), timeout)
+        found = self._ask(standing, "variables", (frame, None), min(timeout, _LOOKING))
+        late = [rank for rank, (well, _) in found.items() if not well]
+        if late:  # they are held up by a value: the others are known
+            known = self.session.look(looked, ranks=late)
+            found.update({rank: (True, records) for rank, records in known.items() if records})
         others = [
             w.rank for w in stop.workers if w.state in (RUNNING, BLOCKED) and w.rank in chosen
         ]
@@ -441,6 +463,7 @@ class Debugger:
             elif records:
                 worker = replace(worker, error=str(records))
             workers.append(worker)
+        workers = self._with_operations(workers, standing)
         sources = self._sources(workers)
         stop = replace(stop, workers=tuple(workers), sources=sources)
         return stop
@@ -500,7 +523,7 @@ class Debugger:
                         missing = [r for r in ranks if r not in station.answers(number)]
                 if not missing:
                     return dict(sorted(station.answers(number).items()))
-                self.session.tick()
+                self._tick()
                 self.session._check_alive()
                 if time.monotonic() > deadline:
                     break
@@ -596,16 +619,17 @@ class Debugger:
 
     def _tell_breaks(self) -> None:
         if self.is_active:
-            packed = tuple(one.packed() for one in self.all_breaks())
-            self._station.send_all("breaks", packed)
+            self._station.set_breaks(tuple(one.packed() for one in self.all_breaks()))
         with self._station.lock:
             self._station._has_changed()
 
     def _here(self) -> str:
-        """The file in which workers stand."""
+        """The file in which workers stand; of those that run, that of their program."""
         lockstep = self._station.lockstep
         groups = lockstep.groups() if lockstep is not None and lockstep.paused else ()
-        return lockstep.at[groups[0][0]].here.file if lockstep and groups else ""
+        if lockstep is not None and groups:
+            return lockstep.at[groups[0][0]].here.file
+        return self._station.file if self.is_active else ""
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -648,6 +672,22 @@ class Debugger:
                 raise DebuggerError(_not_paused(lockstep, chosen))
             return found
 
+    def _with_operations(
+        self, workers: Sequence[WorkerAt], standing: Sequence[int]
+    ) -> list[WorkerAt]:
+        """Ask those that a NaN hunt has stopped for the operation, its inputs and its output."""
+        with self._station.lock:
+            lockstep = self._station.lockstep
+            at = lockstep.at if lockstep is not None else {}
+            hunted = [rank for rank in standing if rank in at and at[rank].reason == "non-finite"]
+        told = self._ask(hunted, "found", (), _LOOKING)
+        return [
+            replace(worker, found=told[worker.rank][1])
+            if told.get(worker.rank, (False, None))[0]
+            else worker
+            for worker in workers
+        ]
+
     def _look_now(self, frame: int = 0) -> Stop:
         """How things are, without variables."""
         with self._station.lock:
@@ -681,23 +721,27 @@ class Debugger:
         wait = lockstep.waits.get(rank)
         if wait is not None:
             return WorkerAt(rank, shown, (), wait.words, wait.whom)
-        return WorkerAt(rank, shown, error=lockstep.ends.get(rank, ""))
+        ended = lockstep.ends.get(rank, "")
+        return WorkerAt(rank, shown, words=ended if state == ABORTED else "", error=ended)
 
     def _with_variables(
         self, worker: WorkerAt, records: Mapping[str, Any], stop: Stop, frame: int
     ) -> WorkerAt:
         """Mark what has changed since it was shown last."""
+        count = records.get("", 0)  # see `inspecting.variables`
+        records = {name: record for name, record in records.items() if name}
         stack = worker.stack
         spot = stack[-1 - min(frame, len(stack) - 1)]
         whose = (spot.file, spot.function, len(stack) - frame)
-        before = self._seen.get(worker.rank)
+        before = self._seen.get((worker.rank, frame))
         changed: frozenset[str] = frozenset()
         if before is not None and before.whose == whose:
             changed = before.changed
             if before.number != stop.number:
                 changed = frozenset(n for n, r in records.items() if before.records.get(n) != r)
-        self._seen[worker.rank] = _Seen(whose, stop.number, records, changed)
-        return replace(worker, variables=records, changed=changed)
+        self._seen[worker.rank, frame] = _Seen(whose, stop.number, records, changed)
+        more = max(count - len(records), 0)
+        return replace(worker, variables=records, changed=changed, more=more)
 
     def _sources(self, workers: Sequence[WorkerAt]) -> dict[str, tuple[str, ...]]:
         files = {spot.file for worker in workers for spot in worker.stack}

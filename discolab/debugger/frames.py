@@ -9,16 +9,20 @@ from __future__ import annotations
 import ast
 import ctypes
 import difflib
+import enum
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 
-from ..runtime.errors import ArgumentError
+from ..runtime.errors import ArgumentError, WorkerInterrupted
 from ..runtime.worker import Worker
 from ..views import describe
+from ..views.facts.guard import type_name
+from .given import GIVEN, given_here
 from .records import Spot
 from .scope import is_user
 from .watch import is_comprehension, watch_of
@@ -33,8 +37,9 @@ _LARGE = 2**20  # bytes of a tensor whose data are not read at each stop
 _ALL = 4 * 2**20  # bytes that are read at each stop
 _ONE = 2**17  # as many bytes does it take to begin with one
 _MOST_ITEMS = 100  # of a container that are looked at for their size
-_GIVEN = {"rank", "world_size", "device", "worker", "ccl", "torch", "dist", "mesh"}
-_GIVEN |= {"RANK", "LOCAL_RANK", "WORLD_SIZE"}
+_PATIENCE = 1.0  # seconds after which no more values with a mind of their own are looked at
+_GIVEN = GIVEN | {"mesh"}
+_ATOMS = (bool, int, float, complex, str, bytes, type(None))
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, type)
 _OPTIMIZED = 1  # of `co_flags`: a function's code, whose variables are not in a dict
 
@@ -70,16 +75,30 @@ def _spot(frame: FrameType, line: int) -> Spot:
     code, watch = frame.f_code, watch_of(frame)
     if watch is None:
         return Spot(code.co_filename, line, code.co_name)
-    return Spot(code.co_filename, line, code.co_name, watch.place(line), watch.call)
+    spot = watch.spot
+    if spot is None or spot.line != line or spot.call != watch.call or watch.loops:
+        spot = Spot(code.co_filename, line, code.co_name, watch.place(line), watch.call)
+        watch.spot = spot  # most frames of a deep stack are where they were before
+    return spot
 
 
 # -- variables -----------------------------------------------------------------------------------
 
 
+class EvaluationEnded(BaseException):
+    """The debugger does not wait for a value any more."""
+
+
 def variables(
-    frame: FrameType, names: Iterable[str] | None = None, stats: Any = "auto"
+    frame: FrameType,
+    names: Iterable[str] | None = None,
+    stats: Any = "auto",
+    into: dict[str, Record] | None = None,
 ) -> dict[str, Record]:
     """Describe the variables of a frame: name -> record, see `views.describe`.
+
+    A value may be slow to tell what it is, or do harm. So tensors, numbers and the like come first;
+    once the others have taken a second, of those that are left only the type is told.
 
     Parameters
     ----------
@@ -89,6 +108,8 @@ def variables(
         appear, functions and classes last; of a cell without functions and classes.
     stats
         As `describe` takes it; "auto" reads little, as this is done at every stop.
+    into
+        Filled with what is known so far, for who does not wait for all of it; what is given back.
     """
     scope = _locals_of(frame)
     if names is None:
@@ -96,16 +117,63 @@ def variables(
     else:
         scope = {**frame.f_globals, **scope}
         chosen = [name for name in names if name in scope]
+    found = {} if into is None else into
+    found.update((name, _unseen(scope[name], "not looked at: others are slow")) for name in chosen)
     left = _ALL
-    found: dict[str, Record] = {}
-    for name in chosen:
-        value, read = scope[name], stats
-        if stats == "auto":
-            size = size_of(value)
-            read = "auto" if not size or size <= min(_LARGE, left) else False
-            left -= size + _ONE if size and read else 0
-        found[name] = describe(value, read)
+    chosen.sort(key=lambda name: not _is_plain(scope[name]))
+    until = time.monotonic() + _PATIENCE
+    try:
+        for name in chosen:
+            value, read = scope[name], stats
+            if stats == "auto":
+                size = size_of(value)
+                read = "auto" if not size or size <= min(_LARGE, left) else False
+                left -= size + _ONE if size and read else 0
+            if not _is_plain(value):
+                if time.monotonic() > until:
+                    break
+                found[name] = _unseen(value, "slow: not waited for")
+            found[name] = record_of(value, read)
+    except EvaluationEnded:  # whoever asked knows what was found so far
+        pass
     return found
+
+
+def number_of_variables(frame: FrameType) -> int:
+    """How many the user made, of which `variables` may leave some out."""
+    return len(_own_names(frame, _locals_of(frame)))
+
+
+def record_of(value: Any, stats: Any = "auto") -> Record:
+    """The record of a value that may do anything when it is looked at."""
+    try:
+        record = describe(value, stats)
+        if str(record.get("repr", "")).startswith("<") and _is_a_librarys(type(value)):
+            record["cut"] = True  # as of threads and process groups: it tells not what is in it
+        return record
+    except (WorkerInterrupted, EvaluationEnded):
+        raise
+    except BaseException as exc:  # such as a KeyboardInterrupt of its own
+        return _unseen(value, f"raised {type(exc).__name__} when it was looked at")
+
+
+def _is_a_librarys(kind: type) -> bool:
+    """Whether the repr of a class is not the user's work; that of an enum tells its value."""
+    code = getattr(kind.__repr__, "__code__", None)
+    return not issubclass(kind, enum.Enum) and (code is None or not is_user(code))
+
+
+def _unseen(value: Any, why: str) -> Record:
+    return {"kind": "object", "type": type_name(value), "repr": "…", "cut": True, "error": why}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether none of the user's code runs when it is looked at; never asks the value."""
+    kind = type(value)
+    if kind in (list, tuple, dict):
+        items = value.values() if kind is dict else value
+        return len(value) <= _MOST_ITEMS and all(type(item) in _ATOMS for item in items)
+    return kind in _ATOMS or kind in (torch.Tensor, torch.nn.Parameter)
 
 
 def _own_names(frame: FrameType, scope: Mapping[str, Any]) -> list[str]:
@@ -114,7 +182,7 @@ def _own_names(frame: FrameType, scope: Mapping[str, Any]) -> list[str]:
     if frame.f_locals is frame.f_globals:  # of cells that ran before, too: first this one's
         used = dict.fromkeys(name for name in frame.f_code.co_names if name in scope)
         names = [*used, *(name for name in names if name not in used)]
-        if isinstance(scope.get("worker"), Worker):
+        if issubclass(type(scope.get("worker")), Worker):
             names = [name for name in names if name not in _GIVEN]
         # functions and classes of a notebook are many, and seldom what one looks for
         names = [name for name in names if not issubclass(type(scope[name]), _FUNCTIONS)]
@@ -153,7 +221,9 @@ def size_of(value: Any, depth: int = 0) -> int:
         numpy = sys.modules.get("numpy")
         if numpy is not None and isinstance(value, numpy.ndarray):
             return int(value.nbytes)
-    except Exception:  # a tensor without storage, a subclass with its own mind
+    except (WorkerInterrupted, EvaluationEnded):
+        raise
+    except BaseException:  # a tensor without storage, a class with its own mind
         return 0
     return 0
 
@@ -180,11 +250,17 @@ def evaluate(frame: FrameType, expression: str) -> Any:
 
 
 def value_of(code: CodeType, frame: FrameType) -> Any:
-    """The value of a compiled expression in a frame; what it binds by ``:=`` is forgotten."""
+    """The value of a compiled expression in a frame; what it binds by ``:=`` is forgotten.
+
+    Names that cells are given (`rank`) are known everywhere.
+    """
     names = _locals_of(frame)
     if any(isinstance(constant, CodeType) for constant in code.co_consts):
         # its inner functions look for names among globals alone
-        return eval(code, {**frame.f_globals, **names})
+        return eval(code, {**given_here(), **frame.f_globals, **names})
+    for name in GIVEN.intersection(code.co_names):
+        if name not in names and name not in frame.f_globals and (given := given_here()):
+            names[name] = given[name]
     return eval(code, frame.f_globals, names)
 
 
@@ -199,7 +275,8 @@ def assign(frame: FrameType, name: str, expression: str) -> None:
     target = _target(name)
     value = evaluate(frame, expression)
     if not isinstance(target, ast.Name):
-        holder = {**frame.f_globals, **_locals_of(frame), "__disco_value__": value}
+        names = {**given_here(), **frame.f_globals, **_locals_of(frame)}
+        holder = {**names, "__disco_value__": value}
         exec(compile(f"{name.strip()} = __disco_value__", "<set>", "exec"), holder)
         return
     code = frame.f_code

@@ -39,7 +39,7 @@ class Moment:
     Attributes
     ----------
     number
-        Of the row, from 1 for the first that is known of.
+        Of the row, from 1 for the first that is known of, shown or not.
     where
         The line, in words.
     records
@@ -115,8 +115,9 @@ def history(session: Session, name: str, ranks: Ranks = None, last: int = 50) ->
     if not isinstance(name, str) or not any(name in facts.names for facts in about.values()):
         raise ArgumentError(_unknown(name, about))
     answers = session.look(recorded.values, name, last, ranks=chosen, timeout=ANSWER)
-    found = {rank: [_value(one) for one in answer] for rank, answer in answers.items()}
-    return History(name, _rows(found), tuple(notes_of(about, chosen)))
+    found = {rank: [_value(one) for one in told] for rank, (_, told) in answers.items()}
+    before = max((count for count, _ in answers.values()), default=0)
+    return History(name, _rows(found, before), tuple(notes_of(about, chosen)))
 
 
 def names(session: Session, ranks: Ranks = None) -> list[str]:
@@ -177,8 +178,8 @@ def _value(answer: Sequence[Any]) -> Value:
     return Value(number, Place(*place_), seconds, record)
 
 
-def _rows(found: Mapping[int, Sequence[Value]]) -> tuple[Moment, ...]:
-    """One for each line that has set it, of all workers together."""
+def _rows(found: Mapping[int, Sequence[Value]], before: int) -> tuple[Moment, ...]:
+    """One for each line that has set it, of all workers together; there are others before."""
     order = in_order({rank: [value.place for value in values] for rank, values in found.items()})
     at: dict[Place, dict[int, Value]] = {}
     for rank, values in found.items():
@@ -191,7 +192,7 @@ def _rows(found: Mapping[int, Sequence[Value]]) -> tuple[Moment, ...]:
             {rank: value.record for rank, value in at[Place(*key)].items()},
             {rank: value.seconds for rank, value in at[Place(*key)].items()},
         )
-        for number, key in enumerate(order, 1)
+        for number, key in enumerate(order, before + 1)
     )
 
 

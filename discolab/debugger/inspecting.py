@@ -14,28 +14,36 @@ from typing import Any
 from ..runtime.errors import ArgumentError
 from ..runtime.probes import probe
 from ..runtime.worker import Worker
-from ..views import describe
-from . import frames
+from . import frames, nan_hunt
 from .port import port_of
 
 
 def variables(
     worker: Worker, frame: FrameType, depth: int, names: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """The variables of a frame: name -> record."""
-    return frames.variables(_frame(worker, frame, depth), names)
+    """The variables of a frame: name -> record; "" -> how many there are, if that is more."""
+    port = port_of(worker)
+    port.looked = {}
+    found = _frame(worker, frame, depth)
+    return _counted(frames.variables(found, names, into=port.looked), found if not names else None)
 
 
 def evaluate(worker: Worker, frame: FrameType, depth: int, expression: str) -> Any:
     """The record of an expression's value in a frame."""
-    return describe(frames.evaluate(_frame(worker, frame, depth), expression))
+    return frames.record_of(frames.evaluate(_frame(worker, frame, depth), expression))
 
 
 def assign(worker: Worker, frame: FrameType, depth: int, name: str, expression: str) -> Any:
     """Give a variable of a frame a new value; its record."""
     found = _frame(worker, frame, depth)
     frames.assign(found, name, expression)
-    return describe(frames.evaluate(found, name))
+    return frames.record_of(frames.evaluate(found, name))
+
+
+def found(worker: Worker, frame: FrameType) -> tuple[str, dict[str, Any]] | None:
+    """The operation at which a NaN hunt has stopped, and its inputs and output: name -> record."""
+    finding = nan_hunt.finding(worker)
+    return None if finding is None else (finding.op, finding.records())
 
 
 @probe
@@ -49,7 +57,18 @@ def seen(worker: Worker, depth: int, with_variables: bool) -> tuple[Any, ...]:
         return (), {}
     stack = tuple(tuple(spot) for spot in frames.stack_of(innermost))
     shown = found[-1 - min(depth, len(found) - 1)]
-    return stack, frames.variables(shown) if with_variables else {}
+    return stack, _counted(frames.variables(shown), shown) if with_variables else {}
+
+
+@probe
+def looked(worker: Worker) -> dict[str, Any]:
+    """Of the variables that a worker is looking at those that it knows, of the others the type."""
+    return dict(port_of(worker).looked)
+
+
+def _counted(records: dict[str, Any], frame: FrameType | None) -> dict[str, Any]:
+    count = 0 if frame is None else frames.number_of_variables(frame)
+    return {**records, "": count} if count > len(records) else records
 
 
 def _frame(worker: Worker, frame: FrameType, depth: int) -> FrameType:

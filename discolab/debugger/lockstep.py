@@ -28,6 +28,7 @@ RUNNING, HELD, PAUSED, BLOCKED = "running", "held", "paused", "collective"
 OUT, DONE, ERROR, ABORTED = "out", "done", "error", "aborted"
 ENDED = (DONE, ERROR, ABORTED)
 TOGETHER = ("step", "next")  # only those who are behind go on
+_PASSED = ("break", "breakpoint()")  # what "continue N" counts
 _FREEZES = ("raised", "non-finite")  # who stops for these has the others stop where they are
 _STORY = 2_000
 
@@ -228,7 +229,7 @@ class Lockstep:
         firing = [rank for rank in held if self.at[rank].fired]
         if held and not firing:
             return self._release_held(held)
-        if firing and self._pass and all(self.at[rank].reason == "break" for rank in firing):
+        if firing and self._pass and all(self.at[rank].reason in _PASSED for rank in firing):
             self._pass -= 1
             return self._release_held(held)
         for rank in held:

@@ -20,6 +20,7 @@ from ..runtime.failures import name_ranks
 from ..runtime.worker import Worker
 from ..views.facts.distances import distances
 from .asserted import EQUAL, ODD, ROW, SHAPES, Told, plain_tensor, told_from
+from .asserted_parts import parts_text, where_differ
 
 NAME = "disco_assert"
 _CHUNK = 2**20  # elements of a value that are sent at once
@@ -61,6 +62,9 @@ class Members:
     ) -> str | None:
         """How far values of one dtype and shape are apart; None if that is near enough."""
         classes = self._classes(table)
+        if table[0].dims < 0:
+            texts = self._texts(parts_text(value))
+            return "; ".join(filter(None, [classes, where_differ(texts, self.group.ranks)]))
         if not table[0].numeric:
             return classes
         near = None if rtol is None and atol is None else (atol or 0.0, rtol or 0.0)
@@ -116,6 +120,18 @@ class Members:
         rows = self._gather(torch.frombuffer(bytearray(data), dtype=torch.uint8), f"{self.op}: who")
         found = rows.view(len(self.group), _WORDS)
         return [bytes(row.tolist()).rstrip(b"\0").decode(errors="ignore") for row in found]
+
+    def _texts(self, text: str) -> list[str]:
+        """What each member says at length."""
+        data = text.encode()
+        length = torch.tensor([len(data)], dtype=torch.int64)
+        lengths = self._gather(length, f"{self.op}: how much").tolist()
+        sent = torch.frombuffer(bytearray(data.ljust(max(lengths), b" ")), dtype=torch.uint8)
+        rows = self._gather(sent, f"{self.op}: parts").view(len(self.group), max(lengths))
+        return [
+            rows[n, :size].numpy().tobytes().decode(errors="ignore")
+            for n, size in enumerate(lengths)
+        ]
 
     def _far(self, tensor: torch.Tensor, near: tuple[float, float] | None) -> list[float]:
         """How this member's numbers differ from those of the group's first.

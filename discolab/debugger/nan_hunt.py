@@ -70,6 +70,8 @@ class Finding:
     inputs
         The tensors that it was given, by the names of its arguments; one that it has overwritten
         as it was before, if that was small.
+    numbers
+        The numbers that it was given, likewise.
     outside
         Whether the value was in an input already.
     text
@@ -79,13 +81,15 @@ class Finding:
     op: str
     output: torch.Tensor
     inputs: dict[str, torch.Tensor]
+    numbers: dict[str, float]
     outside: bool
     text: str
 
     def records(self) -> dict[str, dict[str, object]]:
-        """Output and inputs, each as `describe` tells it."""
-        found = {"output": describe(self.output)}
-        return found | {name: describe(tensor) for name, tensor in self.inputs.items()}
+        """``input NAME`` of each, and ``output``, as `describe` tells them."""
+        given = {**self.inputs, **self.numbers}
+        found = {f"input {name}": describe(value) for name, value in given.items()}
+        return found | {"output": describe(self.output)}
 
 
 @contextmanager
@@ -167,7 +171,9 @@ class _Hunt(TorchDispatchMode):
         name = f"{func.namespace}.{func._schema.name.partition('::')[2]}"
         text = _words(name, odd, given, kind.between) + _whereabouts(frame)
         findings = _findings(self._worker)
-        findings[self._worker.worker_id] = Finding(name, odd, given.tensors, given.nan, text)
+        findings[self._worker.worker_id] = Finding(
+            name, odd, given.tensors, given.numbers, given.nan, text
+        )
         try:
             stop_here("non-finite", text, frame=frame)
         finally:

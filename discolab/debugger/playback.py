@@ -22,6 +22,7 @@ from .stops import Stop, WorkerAt
 
 MOST_STEPS = 2_000
 _ANSWER = 5.0  # seconds that workers in other processes are given
+_NO_RECORDING = "has no recording"  # it took no part, or its process is gone
 _playbacks: weakref.WeakKeyDictionary[Session, Playback] = weakref.WeakKeyDictionary()
 
 
@@ -100,6 +101,7 @@ class Playback:
             workers,
             self._groups(last),
             sources=sources,
+            is_past=True,
         )
 
     def _last_steps(self) -> dict[int, tuple[int, Step]]:
@@ -114,7 +116,8 @@ class Playback:
 
     def _worker_at(self, rank: int, at: tuple[int, Step] | None, told: Any) -> WorkerAt:
         if at is None:
-            return WorkerAt(rank, "out", words="nothing of it is recorded so early")
+            early = "nothing of it is recorded so early"
+            return WorkerAt(rank, "out", words=early if self._steps.get(rank) else _NO_RECORDING)
         _, step = at
         stack = (*(Spot(*caller) for caller in step.callers), _spot(step))
         note = _note(step)

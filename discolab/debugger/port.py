@@ -20,12 +20,13 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from ..runtime.errors import DiscoError
+from ..runtime.errors import DiscoError, WorkerInterrupted
 from ..runtime.failures import safe_str
 from ..runtime.interruptible import raise_in_thread, take_back_exception
 from ..runtime.sources import place
 from ..runtime.worker import Worker
 from .breaks import BreakTable
+from .frames import EvaluationEnded
 from .records import Arrival, Order
 
 if TYPE_CHECKING:
@@ -35,10 +36,6 @@ SERVICE = "debugger"
 STATION = "discolab.debugger.station"  # in `shared`, where the controller is in this process
 _PORTS = "discolab.debugger.ports"
 ALONE = "a value is worked out for the debugger"
-
-
-class EvaluationEnded(BaseException):
-    """The debugger does not wait for a value any more."""
 
 
 class Standing:
@@ -71,6 +68,8 @@ class Port:
         Of the program that runs now, None if none is traced.
     attached
         Whether there is a debugger to which it can tell that it stands.
+    looked
+        The variables that are being looked at, as far as they are known.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -82,6 +81,7 @@ class Port:
         self.frames: list[FrameType] | None = None
         self.tracer: Tracer | None = None
         self.attached = False
+        self.looked: dict[str, Any] = {}
         self._order: Order | None = None
         self._asks: deque[tuple[int, str, tuple[Any, ...]]] = deque()
         self._asked = 0  # the question that is answered now
@@ -101,9 +101,13 @@ class Port:
             If the program is ended.
         """
         self._order = None
+        if self.worker.interrupts:  # it has caught the exception that was to end it
+            self.pause_wanted = True  # so that the tracer raises where nothing catches it
+            raise WorkerInterrupted("interrupted")
         self.frame = frame
         try:
-            self._tell("arrive", arrival.packed())
+            here = self.worker.link is None  # then the record itself can be handed over
+            self._tell("arrive", arrival if here else arrival.packed())
             words = Standing(arrival)
             while True:
                 self.worker.wait_for(self._has_news, words)
@@ -111,8 +115,12 @@ class Port:
                     self._answer(*self._asks.popleft())
                 if self._order is not None:
                     return self._order
+        except WorkerInterrupted:
+            self.pause_wanted = True
+            raise
         finally:
             self.frame = None
+            self.looked = {}
             self._asks.clear()
 
     def _has_news(self) -> bool:
@@ -188,9 +196,9 @@ class Port:
             value = "it did not end in time, and was stopped"
         except DiscoError as exc:
             value = safe_str(exc)
-        except Exception as exc:
-            value = f"{type(exc).__name__}: {safe_str(exc)}"
-        except (SystemExit, GeneratorExit) as exc:
+        except WorkerInterrupted:
+            raise
+        except BaseException as exc:  # a KeyboardInterrupt is the user's own: no signal comes here
             value = f"{type(exc).__name__}: {safe_str(exc)}"
         self._tell("answer", number, well, value)
 

@@ -171,12 +171,19 @@ def _reason(failed: Mapping[int, Any], workers: Sequence[WorkerAt]) -> str:
     """``worker 2 raised ValueError: x at Cell In[3], line 5``, of those that were the cause."""
     causes = {rank: told for rank, told in failed.items() if not told[2]} or failed
     first = next(iter(causes.values()))[1]
-    same = [rank for rank, told in causes.items() if told[1] == first]
-    stack = workers[same[0]].stack
-    where = f" at {place(stack[-1].file, stack[-1].line)}" if stack else ""
-    others = len(causes) - len(same)
-    more = f"; {others} more raised something else" if others else ""
+    alike = [rank for rank, told in causes.items() if told[1] == first]
+    here = _here(workers[alike[0]])
+    same = [rank for rank in alike if _here(workers[rank]) == here]
+    elsewhere = [rank for rank in alike if rank not in same]
+    where = f" at {here}" if here else ""
+    more = f"; {name_ranks(elsewhere)} the same elsewhere" if elsewhere else ""
+    others = len(causes) - len(alike)
+    more += f"; {others} more raised something else" if others else ""
     return f"{name_ranks(same)} raised {first}{where}{more}"
+
+
+def _here(worker: WorkerAt) -> str:
+    return place(worker.stack[-1].file, worker.stack[-1].line) if worker.stack else ""
 
 
 def _lines(file: str) -> tuple[str, ...]:

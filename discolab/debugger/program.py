@@ -45,8 +45,8 @@ def run_program(options: Options, thunk: Callable[[], Any]) -> Any:
     how, words = DONE, ""
     with ExitStack() as stack:
         stack.callback(lambda: port.end(how, words))
-        port.begin()
         port.breaks.replace(options.breaks)
+        port.begin()  # and hear of those that were set since
         tracer = port.tracer = Tracer(worker, port)
         stack.callback(setattr, port, "tracer", None)
         if options.trace is not None:

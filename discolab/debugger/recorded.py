@@ -21,7 +21,7 @@ class Facts(NamedTuple):
     lines, dropped
         How many were recorded, and how many of these are not kept.
     names
-        The variables that are in those that are kept.
+        The variables of which values are kept.
     error
         What ended the recording, "" if nothing did.
     """
@@ -67,32 +67,33 @@ def facts(worker: Worker) -> tuple[Any, ...] | None:
     recorder = recorder_of(worker)
     if recorder is None:
         return None
-    lines = recorder.ring.copy()
-    names = dict.fromkeys(name for line in lines for name in line.changes)
+    lost, lines = recorder.last_lost.copy(), recorder.ring.copy()
+    names = dict.fromkeys(
+        [*lost, *(name for line in lines for name in (*line.changes, *line.outside))]
+    )
     last = lines[-1].number if lines else 0
     return recorder.ordinal, last, last - len(lines), list(names), recorder.error
 
 
 @probe
-def values(worker: Worker, name: str, last: int) -> list[tuple[Any, ...]]:
-    """See `Value`: of the last lines that have set a variable."""
+def values(worker: Worker, name: str, last: int) -> tuple[int, list[tuple[Any, ...]]]:
+    """See `Value`: of the last lines that have set a variable; and how many there are before."""
     recorder = recorder_of(worker)
     if recorder is None:
-        return []
-    found: list[Line] = []
-    for line in reversed(recorder.ring.copy()):
-        if name in line.changes:
-            found.append(line)
-            if len(found) == last:
-                break
-    return [
+        return 0, []
+    lost = recorder.last_lost.get(name)
+    found = [line for line in recorder.ring.copy() if line.what(name)]
+    if lost is not None and (not found or lost.number < found[0].number):
+        found.insert(0, lost)
+    return len(found[:-last]), [
         (
             line.number,
             tuple(place_of(line)),
             (line.at - recorder.begun) / 1e9,
-            line.changes[name].record(),
+            kept.record(),
         )
-        for line in reversed(found)
+        for line in found[-last:]
+        if (kept := line.what(name)) is not None
     ]
 
 
@@ -123,15 +124,20 @@ def variables(worker: Worker, wanted: Sequence[tuple[int, int]]) -> tuple[Any, .
     recorder, number = recorder_of(worker), dict(wanted).get(worker.worker_id)
     if recorder is None or number is None:
         return None
+    lost = sorted(recorder.last_lost.copy().values(), key=lambda one: one.number)
     lines = [line for line in recorder.ring.copy() if line.number <= number]
     if not lines or lines[-1].number != number:
         return None
     line = lines[-1]
     held: dict[str, Any] = {}
-    for one in lines:
-        if one.frame != line.frame:
+    for one in [*(old for old in lost if old.number < lines[0].number), *lines]:
+        if one.frame == line.frame:
+            changes = one.changes
+        elif one.home == line.frame:
+            changes = one.outside
+        else:
             continue
-        for name, kept in one.changes.items():
+        for name, kept in changes.items():
             if isinstance(kept, Gone):
                 held.pop(name, None)
             else:

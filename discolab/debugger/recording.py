@@ -5,22 +5,24 @@ code before it runs, and when a frame is left. What has changed since the last l
 the work of the line that ran before, and is recorded as that. With names only lines that set one of
 them are recorded.
 
-The last `capacity` lines are kept, in `MOST_BYTES` at most, until the next program is recorded. A
-line holds no live value (kept.py), and no frame. The worker's own thread alone writes; probes read
-`ring` from other threads.
+The last `capacity` lines are kept, in `MOST_BYTES` at most, until the next program is recorded; of
+those that were dropped, the last that has set a name, if there is room. A line holds no live value
+(kept.py), and no frame. The worker's own thread alone writes; probes read `ring` and `last_lost`
+from other threads.
 
 Not noticed are changes within objects, and of large tensors that a collective between processes has
-written to; changes of containers are as far as their first and last items tell.
+written to; changes of containers are as far as their first and last items tell. What a
+function does to a variable of the cell is told of the function's line if its code mentions it, else
+of the line that called it.
 """
 
 from __future__ import annotations
 
-import dis
 import functools
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from time import perf_counter_ns as clock
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, NamedTuple
 
 from ..ccl.call import Call
@@ -28,6 +30,7 @@ from ..ccl.ledger import ledger_of
 from ..runtime.errors import ArgumentError
 from ..runtime.failures import safe_str
 from ..runtime.worker import Worker
+from .codes import Code
 from .frames import names_in_cell
 from .kept import Gone, Kept, is_same, is_shown, mark_of
 from .watch import is_class_body, is_comprehension, watch_of
@@ -36,7 +39,6 @@ CAPACITY = 10_000
 MOST_BYTES = 32 * 2**20
 _KEY = "discolab.debugger.recorders"  # in `Worker.shared`, by rank
 _LINE = 200  # bytes, about, of a line without values
-_OPTIMIZED = 1  # of `co_flags`: a function's code
 _MISSING = object()
 _GONE = Gone()
 
@@ -66,6 +68,9 @@ class Line(NamedTuple):
         File, line and function of the frames around it, the outermost first.
     changes
         What it has set.
+    home, outside
+        The number of the cell's frame, and what it has set of the cell's variables; of a line of
+        a function.
     size
         Bytes that it takes, about.
     """
@@ -81,33 +86,24 @@ class Line(NamedTuple):
     at: int
     callers: tuple[Caller, ...]
     changes: Mapping[str, Kept | Gone]
+    home: int
+    outside: Mapping[str, Kept | Gone]
     size: int
 
-
-class _Code:
-    """What is known of a code object.
-
-    Attributes
-    ----------
-    counts
-        Line -> how often it has run; 0 -> how often the code was begun.
-    sets
-        Line -> the variables that it always gives a value, if it does not fail.
-    """
-
-    def __init__(self, code: CodeType) -> None:
-        self.code = code
-        self.counts: dict[int, int] = {}
-        self.sets = _lines_that_set(code)
+    def what(self, name: str) -> Kept | Gone | None:
+        """What it has made of a variable, None if nothing."""
+        return self.changes.get(name) or self.outside.get(name)
 
 
 class _Frame:
     """What is known of a frame that runs: what its variables were at its last line."""
 
-    __slots__ = ("call", "callers", "code", "kept", "line", "marks", "number", "recorder")
+    __slots__ = (
+        "call", "callers", "code", "goes_on", "kept", "line", "marks", "number", "recorder"
+    )  # fmt: skip
 
     def __init__(
-        self, recorder: Recorder, number: int, code: _Code, callers: tuple[Caller, ...]
+        self, recorder: Recorder, number: int, code: Code, callers: tuple[Caller, ...]
     ) -> None:
         self.recorder = recorder
         self.number = number
@@ -117,6 +113,15 @@ class _Frame:
         self.kept: dict[str, Kept] = {}
         self.call: Call | None = None  # the collective that was the last at the last line
         self.line = 0
+        self.goes_on = False  # with the variables of a frame that is left
+
+    def then(self, code: Code) -> _Frame:
+        """The state of the frame that goes on where this one has ended, with its variables."""
+        code.counts = self.code.counts  # two of its lines may be one
+        found = _Frame(self.recorder, self.number, code, self.callers)
+        found.marks, found.kept, found.call = self.marks, self.kept, self.call
+        found.goes_on = True
+        return found
 
 
 class Recorder:
@@ -128,6 +133,8 @@ class Recorder:
         The last lines.
     dropped
         How many lines there were before these.
+    last_lost
+        By name the last of these that has set it, with that change alone.
     bytes
         What the ring takes, about.
     error
@@ -150,13 +157,17 @@ class Recorder:
         self.ordinal = 0 if worker is None else worker.executed
         self.ring: deque[Line] = deque()
         self.dropped = 0
+        self.last_lost: dict[str, Line] = {}
         self.bytes = 0
+        self._lost_bytes = 0
         self.error = ""
         self.begun = clock()
         self._on = True
         self._lines = 0
         self._frames = 0
-        self._codes: dict[int, _Code] = {}  # by id of the code object, which is kept in it
+        self._codes: dict[int, Code] = {}  # by id of the code object, which is kept in it
+        self._cells: dict[tuple[int, str], _Frame] = {}  # by namespace and file
+        self._homes: dict[int, _Frame] = {}  # the last of them, by namespace
 
     def on_line(self, frame: FrameType) -> None:
         """`frame` is about to run a line."""
@@ -172,6 +183,8 @@ class Recorder:
         """The program is over; what was recorded stays."""
         self._on = False
         self._codes.clear()
+        self._cells.clear()
+        self._homes.clear()
 
     def _note(self, frame: FrameType, now: int) -> None:
         try:
@@ -179,14 +192,17 @@ class Recorder:
             if state is None:
                 return
             entry = state.line == 0
-            ran = state.line or frame.f_code.co_firstlineno
+            ran = state.line or (now if state.goes_on else frame.f_code.co_firstlineno)
             changes = self._changes(state, frame, state.code.sets.get(state.line, ()))
-            place, counts = 0 if entry else ran, state.code.counts
+            place, counts = -now * state.goes_on if entry else ran, state.code.counts
             times = counts[place] = counts.get(place, 0) + 1
             if now:
                 state.line = now
-            if changes or not self.names:
-                self._add(state, frame, (ran, now, times, entry), changes)
+            home = self._homes.get(id(frame.f_globals)) if state.code.outside else None
+            outside = {} if home is None else self._changes_in(home, state, frame)
+            if changes or outside or not (self.names or (entry and state.goes_on)):
+                number = 0 if home is None else home.number
+                self._add(state, frame, (ran, now, times, entry), changes, (number, outside))
         except Exception as exc:  # of a value with its own mind; the program must not feel it
             self.error = f"{type(exc).__name__}: {safe_str(exc)}"
             self._on = False
@@ -202,11 +218,20 @@ class Recorder:
         code = frame.f_code
         if is_comprehension(code) or is_class_body(code):
             return None
-        self._frames += 1
         known = self._codes.get(id(code))
         if known is None:
-            known = self._codes[id(code)] = _Code(code)
+            known = self._codes[id(code)] = Code(code)
+        cell = None
+        if code.co_name == "<module>":
+            cell = id(frame.f_globals), code.co_filename
+            if cell in self._cells:  # a cell's last expression is a code object of its own
+                state = watch.recorded = self._cells[cell].then(known)
+                self._homes[id(frame.f_globals)] = state
+                return state
+        self._frames += 1
         state = watch.recorded = _Frame(self, self._frames, known, _callers_of(frame))
+        if cell is not None:
+            self._cells[cell] = self._homes[id(frame.f_globals)] = state
         return state
 
     def _changes(
@@ -220,10 +245,12 @@ class Recorder:
         names: Iterable[str]
         if self.names:
             names = self.names
-        elif frame.f_code.co_flags & _OPTIMIZED:
+        elif state.code.is_function:
             names = list(scope)
         else:
             names = names_in_cell(frame)
+            if state.goes_on:
+                names = dict.fromkeys([*state.marks, *names])
         marks, there = state.marks, 0
         changes: dict[str, Kept | Gone] = {}
         for name in names:
@@ -248,29 +275,63 @@ class Recorder:
                 changes[name] = _GONE  # by `del`, or at the end of an `except ... as name`
         return changes
 
+    def _changes_in(self, home: _Frame, state: _Frame, frame: FrameType) -> dict[str, Kept | Gone]:
+        """What a function has done to those of the cell's variables that its code mentions."""
+        changes: dict[str, Kept | Gone] = {}
+        for name in state.code.outside:
+            if name not in home.kept and name not in state.code.makes:
+                continue
+            if self.names and name not in self.names:
+                continue
+            value = frame.f_globals.get(name, _MISSING)
+            if value is _MISSING:
+                if home.kept.pop(name, None) is not None:
+                    del home.marks[name]
+                    changes[name] = _GONE
+            elif name not in home.marks or not is_same(home.marks[name], value):
+                home.marks[name] = mark_of(value)
+                if is_shown(value):
+                    changes[name] = home.kept[name] = Kept(value)
+        return changes
+
     def _add(
         self,
         state: _Frame,
         frame: FrameType,
         place: tuple[int, int, int, bool],
         changes: dict[str, Kept | Gone],
+        beyond: tuple[int, dict[str, Kept | Gone]],
     ) -> None:
         ran, now, times, entry = place
-        size = _LINE + sum(kept.size for kept in changes.values())
+        home, outside = beyond
+        size = _LINE + sum(kept.size for kept in (*changes.values(), *outside.values()))
         code = frame.f_code
         self._lines += 1
         self.ring.append(
             Line(
                 self._lines, state.number, code.co_filename, ran, code.co_name, now,
-                times, entry, clock(), state.callers, changes, size,
+                times, entry, clock(), state.callers, changes, home, outside, size,
             )
         )  # fmt: skip
         self.bytes += size
         while len(self.ring) > self.capacity or (
             self.bytes > self.most_bytes and len(self.ring) > 1
         ):
-            self.bytes -= self.ring.popleft().size
-            self.dropped += 1
+            self._drop(self.ring.popleft())
+
+    def _drop(self, line: Line) -> None:
+        self.dropped += 1
+        self.bytes -= line.size
+        for name, kept in (*line.changes.items(), *line.outside.items()):
+            before = self.last_lost.pop(name, None)
+            if before is not None:
+                self._lost_bytes -= before.size
+            size = _LINE + kept.size
+            if self._lost_bytes + size <= self.most_bytes // 4:
+                self._lost_bytes += size
+                own = {name: kept} if name in line.changes else {}
+                outside = {} if own else {name: kept}
+                self.last_lost[name] = line._replace(changes=own, outside=outside, size=size)
 
 
 def begin(worker: Worker, names: Iterable[str] = (), capacity: int = CAPACITY) -> Recorder:
@@ -326,23 +387,3 @@ def _has_raised(frame: FrameType) -> bool:
     """Whether an exception has ended the line that ran."""
     watch = watch_of(frame)
     return watch is not None and watch.raising != ""
-
-
-def _lines_that_set(code: CodeType) -> dict[int, set[str]]:
-    """The lines that assign variables; the heads of loops, which may not, are none."""
-    found: dict[int, set[str]] = {}
-    loops = set()
-    for one in dis.get_instructions(code):
-        line = one.positions.lineno if one.positions is not None else None
-        if line is None:
-            continue
-        if one.opname in ("FOR_ITER", "END_ASYNC_FOR"):
-            loops.add(line)
-        elif one.opname.startswith(_STORES):
-            # newer Pythons join two instructions to one
-            several = one.argval if isinstance(one.argval, tuple) else (one.argval,)
-            found.setdefault(line, set()).update(several[: 1 + one.opname.count("_STORE_")])
-    return {line: names for line, names in found.items() if line not in loops}
-
-
-_STORES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF")

@@ -86,7 +86,9 @@ class Arrival(NamedTuple):
 
 
 def arrival_of(packed: Any) -> Arrival:
-    """What `Arrival.packed` has made."""
+    """What `Arrival.packed` has made; an arrival stays as it is."""
+    if type(packed) is Arrival:
+        return packed
     stack, *rest = packed
     return Arrival(tuple(Spot(*spot) for spot in stack), *rest)
 

@@ -31,6 +31,7 @@ from .lockstep import ABORTED, DONE, ERROR, HELD, PAUSED, RUNNING, Action, Block
 from .port import SERVICE, STATION, port_of
 from .records import arrival_of
 
+STUCK = "was told to end, and is still inside a call that Python can't interrupt"
 _SOON = 0.002  # seconds from when somebody stands to the first look at the others
 _TICK = 0.05
 _IDLE = 0.2  # seconds between two looks while nobody runs, or nobody stands
@@ -45,6 +46,10 @@ class Station:
         Of the last program; None before there was one.
     name
         What the program is called.
+    file
+        In which it begins, "" if that is not known.
+    breaks
+        The break points as they were changed since the program was sent; None if they were not.
     version
         Counts changes; `changed` is told of each.
     listeners
@@ -56,7 +61,8 @@ class Station:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.lockstep: Lockstep | None = None
-        self.name = ""
+        self.name = self.file = ""
+        self.breaks: tuple[Any, ...] | None = None
         self.version = 0
         self.listeners: list[Callable[[], None]] = []
         self._ordinals: dict[int, int] = {}  # in which call each worker runs the program
@@ -87,11 +93,11 @@ class Station:
 
     # -- programs ----------------------------------------------------------------------------
 
-    def open(self, name: str, ranks: Collection[int]) -> None:
-        """A program begins on these workers."""
+    def open(self, name: str, ranks: Collection[int], file: str = "") -> None:
+        """A program begins on these workers; its first lines are in a file."""
         with self.lock:
             self.lockstep = Lockstep(ranks, self.session.num_workers)
-            self.name = name
+            self.name, self.file, self.breaks = name, file, None
             self._ordinals.clear()
             self._begun_by_itself = False
             self._has_changed()
@@ -110,6 +116,12 @@ class Station:
             if self.lockstep is not None:
                 self._do(self.lockstep.command(mode, argument, ranks))
 
+    def set_breaks(self, packed: tuple[Any, ...]) -> None:
+        """Have all workers know these break points, those that have not begun too."""
+        with self.lock:
+            self.breaks = packed
+            self.send_all("breaks", packed)
+
     def pause(self) -> None:
         """Have all that run stop at their next line."""
         with self.lock:
@@ -117,12 +129,12 @@ class Station:
                 for rank in self.lockstep.ranks(RUNNING):
                     self.send(rank, "pause")
 
-    def close(self, how: str = ABORTED, words: str = "") -> None:
-        """The program has ended on all workers, whatever is known of them."""
+    def close(self, stuck: Collection[int] = ()) -> None:
+        """The program was ended on all workers, whatever is known of them; some still run."""
         with self.lock:
             if self.lockstep is not None:
                 for rank in self.lockstep.ranks(RUNNING, HELD, PAUSED, "collective"):
-                    self.lockstep.end(rank, how, words)
+                    self.lockstep.end(rank, ABORTED, STUCK if rank in stuck else "")
                 self._has_changed()
 
     # -- workers -----------------------------------------------------------------------------
@@ -151,15 +163,19 @@ class Station:
                 return
             if what == "begin":
                 self._ordinals[rank] = rest[0]
+                if self.breaks is not None:
+                    self.send(rank, "breaks", self.breaks)
             elif what == "arrive":
                 self._arrived(rank, rest[0])
-            elif what == "end" and self.lockstep is not None:
+            elif what == "end" and self.lockstep is not None and rank in self._ordinals:
+                # else it is of a program before this, which it was slow to leave
                 self._do(self.lockstep.end(rank, *rest))
 
     def _arrived(self, rank: int, packed: Any) -> None:
         arrival = arrival_of(packed)
         if not self.is_active:  # `breakpoint()` in what nobody has begun to step
-            self.open(display_name(arrival.stack[0].file), range(self.session.num_workers))
+            file = arrival.stack[0].file
+            self.open(display_name(file), range(self.session.num_workers), file)
             self._ordinals = dict.fromkeys(range(self.session.num_workers), arrival.ordinal)
             self._begun_by_itself = True
         assert self.lockstep is not None

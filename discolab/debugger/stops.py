@@ -38,6 +38,10 @@ class WorkerAt:
         Name -> record (`views.describe`) of the frame that is shown; None: not asked for.
     changed
         The names in it whose values are not what they were at the stop before.
+    more
+        How many variables there are beyond those.
+    found
+        Of a NaN hunt: the operation, ``aten.div``, and its inputs and output by name.
     """
 
     rank: int
@@ -49,6 +53,8 @@ class WorkerAt:
     error: str = ""
     variables: Mapping[str, Record] | None = None
     changed: frozenset[str] = frozenset()
+    more: int = 0
+    found: tuple[str, Mapping[str, Record]] | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,6 +77,8 @@ class Stop:
         Which frame is shown: 0 is the innermost, 1 its caller.
     finished
         Whether the program has ended on all workers.
+    is_past
+        Whether it was recorded: nobody goes on from there.
     sources
         The lines of the files that the stacks are in, by file.
     """
@@ -83,6 +91,7 @@ class Stop:
     frame: int = 0
     finished: bool = False
     sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    is_past: bool = False
 
     @property
     def part(self) -> Part:

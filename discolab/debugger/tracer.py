@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..runtime.errors import WorkerInterrupted
 from . import frames
 from .breaks import Break, compiled
 from .plans import Plan, Plans
@@ -40,6 +41,7 @@ T = TypeVar("T")
 Hook = Callable[[FrameType], None]
 
 _FREE, _STEP, _AMONG = range(3)
+_warned: set[str] = set()  # of which this process was warned
 
 
 class Tracer:
@@ -103,10 +105,21 @@ class Tracer:
         self._begin(mode)
         try:
             sys.settrace(self._entering())
-            return thunk()
+            value = thunk()
+            self._look_after()
+            return value
         finally:
             sys.settrace(before)
             self._end()
+
+    def _look_after(self) -> None:
+        """Say so if the program has taken the trace function away."""
+        now = sys.gettrace()
+        if getattr(now, "__name__", "") != "entering" and not self.worker.interrupts:
+            _warn_once(
+                "the program has called sys.settrace itself: from there on discolab could not stop "
+                "it"
+            )
 
     def arm(self, frame: FrameType, mode: str) -> None:
         """Trace from now on what was not: the user's frames from `frame` up, and what they call.
@@ -233,6 +246,10 @@ class Tracer:
 
     def at_line(self, watch: Watch, frame: FrameType, line: int) -> None:
         """A watched frame has come to a line that may be worth a stop."""
+        if not line:  # of code without a line, as a cell of comments alone
+            return
+        if self.port.pause_wanted and self.worker.interrupts:
+            raise WorkerInterrupted("interrupted")
         if self.on_line is not None:
             self.on_line(frame)
         if self.port.breaks.version != self.version:
@@ -279,7 +296,9 @@ class Tracer:
         self.worker.alone = f"the condition of break point {one.number} is worked out"
         try:
             return bool(frames.value_of(compiled(one.condition), frame)), ""
-        except (Exception, SystemExit) as exc:
+        except WorkerInterrupted:
+            raise
+        except BaseException as exc:
             return True, headline(exc)
         finally:
             self._standing = False
@@ -305,8 +324,10 @@ class Tracer:
         shown = frames.user_frames(frame)
         stands = shown[-1] if shown else frame
         watch = watch_of(stands) or self._watch(stands, self._plans.decide(stands))
-        self._stop(watch, stands, reason, detail, raising=raising)
-        sys.settrace(self._entering())
+        try:
+            self._stop(watch, stands, reason, detail, raising=raising)
+        finally:  # also if it is ended: code that catches that is stopped at its next line
+            sys.settrace(self._entering())
 
     def _stop(
         self,
@@ -368,13 +389,19 @@ def _look_before() -> Any:
     """The trace function that there is; says that it will not be called."""
     before = sys.gettrace()
     if before is not None:
-        warnings.warn(
+        _warn_once(
             f"another trace function is set on this thread ({before!r}, of a debugger or of "
-            "coverage): it sees nothing of what discolab steps through",
-            RuntimeWarning,
-            stacklevel=3,
+            "coverage): it sees nothing of what discolab steps through"
         )
     return before
+
+
+def _warn_once(words: str) -> None:
+    """Warn of what concerns all workers of the process alike; of no line of the user's."""
+    kind = words[:20]
+    if kind not in _warned:
+        _warned.add(kind)
+        warnings.warn_explicit(words, RuntimeWarning, "discolab", 1)
 
 
 def _take_over(frame: FrameType) -> None:

@@ -13,6 +13,7 @@ from ..runtime.failures import safe_str
 
 if TYPE_CHECKING:
     from .plans import Plan
+    from .records import Spot
     from .tracer import Tracer
 
 _ENDS_OF_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
@@ -41,6 +42,8 @@ class Watch:
         The exception that passes through it at this moment, in words.
     recorded
         What the recording knows of the frame; see recording.py.
+    spot
+        Where it stood when it was last looked at.
     """
 
     __slots__ = (
@@ -53,6 +56,7 @@ class Watch:
         "parent",
         "raising",
         "recorded",
+        "spot",
         "steps",
         "tracer",
         "trips",
@@ -68,6 +72,7 @@ class Watch:
         self.parent: Watch | None = None
         self.raising = ""
         self.recorded: Any = None
+        self.spot: Spot | None = None
 
     def trace(self, frame: FrameType, event: str, arg: Any) -> Any:
         """Local trace function."""

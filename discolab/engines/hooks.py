@@ -212,8 +212,9 @@ def _sleep_over(sleep: Callable[[float], None]) -> Callable[[float], None]:
         if worker is None or worker.thread_id != threading.get_ident() or not seconds > 0:
             sleep(seconds)
             return
+        until = time.monotonic() + seconds  # the worker's own clock may stand
         try:
-            worker.wait_for(lambda: False, f"time.sleep({seconds:g})", seconds)
+            worker.wait_for(lambda: time.monotonic() >= until, f"time.sleep({seconds:g})", seconds)
         except WaitTimeoutError:
             pass
 

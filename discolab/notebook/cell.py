@@ -13,13 +13,12 @@ import functools
 import io
 import linecache
 import tokenize
-from collections.abc import Sequence
-from types import CodeType
+from collections.abc import Callable, Sequence
+from types import CodeType, FrameType
 from typing import Any
 
-import torch
-
-from .. import ccl
+from ..debugger import raised
+from ..debugger.given import given_names
 from ..runtime.dref import DRef
 from ..runtime.dref_book import OWN
 from ..runtime.errors import ArgumentError, DiscoError, WaitTimeoutError
@@ -30,7 +29,7 @@ from ..runtime.worker import Worker, current_worker
 from .cells import keep_source
 
 AFTER_CELL = "discolab.notebook.after_cell"  # in `Worker.shared`: functions for the end of a cell
-WORKER_NAMES = ("rank", "world_size", "device", "worker", "ccl", "torch", "dist")
+IN_FRAME = f"{__name__}:complete_in_frame"
 
 
 class CellInterrupted(KeyboardInterrupt):
@@ -80,7 +79,7 @@ def prepare_namespace() -> None:
     names = worker.namespace
     if "__builtins__" in names:
         return
-    names.update(__name__="__main__", __builtins__=builtins, **_worker_names(worker))
+    names.update(__name__="__main__", __builtins__=builtins, **given_names(worker))
 
 
 def run_cell(source: str, filename: str, targets: list[int] | None) -> Any:
@@ -89,6 +88,7 @@ def run_cell(source: str, filename: str, targets: list[int] | None) -> Any:
     On workers that are not among `targets` nothing runs and None is returned.
     """
     worker = current_worker()
+    raised.forget()
     if targets is not None and worker.worker_id not in targets:
         worker.sat_out = worker.executed
         return None
@@ -98,6 +98,9 @@ def run_cell(source: str, filename: str, targets: list[int] | None) -> Any:
         # one dict for globals and locals, so that functions see what the cell defines
         exec(body, worker.namespace)
         return None if last is None else eval(last, worker.namespace)
+    except BaseException as exc:
+        raised.keep(filename, exc)
+        raise
     finally:
         for end in worker.shared.get(AFTER_CELL, ()):
             end()
@@ -127,11 +130,19 @@ def list_names() -> list[str]:
 def complete_on_worker(text: str) -> list[str]:
     """What `text`, a name or ``a.b``, may be completed to (a worker function; worker 0 only)."""
     worker = current_worker()
-    if worker.worker_id != 0:
-        return []
+    return completions(text, worker.namespace) if worker.worker_id == 0 else []
+
+
+def complete_in_frame(worker: Worker, frame: FrameType, text: str) -> list[str]:
+    """The same in the frame in which a worker stands: a question of the debugger, see `Port`."""
+    return completions(text, {**frame.f_globals, **frame.f_locals})
+
+
+def completions(text: str, names: dict[str, Any]) -> list[str]:
+    """What `text`, a name or ``a.b``, may be completed to where these names are known."""
     import rlcompleter  # here: it sets up the terminal, which workers of other processes have not
 
-    completer = rlcompleter.Completer(worker.namespace)
+    completer = rlcompleter.Completer(names)
     found = completer.attr_matches(text) if "." in text else completer.global_matches(text)
     return sorted({word.rstrip("(): ") for word in found})
 
@@ -142,18 +153,6 @@ def has_value(value: Any) -> bool:
 
 
 has_value.disco_command = "the look at a cell's value"  # type: ignore[attr-defined]  # for status
-
-
-def _worker_names(worker: Worker) -> dict[str, Any]:
-    rank, size = worker.worker_id, worker.num_workers
-    values: dict[str, Any] = dict(
-        zip(
-            WORKER_NAMES,
-            (rank, size, worker.device, worker, ccl, torch, torch.distributed),
-            strict=True,
-        )
-    )
-    return {**values, "RANK": rank, "LOCAL_RANK": worker.local_worker_id, "WORLD_SIZE": size}
 
 
 def _ends_with_semicolon(source: str) -> bool:
@@ -186,10 +185,17 @@ class CellRun:
         self._ticket = session.request(self._shown, tell=True, what=what)
 
     @classmethod
-    def of_source(cls, session: Session, source: str, filename: str, targets: list[int]) -> CellRun:
-        """Send the source of a cell to the workers among `targets`."""
+    def of_source(
+        cls,
+        session: Session,
+        source: str,
+        filename: str,
+        targets: list[int],
+        func: Callable[..., Any] = run_cell,
+    ) -> CellRun:
+        """Send the source of a cell to the workers among `targets`, to be run by `func`."""
         whole = len(targets) == session.num_workers
-        run = cls(session, targets, run_cell, source, filename, None if whole else list(targets))
+        run = cls(session, targets, func, source, filename, None if whole else list(targets))
         run.ref.name = last_name(source)
         return run
 
@@ -214,7 +220,7 @@ class CellRun:
         try:
             self.session.wait(self._ticket, timeout, interrupt)
         except KeyboardInterrupt:
-            raise CellInterrupted(self._stops(), self._going_on()) from None
+            raise self.interrupted() from None
         failures = self.failures
         if failures and all(f.interrupted for f in failures):
             raise CellInterrupted(self._stops())
@@ -225,6 +231,10 @@ class CellRun:
         """Wait, and return the DRef of the last expression; None if it has no value."""
         self.wait(timeout, interrupt)
         return self.ref if any(self._ticket.values.values()) else None
+
+    def interrupted(self) -> CellInterrupted:
+        """What to raise where the workers were interrupted: says where each was."""
+        return CellInterrupted(self._stops(), self._going_on())
 
     def _going_on(self) -> list[str]:
         """What workers do that have not stopped."""

@@ -1,7 +1,8 @@
 """Tab completion inside ``%%disco`` cells: the workers' variables and their attributes.
 
 Worker 0 is asked, so that this works on every engine; it is given a third of a second. While
-it is busy, the names that it had last time are offered. The options of the magics are, too,
+it is busy, the names that it had last time are offered; where it is paused in a program, after
+``%disco_eval`` and ``%disco_set`` those that are known there. The options of the magics are, too,
 and after ``-t`` the axes of the session's mesh.
 """
 
@@ -19,10 +20,11 @@ from IPython.core.completer import (
 )
 
 from ..ccl.choose import BACKENDS
+from ..debugger.debugger import debugger_of
 from ..engines import ENGINES
 from ..runtime.errors import DiscoError
 from ..runtime.mesh import Mesh
-from .cell import complete_on_worker
+from .cell import IN_FRAME, complete_on_worker
 from .lab import Lab
 
 _PATIENCE = 0.3  # seconds
@@ -77,7 +79,7 @@ class WorkerCompleter:
             return list(self._lab.sessions), last
         if magic and before and before[-1] in ("-s", "--session"):
             return list(self._lab.sessions), last
-        if magic and before and before[-1] in ("-t", "--targets"):
+        if magic and before and before[-1] in ("-t", "--targets", "-r", "--ranks"):
             return self._places(line, last)
         if magic and before and (choices := self._choices(line, before[-1])):
             return choices, last
@@ -89,6 +91,11 @@ class WorkerCompleter:
             return [n for n in self._lab.shell.user_ns if not n.startswith("_")], last
         if line.startswith("%disco_pull"):
             return self._ask(last), last
+        if line.startswith("%disco_history "):
+            return self._recorded(), last
+        if line.startswith(("%disco_eval ", "%disco_set ")):
+            match = _EXPRESSION.search(line)
+            return (self._ask_paused(match[0]), match[0]) if match else ([], token)
         if cell.startswith("%%disco") or line.startswith("%disco "):
             match = _EXPRESSION.search(line)
             return (self._ask(match[0]), match[0]) if match else ([], token)
@@ -145,3 +152,23 @@ class WorkerCompleter:
         if "." not in text and found:
             self._names = found
         return found
+
+    def _recorded(self) -> list[str]:
+        """The variables that ``%%disco --trace`` has recorded."""
+        from ..debugger import history  # which few sessions use
+
+        try:
+            return history.names(self._lab.session())
+        except DiscoError:
+            return []
+
+    def _ask_paused(self, text: str) -> list[str]:
+        """What is known where the first worker that is paused stands."""
+        try:
+            debugger = debugger_of(self._lab.session())
+            stop = debugger.stop if debugger.is_paused else None
+            ranks = [rank for group in stop.groups for rank in group][:1] if stop else []
+            found = debugger.ask(IN_FRAME, text, ranks=ranks, timeout=_PATIENCE) if ranks else {}
+        except DiscoError:
+            return []
+        return [word for well, words in found.values() if well for word in words]

@@ -7,39 +7,38 @@ Each `disco_*` method here and in sessions.py is the Python form of the magic of
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
-from ..ccl.rounds import failed_in_collective
+from ..debugger.stops import Stop
 from ..engines.remote import zygote
 from ..runtime import sources
 from ..runtime.controller import check_timeout
 from ..runtime.dref import DRef
-from ..runtime.errors import ArgumentError, DiscoError, SessionError, WorkerError
-from ..runtime.failures import Failure, name_ranks, summarize
+from ..runtime.errors import ArgumentError, SessionError, WorkerError
+from ..runtime.failures import name_ranks
 from ..runtime.ranks import parse_ranks
-from ..runtime.session import Session
+from ..runtime.sources import display_name
 from ..runtime.worker import current_worker
 from ..views import doctor_view as _doctor_view  # noqa: F401 - draws a Diagnosis
 from . import bars, errors_shown, prompts, terminal
-from .cell import CellInterrupted, CellRun, check_syntax, has_value
-from .live import PROGRESS_AFTER, LiveView
-from .panels import Panels
+from .cell import CellRun, check_syntax, run_cell
+from .comparing import Comparing
+from .live import PROGRESS_AFTER
+from .programs import Program, Stepping
+from .running import doctor_hint, ending_on_stop
 from .script import read_script, run_script
 from .worker_shell import set_up
 
 _CELL_FILE = re.compile(r"(Cell In\[\d+\])(\.\d+)?")
 
 
-class Lab(Panels):
+class Lab(Comparing):
     """One shell's sessions, and the cells that run on them."""
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
-        self._cells: dict[str, int] = {}
-        self._background: list[CellRun] = []  # not yet known to have ended
 
     # -- in place and out ----------------------------------------------------------------------
 
@@ -79,15 +78,11 @@ class Lab(Panels):
     def _after_cell(self, *_: Any) -> None:
         self.output.install()  # a library may have replaced the streams
         # asked before the output is shown: what a cell has printed is there once it has ended
-        ends = [(run, _end_of(run)) for run in self._background]
+        ends = self._background_ends()
         self.output.flush()
         self.cell_ends()
         self.flush_panels()
-        for run, words in ends:
-            if words is not None:
-                self._background.remove(run)
-                if words:
-                    print(words, file=sys.stderr)
+        self._tell_ends(ends)
 
     def cell_name(self, filename: str) -> str | None:
         """``Cell In[3]`` for the file name of a ``%%disco`` or an ordinary cell."""
@@ -110,7 +105,12 @@ class Lab(Panels):
         group_outputs: str = "order",
         progress_after: float = PROGRESS_AFTER,
         interrupt: bool = True,
-    ) -> DRef | CellRun | None:
+        step: bool = False,
+        breaks: Sequence[str] = (),
+        trace: Sequence[str] | None = None,
+        pm: bool = False,
+        nan: bool = False,
+    ) -> DRef | CellRun | Stop | None:
         """Run a cell on the workers.
 
         Parameters
@@ -137,18 +137,23 @@ class Lab(Panels):
             Seconds before a line says what the workers do; negative: never.
         interrupt
             Whether stop ends the cell on the workers, or the waiting only.
+        step, breaks, trace, pm, nan
+            Have the workers stop at the first line; at break points (``12 if rank == 2``); record
+            values (names, () for all); stay where they fail; stop where a value is not finite:
+            see `Debugger.prepare`.
 
         Returns
         -------
-        DRef, CellRun or None
-            The value of the last expression, where it has one on any worker.
+        DRef, CellRun, Stop or None
+            The value of the last expression, where it has one on any worker. A `Stop` if the
+            workers stand.
 
         Raises
         ------
         WorkerError
             If it failed on one or more workers.
         """
-        sess = self.session(session)
+        sess = self.free_session(session)
         check_timeout(timeout)
         ranks = parse_ranks(targets, sess.num_workers, sess.current_mesh)
         filename = self._next_file()
@@ -157,36 +162,23 @@ class Lab(Panels):
         check_syntax(source, filename)
         if push:
             self.disco_push(push, session=session)
-        try:
-            run = CellRun.of_source(sess, source, filename, ranks)
+        program = Program(
+            run_cell,
+            lambda func: CellRun.of_source(sess, source, filename, ranks, func),
+            display_name(filename),
+            filename,
+            ranks,
+            "the cell",
+            out,
+        )
+        with ending_on_stop(sess, interrupt):
+            started = self._begin(sess, program, Stepping(step, breaks, trace, pm, nan))
             if not block:
-                self._background.append(run)
+                self._in_background(started.run)
                 self.shell.user_ns.update({name: sess[name] for name in out})
-                return run
-            result = self._wait(run, timeout, interrupt, stream, progress_after, group_outputs)
-        except CellInterrupted:
-            raise
-        except KeyboardInterrupt:  # stop was pressed before or after the wait
-            if interrupt:
-                sess.interrupt()
-            raise CellInterrupted([]) from None
-        self.shell.user_ns.update(self._bound(sess, out))
-        return result
-
-    def _wait(
-        self,
-        run: CellRun,
-        timeout: float | None = None,
-        interrupt: bool = True,
-        stream: bool | None = None,
-        progress_after: float = PROGRESS_AFTER,
-        group_outputs: str = "order",
-    ) -> DRef | None:
-        """Wait for a cell and show its output."""
-        watch = self._watches.get(run.session)
-        view = LiveView(self.shell, self.output, run.session, stream, progress_after, watch)
-        with self.output.during_cell(group_outputs), self._showing(run.session, view):
-            return run.get(timeout, interrupt)
+                return started.run
+            with self._watching(sess, stream, progress_after, group_outputs):
+                return self._end_or_stop(started, timeout, interrupt)
 
     def disco_run(
         self,
@@ -197,7 +189,12 @@ class Lab(Panels):
         timeout: float | None = None,
         stream: bool | None = None,
         group_outputs: str = "order",
-    ) -> None:
+        step: bool = False,
+        breaks: Sequence[str] = (),
+        trace: Sequence[str] | None = None,
+        pm: bool = False,
+        nan: bool = False,
+    ) -> DRef | Stop | None:
         """Run a script for torchrun on all workers; its names are in the cells afterwards.
 
         Parameters
@@ -206,6 +203,13 @@ class Lab(Panels):
             The script.
         args
             Its command line.
+        step, breaks, trace, pm, nan
+            As for `disco`.
+
+        Returns
+        -------
+        Stop or None
+            A `Stop` if the workers stand.
 
         Raises
         ------
@@ -214,46 +218,24 @@ class Lab(Panels):
         WorkerError
             If it failed, or exited with a status other than 0, on one or more workers.
         """
-        sess = self.session(session)
+        sess = self.free_session(session)
         check_timeout(timeout)
         full, source = read_script(path)
         check_syntax(source, full)
         ranks = list(range(sess.num_workers))
-        try:
-            run = CellRun(sess, ranks, run_script, full, source, list(args), what="the script")
-            self._wait(run, timeout, stream=stream, group_outputs=group_outputs)
-        except CellInterrupted:
-            raise
-        except KeyboardInterrupt:
-            sess.interrupt()
-            raise CellInterrupted([]) from None
-
-    def _bound(self, session: Session, names: Sequence[str]) -> dict[str, DRef]:
-        """DRefs of worker variables, which must be there on one worker at least."""
-        refs = {name: session[name] for name in names}
-        for name, ref in refs.items():
-            there = session.peek(session.call_packed(has_value, ref), tell=True)
-            if all(isinstance(answer, Failure) for answer in there.values()):
-                raise ArgumentError(f"-o: no worker has a variable named {name!r}")
-        return refs
-
-    def _next_file(self) -> str:
-        """A file name for a cell, made for people: ``Cell In[3]``, its second ``Cell In[3].2``."""
-        # the number in front of the cell; newer IPythons count on before they run it
-        name = f"Cell In[{self.shell.displayhook.prompt_count}]"
-        self._cells[name] = self._cells.get(name, 0) + 1
-        return name if self._cells[name] == 1 else f"{name}.{self._cells[name]}"
-
-    @contextmanager
-    def _showing(self, session: Session, view: LiveView) -> Iterator[None]:
-        """Have a session's waits on this thread show `view`."""
-        before = session.tick
-        session.tick = view.tick  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            session.tick = before  # type: ignore[method-assign]
-            view.end()
+        words = "the script"
+        program = Program(
+            run_script,
+            lambda func: CellRun(sess, ranks, func, full, source, list(args), what=words),
+            Path(full).name,
+            full,
+            ranks,
+            words,
+        )
+        with ending_on_stop(sess):
+            started = self._begin(sess, program, Stepping(step, breaks, trace, pm, nan))
+            with self._watching(sess, stream, group_outputs=group_outputs):
+                return self._end_or_stop(started, timeout)
 
     def disco_push(
         self,
@@ -269,7 +251,7 @@ class Lab(Panels):
         ArgumentError
             If there is no such variable, or it can't be sent.
         """
-        sess = self.session(session)
+        sess = self.free_session(session)
         ranks = parse_ranks(targets, sess.num_workers, sess.current_mesh)
         missing = [name for name in names if name not in self.shell.user_ns]
         if missing:
@@ -296,7 +278,7 @@ class Lab(Panels):
 
         With a single rank as `targets`, the value itself.
         """
-        sess = self.session(session)
+        sess = self.free_session(session)
         ranks = parse_ranks(targets, sess.num_workers, sess.current_mesh)
         try:
             fetched = {name: sess.pull(name, ranks, timeout) for name in names}
@@ -307,29 +289,6 @@ class Lab(Panels):
         single = isinstance(targets, str) and len(ranks) == 1 and not set(":,=") & set(targets)
         for name, values in fetched.items():
             self.shell.user_ns[name] = values[0] if single else values
-
-
-def _end_of(run: CellRun) -> str | None:
-    """How a cell in the background has ended, "" if it did well; None while it runs."""
-    if not run.ready():
-        if run.session.closed:
-            return ""
-        try:
-            run.session._check_alive()
-        except DiscoError as exc:
-            return f"in the background: {exc}"
-        return None
-    failures = [failure for failure in run.failures if not failure.interrupted]
-    if not failures:
-        return ""
-    words = f"in the background: {summarize(failures)}"
-    return "\n".join(filter(None, [words, doctor_hint(failures)]))
-
-
-def doctor_hint(failures: Sequence[Failure]) -> str:
-    """What to look at next, if a collective is what went wrong first."""
-    told = any(failed_in_collective(failure) and not failure.victim for failure in failures)
-    return "%disco_doctor shows the last collectives of each worker" if told else ""
 
 
 def _set_on(ranks: list[int], values: dict[str, Any]) -> None:

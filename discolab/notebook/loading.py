@@ -11,11 +11,12 @@ from typing import Any, Literal
 
 import torch
 
+from ..debugger.given import WORKER_NAMES
 from ..loader.weights import Weights
 from ..runtime.errors import ArgumentError
 from ..runtime.session import Session
 from ..runtime.worker import current_worker
-from .cell import WORKER_NAMES, CellInterrupted
+from .cell import CellInterrupted
 from .sessions import Sessions
 
 
@@ -84,7 +85,7 @@ class Loading(Sessions):
         from ..loader.presharded import logical
         from ..loader.tables.showing import Shown, as_dtype, chosen_names
 
-        sess = self.session(session)
+        sess = self.free_session(session)
         self._check_name(name)
         wanted = as_dtype(dtype)
         typed = self._plan(plan)

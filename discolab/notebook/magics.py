@@ -6,7 +6,6 @@ Those that show something live are in view_magics.py.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -19,12 +18,15 @@ from .live import PROGRESS_AFTER
 from .magic_lines import (
     LabMagics,
     arguments_of,
+    names_in,
     one_line_errors,
     session_option,
+    split_options,
     targets_option,
     unquoted,
 )
 from .output import GROUPINGS
+from .stepping_options import check_break, stepping_of, stepping_options
 
 
 @magics_class
@@ -167,7 +169,7 @@ class DiscoMagics(LabMagics):
         """Fetch worker variables: a list with one value a worker; with -t 0 the value itself."""
         args = arguments_of(DiscoMagics.disco_pull, line)
         self.lab.disco_pull(
-            _names(args.names), session=args.session, targets=args.targets, timeout=args.timeout
+            names_in(args.names), session=args.session, targets=args.targets, timeout=args.timeout
         )
 
     @magic_arguments()
@@ -179,7 +181,7 @@ class DiscoMagics(LabMagics):
     def disco_push(self, line: str) -> None:
         """Send notebook variables to the workers, each its own copy."""
         args = arguments_of(DiscoMagics.disco_push, line)
-        self.lab.disco_push(_names(args.names), session=args.session, targets=args.targets)
+        self.lab.disco_push(names_in(args.names), session=args.session, targets=args.targets)
 
     @magic_arguments()
     @argument("path", help="a checkpoint: a file, a folder or an index file")
@@ -228,21 +230,25 @@ class DiscoMagics(LabMagics):
     @argument("--stream", dest="stream", action="store_true", default=None, help="output at once")
     @argument("--no-stream", dest="stream", action="store_false", help="output at the end")
     @argument("--group-outputs", choices=GROUPINGS, default="order", help="order of the output")
+    @stepping_options
     @argument("script", help="a Python file")
     @argument("args", nargs=argparse.REMAINDER, help="its command line")
     @line_magic
     @one_line_errors
-    def disco_run(self, line: str) -> None:
+    def disco_run(self, line: str) -> Any:
         """Run a script written for torchrun on the workers: ``%disco_run train.py --steps 10``."""
+        check_break("%disco_run", line)
         args = arguments_of(DiscoMagics.disco_run, line)
+        stepping = stepping_of("%disco_run", args)
         path, *words = [unquoted(word) for word in (args.script, *args.args)]
-        self.lab.disco_run(
+        return self.lab.disco_run(
             path,
             words,
             session=args.session,
             timeout=args.timeout,
             stream=args.stream,
             group_outputs=args.group_outputs,
+            **stepping,
         )
 
     @magic_arguments()
@@ -263,7 +269,8 @@ class DiscoMagics(LabMagics):
         metavar="NAMES",
         help="worker variables to bind here, as DRefs",
     )
-    @argument("-b", "--block", action="store_true", help="wait for the workers (the default)")
+    @stepping_options
+    @argument("--block", action="store_true", help="wait for the workers (the default)")
     @argument("-a", "--noblock", action="store_true", help="return at once with a handle")
     @argument("--stream", dest="stream", action="store_true", default=None, help="output at once")
     @argument("--no-stream", dest="stream", action="store_false", help="output at the end")
@@ -288,8 +295,15 @@ class DiscoMagics(LabMagics):
     @one_line_errors
     def disco(self, line: str, cell: str | None = None) -> Any:
         """Run a cell (or with one %, the line) on all workers; shows the last value's shards."""
-        options, code = (line, None) if cell is not None else _split_line(line)
+        options, code = (line, None) if cell is not None else split_options(DiscoMagics.disco, line)
+        check_break("%%disco", options)
         args = arguments_of(DiscoMagics.disco, options)
+        stepping = stepping_of("%%disco", args)
+        if args.noblock and (args.step or args.breaks or args.pm or args.nan):
+            raise UsageError(
+                "%%disco: a cell that may stop is waited for: leave out -a (--noblock), or the "
+                "options that stop it"
+            )
         if cell is not None and args.code:
             raise UsageError(
                 f"%%disco: {' '.join(args.code)!r} is no option; code goes on the lines below"
@@ -303,34 +317,13 @@ class DiscoMagics(LabMagics):
             source,
             session=args.session,
             targets=args.targets,
-            push=_names(args.push),
-            out=_names(args.out),
+            push=names_in(args.push),
+            out=names_in(args.out),
             block=args.block or not args.noblock,
             stream=args.stream,
             timeout=args.timeout,
             group_outputs=args.group_outputs,
             progress_after=args.progress_after,
             interrupt=args.signal_on_interrupt == "SIGINT",
+            **stepping,
         )
-
-
-def _names(texts: Sequence[str] | None) -> list[str]:
-    """Names separated by commas, in one word or several."""
-    words = [name.strip() for text in texts or () for name in text.split(",")]
-    return [word for word in words if word]
-
-
-def _split_line(line: str) -> tuple[str, str]:
-    """Options in front, code after: ``-t 0 x.shape``."""
-    parser = DiscoMagics.disco.parser
-    takes_value = {o for a in parser._actions if a.nargs is None for o in a.option_strings}
-    rest, options = line.lstrip(), []
-    while (rest.startswith("-") and rest[1:2].isalpha()) or rest.startswith("--"):
-        word, _, rest = rest.partition(" ")
-        options.append(word)
-        rest = rest.lstrip()
-        if word in takes_value:
-            value, _, rest = rest.partition(" ")
-            options.append(value)
-            rest = rest.lstrip()
-    return " ".join(options), rest

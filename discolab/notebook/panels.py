@@ -1,4 +1,4 @@
-"""Live pictures of sessions in a notebook: registers, devices, the timeline.
+"""Live pictures of sessions in a notebook: registers, devices, timeline, debugger.
 
 A part of a `Lab`. What they look like is in widgets/.
 """
@@ -110,6 +110,24 @@ class Panels(Loading):
         from .widgets.devices import Devices
 
         return Devices(self._name_of(session), self._named)
+
+    def disco_debugger(self, session: str | None = None) -> Any:
+        """The program that is stepped, with buttons and keys; live, between and during cells.
+
+        Parameters
+        ----------
+        session
+            Its name; None: the one used last.
+
+        Returns
+        -------
+        widgets.stepper.Stepper
+            Shows itself.
+        """
+        from .widgets.stepper import Stepper
+
+        name = self._name_of(session)
+        return Stepper(name, lambda: self._named(name), lambda: self._cell_turn)
 
     def disco_timeline(
         self,

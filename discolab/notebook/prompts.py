@@ -1,6 +1,7 @@
-"""`input()`, `breakpoint()` and `pdb.set_trace()` inside a worker: a clear word, no hang.
+"""`input()`, `breakpoint()` and `pdb.set_trace()` inside a worker.
 
-Several workers can't share one keyboard. Outside of workers all of them are as before.
+Several workers can't share one keyboard: `input()` is a clear error rather than a hang, and the two
+others stop the workers for discolab's debugger. Outside of workers all of them are as before.
 ipykernel binds `input` anew for each cell, to the kernel's `raw_input`: that is wrapped too.
 """
 
@@ -27,8 +28,8 @@ def install(kernel: Any = None) -> None:
     for name in ("raw_input", "getpass"):
         if hasattr(kernel, name):
             _wrap(kernel, name, _no_input)
-    _wrap(sys, "breakpointhook", _skip("breakpoint()"))
-    _wrap(pdb, "set_trace", _skip("pdb.set_trace()"))
+    _wrap(sys, "breakpointhook", _stop("breakpoint()"))
+    _wrap(pdb, "set_trace", _stop("pdb.set_trace()"))
 
 
 def uninstall() -> None:
@@ -56,10 +57,13 @@ def _no_input() -> None:
     )
 
 
-def _skip(what: str) -> Callable[[], None]:
-    def skip() -> None:
-        frame = sys._getframe(2)
-        where = place(frame.f_code.co_filename, frame.f_lineno)
-        print(f"{what} at {where} skipped: stepping through workers is not in this version")
+def _stop(what: str) -> Callable[[], None]:
+    def stop() -> None:
+        from ..debugger.stopping import stop_here  # which imports the tracer, as few cells do
 
-    return skip
+        frame = sys._getframe(2)
+        if not stop_here("breakpoint()", "" if what == "breakpoint()" else what, frame=frame):
+            where = place(frame.f_code.co_filename, frame.f_lineno)
+            print(f"{what} at {where} skipped: no debugger is attached to this session")
+
+    return stop

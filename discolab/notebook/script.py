@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..debugger import raised
 from ..runtime.errors import ArgumentError, SessionError
 from ..runtime.worker import current_worker
 from .cells import keep_source
@@ -65,13 +66,18 @@ def run_script(path: str, source: str, args: list[str]) -> None:
     keep_source(path, source)  # the file need not be on this worker's machine
     code = compile(source, path, "exec")
     worker = current_worker()
+    raised.forget()
     worker.program = names
     try:
         with _command_line(path, args):
             exec(code, names)
     except SystemExit as exc:
         if exc.code not in (None, 0):
+            raised.keep(path, exc)
             raise RuntimeError(_how_it_ended(exc, path)) from None
+    except BaseException as exc:
+        raised.keep(path, exc)
+        raise
     finally:
         worker.program = None
         worker.namespace.update({n: value for n, value in names.items() if not n.startswith("_")})

@@ -10,11 +10,11 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ..ccl.doctor import Diagnosis, doctor, forget
+from ..debugger.given import WORKER_NAMES
 from ..runtime.errors import ArgumentError, SessionError
 from ..runtime.failures import name_ranks
 from ..runtime.mesh import Mesh, parse_axes
 from ..runtime.session import Session
-from .cell import WORKER_NAMES
 from .cells import CellTeller
 from .live import LiveView
 from .lock_watch import LockWatch
@@ -55,6 +55,20 @@ class Sessions:
                 f"session {name!r} was shut down: %disco_restart starts it again with the same "
                 "settings"
             )
+        return found
+
+    def free_session(self, name: str | None = None) -> Session:
+        """As `session`, for what needs its workers.
+
+        Raises
+        ------
+        SessionError
+            Also while they are paused in a program: says where, and how to go on.
+        """
+        found = self.session(name)
+        why = found.held_up() if found.held_up is not None else ""
+        if why:
+            raise SessionError(why)
         return found
 
     def disco_session(
@@ -129,8 +143,9 @@ class Sessions:
         ArgumentError
             If the axes can't be read, or do not fit the number of workers.
         """
-        sess = self.session(session)
-        return sess.mesh(**parse_axes(axes)) if axes else sess.current_mesh
+        if axes:
+            return self.free_session(session).mesh(**parse_axes(axes))
+        return self.session(session).current_mesh
 
     def disco_shutdown(self, name: str | None = None) -> None:
         """Stop a session's workers now; what they run is interrupted."""

@@ -14,7 +14,7 @@ from .magic_lines import LabMagics, arguments_of, one_line_errors, session_optio
 
 @magics_class
 class ViewMagics(LabMagics):
-    """``%disco_registers``, ``%disco_devices``, ``%disco_timeline``."""
+    """``%disco_registers``, ``%disco_devices``, ``%disco_timeline``, ``%disco_debugger``."""
 
     @magic_arguments()
     @argument("--sort", choices=SORTS, default="bytes", help="the order (default: bytes)")
@@ -42,6 +42,15 @@ class ViewMagics(LabMagics):
             filter=" ".join(unquoted(text) for text in args.filter),
             leaks=args.leaks,
         )
+
+    @magic_arguments()
+    @session_option
+    @line_magic
+    @one_line_errors
+    def disco_debugger(self, line: str) -> Any:
+        """Show the program that is stepped, with buttons and keys: s n o c; live."""
+        args = arguments_of(ViewMagics.disco_debugger, line)
+        return self.lab.disco_debugger(session=args.session)
 
     @magic_arguments()
     @session_option

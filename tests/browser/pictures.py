@@ -98,6 +98,20 @@ spin((rank + 1) * 1.2)
 ccl.all_reduce(torch.ones(4))
 spin(30 if rank == 1 else 0)
 ccl.barrier()"""
+STEPPED = """\
+%%disco -b 4
+def linear(x, weight):
+    y = x @ weight.T
+    if rank == 2:
+        y = y.relu()
+    return ccl.all_reduce(y)
+
+
+torch.manual_seed(rank)
+weight = torch.randn(16, 16) / 8
+x = torch.ones(16, 16)
+for layer in range(3):
+    x = linear(x, weight)"""
 PICTURES = (
     Picture(
         "dref",
@@ -121,6 +135,8 @@ PICTURES = (
         seconds=2,
     ),
     Picture("devices", ("%disco_devices",), meanwhile=UNEVEN, seconds=6),
+    # the last: it leaves a program that is paused
+    Picture("debugger", ("%disco_debugger",), (STEPPED, "%disco_continue 2", "%disco_next"), 960),
 )
 
 # The cell that is active is drawn with a frame and tools.

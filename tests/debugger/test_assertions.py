@@ -102,6 +102,42 @@ def test_each_another_value_and_two_numbers_that_print_alike(four: Session) -> N
     assert re.search(r"\(1\.0 on worker 0, 1\.000000000003\d* on worker 3\)", text)
 
 
+def test_of_containers_and_modules_the_part_that_differs_is_named(four: Session) -> None:
+    """The first one: by its key, index or name; also where a member has no such part."""
+
+    def differs(kind: str) -> None:
+        rank = current_worker().rank
+        x = torch.arange(3.0)
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        if rank == 3:
+            with torch.no_grad():
+                model[1].running_var += 1
+                model[0].bias += 1
+        values = {
+            "number": {"w": x, "n": [1, (2.5, rank // 3)]},
+            "tensor": {"w": x, "n": [x, x + rank // 2]},
+            "key": {"w": x} if rank == 1 else {"w": x, "b": x},
+            "order": {"a": 1, "b": 2} if rank else {"b": 2, "a": 1},
+            "module": model,
+            "long": [x] * 60 + [x + rank // 3],
+            "plain": [*range(100), rank // 3],
+        }
+        disco_assert(values[kind], "replicated")
+
+    told = {kind: failing(four, differs, kind) for kind in ("number", "tensor", "key", "order")}
+    one = "workers 0-2 hold one value, worker 3 another"
+    assert told["number"].endswith(f"{one}; they differ at ['n'][1][1]: 0 on workers 0-2, 1 on "
+                                   "worker 3")  # fmt: skip
+    assert told["tensor"].endswith("; they differ at ['n'][1], float32[3]")
+    assert told["key"].endswith("; worker 1 has no ['b']")
+    assert told["order"].endswith("; the order of the items differs")
+    text = failing(four, differs, "module")
+    assert text.endswith(f"{one}; they differ at 0.bias, float32[2]; and at 1 more place")
+    assert failing(four, differs, "long").endswith("they differ at [60], float32[3]")
+    assert failing(four, differs, "plain").endswith(one)
+
+
 def test_a_tolerance_is_measured_from_the_first_worker(four: Session) -> None:
     """Within it nothing is raised; beyond it those that are too far are named."""
 
@@ -272,6 +308,25 @@ class Given:
 
     def __call__(self) -> "Given":
         return self
+
+
+@pytest.mark.parametrize("dim", [7, 1, -2])
+def test_a_dimension_that_is_not_there_is_said(four: Session, dim: int) -> None:
+    """Also of values that are one number, which may be equal."""
+    with pytest.raises(WorkerError, match=rf"dim={dim}, and the value has dimensions 0 to 0"):
+        run(four, lambda: disco_assert(torch.ones(3), "sharded", dim=dim))
+
+
+def test_a_tolerance_is_for_tensors_and_numbers(four: Session) -> None:
+    """Of a number it counts; of a container it would not, so it is refused."""
+
+    def check(value: Any) -> None:
+        far = 1e-3 * current_worker().rank
+        disco_assert(1.0 + far if value is None else value, "replicated", atol=0.01)
+
+    run(four, check, None)
+    with pytest.raises(WorkerError, match="rtol and atol are for a tensor or a number, got list"):
+        run(four, check, [1.0])
 
 
 def test_of_a_dtensor_the_local_shard_is_looked_at(four: Session) -> None:

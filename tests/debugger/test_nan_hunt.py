@@ -1,5 +1,6 @@
 """``--nan``: a program stops at the first operation that makes a value that is not finite."""
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -126,11 +127,11 @@ MADE = [
         "aten.div made 1 NaN in float32[4, 4], the first at [0, 2]; inputs: self float32[4, 4] of "
         "0, other float32[4, 4] of magnitudes 0 to 1",
     ),
-    (log_in_place, "aten.log_ made 1 inf in float32[2], the first at [1]; inputs: self float32[2] "
+    (log_in_place, "aten.log_ made 1 -inf in float32[2], the first at [1]; inputs: self float32[2] "
      "of magnitudes 0 to 1"),
-    (large_in_place, "aten.log_ made 300000 inf in float32[300000], the first at [0]"),
+    (large_in_place, "aten.log_ made 300000 -inf in float32[300000], the first at [0]"),
     (fully_masked, "aten._softmax made 6 NaN in float32[2, 3], the first at [0, 0]; inputs: self "
-     "float32[2, 3] with 6 inf, dim -1"),
+     "float32[2, 3] with 6 -inf, dim -1"),
     (overflow, "aten._to_copy made 2 inf in float16[2], the first at [0]; inputs: self float32[2] "
      "of 1e+30"),
     (out_of_place, "aten.div made 2 inf in float32[2], the first at [0]; inputs: self float32[2] "
@@ -241,11 +242,42 @@ def test_while_it_stands_there_inputs_and_output_are_at_hand(one: Session) -> No
     assert held.op == "aten.reciprocal"
     assert not held.outside
     assert held.output.tolist() == [0.25, INF]
-    assert held.records()["self"]["head"] == [4.0, 0.0]
+    assert held.records()["input self"]["head"] == [4.0, 0.0]
+    at = dbg.where()
+    assert at.workers[0].found is not None
+    op, values = at.workers[0].found
+    assert (op, list(values)) == ("aten.reciprocal", ["input self", "output"])
+    assert values["output"]["head"] == [0.25, INF]
+    assert re.search(r"aten.reciprocal\n.*\n  input self .*\[4, 0\]\n  output ", repr(at))
     dbg.eval("x / 0 * 0")
     assert dbg.is_paused
     finish(dbg)
     assert finding(dbg_worker(one)) is None
+
+
+def test_an_input_that_is_called_output_does_not_hide_the_output(one: Session) -> None:
+    """As in the backward of softmax; the numbers that were given are told too."""
+    dbg = debugger_of(one)
+
+    def program() -> None:
+        grad, out = torch.tensor([[INF, 1.0]]), torch.tensor([[0.0, 1.0]])
+        torch.ops.aten._softmax_backward_data(grad, out, -1, torch.float32)
+
+    hunt(dbg, program)
+    op, values = dbg.where().workers[0].found or ("", {})
+    assert op == "aten._softmax_backward_data"
+    assert list(values) == ["input grad_output", "input output", "input dim", "output"]
+    assert values["input output"]["head"] == [0.0, 1.0]
+    finish(dbg)
+
+
+def test_the_sign_of_an_infinity_is_told(one: Session) -> None:
+    assert "aten.log made 2 -inf in float32[3], the first at [0]" in found(
+        one, lambda: torch.tensor([0.0, 0.0, 1.0]).log()
+    )
+    assert "aten.div made 1 NaN, 1 inf and 1 -inf in float16[3]" in found(
+        one, lambda: torch.tensor([0.0, 1.0, -1.0]).half() / torch.zeros(3).half()
+    )
 
 
 def dbg_worker(session: Session) -> Any:
@@ -265,7 +297,7 @@ def test_an_evaluation_at_another_stop_is_not_hunted_in(one: Session) -> None:
     dbg.next()
     dbg.eval("x / x")
     stop = dbg.continue_()
-    assert "aten.log made 2 inf" in stop.workers[0].note
+    assert "aten.log made 2 -inf" in stop.workers[0].note
     finish(dbg)
 
 

@@ -12,6 +12,7 @@ from discolab.debugger import Debugger, DebuggerError, debugger_of
 from discolab.runtime.session import Session
 
 from .conftest import lines_of, load, states_of
+from .test_hostile import swallower
 from .test_random_programs import Run, go_on
 from .test_stepping import LOOP, PARTED
 
@@ -114,3 +115,11 @@ def test_a_worker_that_dies_while_it_is_paused_is_named():
             dbg.next()
         dbg.abort()
         session.shutdown(cancel=True)
+
+
+def test_a_program_that_swallows_what_ends_it_is_ended(dbg: Debugger):
+    dbg.run(swallower(), step=False, file=FILE)
+    assert dbg.abort() == []
+    assert states_of(dbg.stop) == ["aborted"] * 4
+    stop = dbg.run(load(LOOP), file=FILE)
+    assert stop.groups == ((0, 1, 2, 3),)

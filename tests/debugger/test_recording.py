@@ -66,6 +66,7 @@ def test_a_change_is_told_of_the_line_that_made_it(dbg: Debugger) -> None:
         "program.py:5 in half",  # u.mul_(k)
     ]
     assert heads(u, 2)[:2] == [1.0, 2.0]
+    assert [moment.number for moment in history(dbg.session, "x", last=2).moments] == [3, 4]
     items = history(dbg.session, "items", ranks="0")
     assert [one.records[0].get("length") for one in items.moments] == [0, 1, 2, 3, None]
     assert items.moments[-1].where == "program.py:15 in program"
@@ -214,6 +215,112 @@ def test_a_cell_is_recorded_to_its_last_line(dbg: Debugger) -> None:
     assert history(dbg.session, "last").moments[-1].where == "cell_of_a_test.py:4"
 
 
+def test_the_last_expression_of_a_cell_goes_on_with_its_variables(dbg: Debugger) -> None:
+    """It is code of its own; what it mentions is told as before it only if the cell did not."""
+    source = "d = {}\nd['k'] = 1\nf = d.update\nd.setdefault('m', old); f(n=2)"
+
+    def cell() -> None:
+        from discolab.notebook.cell import run_cell
+
+        current_worker().namespace["old"] = 7
+        run_cell(source, "cell_with_a_value.py", None)
+
+    dbg.run(cell, step=False, trace=())
+    dbg.program.result()
+    d = history(dbg.session, "d", ranks=[0])
+    assert [moment.where for moment in d.moments] == [
+        "cell_with_a_value.py:1",
+        "cell_with_a_value.py:2",
+        "cell_with_a_value.py:4",
+        "cell_with_a_value.py:4, time 2",
+    ]
+    assert [moment.records[0]["length"] for moment in d.moments] == [0, 1, 2, 3]
+    old = history(dbg.session, "old", ranks=[0])
+    assert [moment.where for moment in old.moments] == ["before cell_with_a_value.py:1"]
+    assert set(back(dbg.session).workers[0].variables) >= {"d", "old"}
+
+    source = "x = 1\nx + old"
+    dbg.run(cell, step=False, trace=())
+    dbg.program.result()
+    old = history(dbg.session, "old", ranks=[0])
+    assert [moment.where for moment in old.moments] == ["before cell_with_a_value.py:2"]
+    assert len(history(dbg.session, "x").moments) == 1
+
+
+def test_what_a_function_does_to_a_cells_variables_is_told_of_its_line(dbg: Debugger) -> None:
+    """Assigned, written to, made and deleted there; stepping back knows it too."""
+    source = """\
+g = 1
+c = []
+def work(n):
+    global g, new
+    c.append(n)
+    for i in range(n):
+        g = g + 1
+    new = n
+    return n
+def gone():
+    global g
+    del g
+work(2)
+last = g
+gone()
+"""
+
+    def cell() -> None:
+        from discolab.notebook.cell import run_cell
+
+        run_cell(source, "cell_with_globals.py", None)
+
+    def where(name: str) -> list[str]:
+        found = history(dbg.session, name, ranks=[0]).moments
+        return [moment.where.removeprefix("cell_with_globals.py:") for moment in found]
+
+    dbg.run(cell, step=False, trace=())
+    dbg.program.result()
+    assert where("g") == ["1", "7 in work", "7 in work, time 2", "12 in gone"]
+    assert where("c") == ["2", "5 in work"]
+    assert where("new") == ["8 in work"]
+    at = back(dbg.session)
+    while "line 14 has run" not in at.workers[0].note:
+        at = back(dbg.session)
+    held = at.workers[0].variables
+    assert held["g"]["repr"] == held["last"]["repr"] == "3"
+    assert held["c"]["length"] == 1
+    dbg.run(cell, step=False, trace=("c",))
+    dbg.program.result()
+    assert names(dbg.session) == ["c"]
+    assert where("c") == ["before cell_with_globals.py:1", "2", "5 in work"]
+
+
+def test_of_lines_that_were_dropped_the_last_that_set_a_name_is_known(dbg: Debugger) -> None:
+    """So a variable that was set once, long ago, is told of the line that did."""
+    record(
+        dbg,
+        """\
+        import torch
+        def program():
+            h = torch.ones(2)
+            for step in range(400):
+                loss = step * 2
+            del h
+        """,
+        "h",
+        "loss",
+        capacity=50,
+    )
+    h = history(dbg.session, "h", ranks=[0])
+    assert [moment.where for moment in h.moments] == [
+        "program.py:3 in program",
+        "program.py:6 in program",
+    ]
+    assert "lines were dropped" in repr(h)
+    assert "h" in back(dbg.session, 20).workers[0].variables
+    assert heads(history(dbg.session, "loss", last=500), 0)[-1] == "798"
+    kept = history(dbg.session, "loss", ranks=[0], last=500).moments
+    assert len(kept) == 50  # 49 in the ring, and the last before these
+
+
 def test_generators_exceptions_and_recursion_keep_their_frames_apart(dbg: Debugger) -> None:
     """A generator's variables are its own over all its turns; each call is a new frame."""
     record(
@@ -326,6 +433,21 @@ def test_what_was_not_recorded_is_said(dbg: Debugger, sess: Session) -> None:
         history(sess, "x", last=0)
     with pytest.raises(ArgumentError, match="a number of lines, 1 or more"):
         back(sess, 0)
+
+
+def test_stepping_back_says_who_has_no_recording(dbg: Debugger, sess: Session) -> None:
+    sess.call_packed(forget)
+    sess.sync_all()
+
+    def program() -> None:
+        if current_worker().rank == 0:
+            return
+        x = 1
+        x += 1
+
+    dbg.run(program, step=False, trace=("x",))
+    dbg.program.result()
+    assert back(sess, 9).workers[0].words == "has no recording"
 
 
 def forget() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from discolab.debugger import frames
+from discolab.debugger import frames, tracer
 from discolab.debugger.breaks import Break
 from discolab.debugger.tracer import Tracer
 from discolab.runtime.errors import WorkerInterrupted
@@ -601,7 +601,9 @@ def test_a_generator_that_outlives_its_program_goes_on_in_the_next() -> None:
     assert port.places == ["<module>:1", "numbers:3"]
 
 
-def test_another_trace_function_is_put_back_and_warned_of() -> None:
+def test_another_trace_function_is_put_back_and_warned_of_once(monkeypatch: Any) -> None:
+    monkeypatch.setattr(tracer, "_warned", set())
+
     def other(frame: Any, event: str, arg: Any) -> None:
         return None
 
@@ -611,11 +613,20 @@ def test_another_trace_function_is_put_back_and_warned_of() -> None:
     try:
         with pytest.warns(RuntimeWarning, match="another trace function"):
             port = program.run(then="step")
+        program.run()  # another warning would be an error here
         after = sys.gettrace()
     finally:
         sys.settrace(before)
     assert after is other
     assert port.lines == [1]
+
+
+def test_a_program_that_takes_the_trace_function_away_is_told_of(monkeypatch: Any) -> None:
+    monkeypatch.setattr(tracer, "_warned", set())
+    program = Program("import sys\nsys.settrace(None)\nx = 1\ny = 2")
+    with pytest.warns(RuntimeWarning, match=r"called sys\.settrace itself"):
+        port = program.run(then="step")
+    assert port.lines == [1, 2]
 
 
 def test_hooks_see_each_line_before_its_stop_and_each_return() -> None:

@@ -70,3 +70,22 @@ class Comm:
             self.frames.append(data["state"]["frame"])
         elif data["method"] == "custom":
             self.said.append(data["content"])
+
+
+class BesideCells(Comm):
+    """What it says is heard while a cell runs, as JupyterLab's comms are: on a subshell."""
+
+    def __init__(self, kernel: Kernel, result: Result) -> None:
+        super().__init__(kernel, result)
+        client = kernel.client
+        client.control_channel.send(client.session.msg("create_subshell_request", {}))
+        reply = client.control_channel.get_msg(timeout=10)
+        self._subshell = reply["content"]["subshell_id"]
+
+    def say(self, kind: str, viewer: str = "here", **content: Any) -> None:
+        """See `Comm`."""
+        client, whole = self._client, {"type": kind, "viewer": viewer, **content}
+        data = {"method": "custom", "content": whole}
+        message = client.session.msg("comm_msg", {"comm_id": self.model_id, "data": data})
+        message["header"]["subshell_id"] = self._subshell
+        client.shell_channel.send(message)

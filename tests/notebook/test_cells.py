@@ -117,13 +117,7 @@ def test_a_syntax_error_is_told_before_anything_runs(nb: Any) -> None:
     assert result.stdout == ""
 
 
-def test_breakpoint_and_input_have_a_clear_word(nb: Any) -> None:
-    result = nb.ok("%%disco\nbreakpoint()\nprint('after')")
-    first, last = result.stdout.splitlines()
-    assert first.startswith("[0-3] breakpoint() at Cell In[")
-    assert "line 2 skipped" in first
-    assert last == "[0-3] after"
-    assert "pdb.set_trace() at" in nb.ok("%%disco\nimport pdb; pdb.set_trace()").stdout
+def test_input_has_a_clear_word(nb: Any) -> None:
     assert "%disco_push" in nb.fails("%%disco\ninput('name? ')").error["evalue"]
 
 

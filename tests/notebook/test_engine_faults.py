@@ -73,6 +73,12 @@ def test_a_worker_that_ends_itself(nb: Any) -> None:
     assert result.seconds < 3
 
 
+def test_a_worker_that_ends_itself_in_a_stepped_cell_is_told_once(nb: Any) -> None:
+    result = nb.fails("%%disco --trace\nimport os\nif rank == 1: os._exit(7)\nccl.barrier()")
+    assert "exited with status 7" in result.error["evalue"]
+    assert "exited" not in result.stderr + nb.ok("1").stderr
+
+
 def test_a_worker_that_dies_in_the_background(nb: Any) -> None:
     nb.ok("%%disco -a\nimport time; time.sleep(60)")
     first = nb.ok("kill(1)\ntime.sleep(0.4)")

@@ -50,7 +50,7 @@ def test_bad_session_options_leave_the_session_alone(nb: Any) -> None:
 
 
 def test_unknown_options_name_those_near(nb: Any) -> None:
-    assert "did you mean --targets?" in nb.fails("%%disco --tragets 0\n1").stderr
+    assert "did you mean --targets" in nb.fails("%%disco --tragets 0\n1").stderr
     assert "--timeout" in nb.fails("%%disco --wait 3\n1").stderr
     assert "lines below" in nb.fails("%%disco x = 1\n1").stderr
 

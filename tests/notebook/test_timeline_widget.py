@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from .conftest import Kernel, Result
-from .front_end import Comm
+from .conftest import Kernel
+from .front_end import BesideCells, Comm
 
 IMBALANCED = """%%disco
 import time
@@ -38,25 +38,6 @@ def timeline(traced: Kernel) -> Comm:
     comm = Comm(traced, traced.ok("timeline = lab.disco_timeline(); timeline", watched=True))
     comm.say("open")
     return comm
-
-
-class BesideCells(Comm):
-    """What it says is heard while a cell runs, as JupyterLab's comms are: on a subshell."""
-
-    def __init__(self, kernel: Kernel, result: Result) -> None:
-        super().__init__(kernel, result)
-        client = kernel.client
-        client.control_channel.send(client.session.msg("create_subshell_request", {}))
-        reply = client.control_channel.get_msg(timeout=10)
-        self._subshell = reply["content"]["subshell_id"]
-
-    def say(self, kind: str, viewer: str = "here", **content: Any) -> None:
-        """See `Comm`."""
-        client, whole = self._client, {"type": kind, "viewer": viewer, **content}
-        data = {"method": "custom", "content": whole}
-        message = client.session.msg("comm_msg", {"comm_id": self.model_id, "data": data})
-        message["header"]["subshell_id"] = self._subshell
-        client.shell_channel.send(message)
 
 
 def ask(comm: Comm, **wish: Any) -> dict[str, Any]:

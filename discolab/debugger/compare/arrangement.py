@@ -25,8 +25,14 @@ def swapped(e: Evidence) -> Iterator[str]:
             theirs[rank] = others[0]
     if not theirs:
         return
-    told = [f"worker {rank} holds worker {other}'s part" for rank, other in theirs.items()]
-    if len(theirs) > 4:
+    groups: dict[int, list[int]] = {}
+    for rank, other in theirs.items():
+        groups.setdefault(other, []).append(rank)
+    told = [
+        f"{format_workers(ranks)} hold{'s' * (len(ranks) == 1)} worker {other}'s part"
+        for other, ranks in groups.items()
+    ]
+    if len(told) > 4:
         told = [*told[:4], f"and so on for {len(theirs)} workers"]
     words = "; ".join(told)
     if len(theirs) == e.count > 2 and len(set(theirs.values())) == e.count:

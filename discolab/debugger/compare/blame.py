@@ -7,35 +7,21 @@ program ends, the sum was forgotten, and the first such term is named.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
 from ...views.formats import format_workers
 from . import remote
 from .causes import causes_of, missing_sum
-from .evidence import Evidence
+from .gathering import TERMS_BEFORE, Seen, gather
 from .judging import Judge, Pair
 from .results import Finding, Point
-from .spreads import part_of
 
-_WHOLE = 2**22  # elements: of larger values only samples are looked at for causes
 _LARGE = 0.1  # of a typical element: this does not vanish by itself
 _ROUNDING = 1e-4
-_TERMS_BEFORE = 10  # values before a difference that may have been added wrongly
-
-
-@dataclass(frozen=True)
-class Seen:
-    """All that a cause may be found in: points in order, and their pairs by key."""
-
-    parameters: Sequence[Point]
-    points: Sequence[Point]
-    gradients: Sequence[Point]
-    pairs: Mapping[str, Pair]
-    settings: Callable[[str], list[str]]
+_UNSUMMED = 1e-2  # of a typical element: with a sum left out a shard is off by more
 
 
 def first_finding(judge: Judge, seen: Seen) -> Finding | None:
@@ -44,7 +30,7 @@ def first_finding(judge: Judge, seen: Seen) -> Finding | None:
         for number, point in enumerate(points):
             if not _wrong(point) or rejoined(points, number) is not None:
                 continue
-            earlier = _unsummed(judge, points, number) if point.unlike or point.partial else None
+            earlier = _unsummed(judge, points, number) if _may_lack_sum(points, number) else None
             found = point if earlier is None else points[earlier]
             place = number if earlier is None else earlier
             return _finding(judge, seen, points, place, found, earlier is not None)
@@ -53,7 +39,7 @@ def first_finding(judge: Judge, seen: Seen) -> Finding | None:
 
 def _wrong(point: Point) -> bool:
     if point.problem:
-        return point.kind == "result" and not point.gradient
+        return not point.agrees or (point.kind == "result" and not point.gradient)
     return not point.agrees or ends_unsummed(point)
 
 
@@ -65,12 +51,16 @@ def rejoined(points: Sequence[Point], number: int) -> Point | None:
     down to rounding.
     """
     point = points[number]
-    ends = ("parameter", "buffer", "argument" if point.gradient else "result")
+    ends = ["parameter", "buffer", "argument" if point.gradient else "result"]
+    if not point.gradient:
+        ends.append("note")  # named by the user: it should be the same
     if point.problem or point.agrees or point.kind in ends:
         return None
     for later in points[number + 1 :]:
         if later.problem or not later.agrees or later.partial or not _around(later, point):
             continue
+        if "float" not in later.dtype and "complex" not in later.dtype:
+            continue  # as an argmax, which is often the same for others
         if point.relative > _LARGE or later.relative <= _ROUNDING * point.relative:
             return later
     return None
@@ -94,6 +84,29 @@ def ends_unsummed(point: Point) -> bool:
     if point.gradient:
         ends = point.kind in ("parameter", "argument")
     return point.partial and point.source == "inferred" and ends
+
+
+def _may_lack_sum(points: Sequence[Point], number: int) -> bool:
+    """Whether terms that were not summed may be why a value differs.
+
+    The workers then differ among themselves, and not by little; and what the value comes from
+    does not agree yet. (That the parts of a shard differ among themselves says nothing.)
+    """
+    point = points[number]
+    shard = "Shard" in point.layout
+    if not point.partial and (not point.unlike or (shard and point.relative < _UNSUMMED)):
+        return False
+    owner = point.module
+    if point.kind == "parameter":
+        owner = point.module.rpartition(".")[0]
+    before = [p for p in points[:number] if not p.problem]
+    inner = f"{owner.split('#')[0]}." if owner else ""
+    if any(p.module.split("#")[0].startswith(inner) and p.kind in ("input", "output")
+           and p.module != owner for p in before):  # fmt: skip
+        return True  # what lies inside may be where the terms are
+    comes_in = "output" if point.gradient else "input"
+    origin = [p for p in before if p.module == owner and p.kind == comes_in]
+    return not origin or not all(p.agrees and not p.partial for p in origin)
 
 
 def _unsummed(judge: Judge, points: Sequence[Point], number: int) -> int | None:
@@ -124,7 +137,7 @@ def _added_unsummed(judge: Judge, points: Sequence[Point], number: int) -> int |
     terms = [
         place for place, p in enumerate(points[:number])
         if p.partial and p.source == "inferred" and not p.problem and p.shape == wrong.shape
-    ][-_TERMS_BEFORE:]  # fmt: skip
+    ][-TERMS_BEFORE:]  # fmt: skip
     if not terms or wrong.layout.count("Shard"):
         return None
     taken = judge.samples([wrong.theirs, *(points[place].theirs for place in terms)])
@@ -147,15 +160,16 @@ def _finding(
 ) -> Finding:
     causes: list[str] = []
     if point.problem:
-        return Finding(point, (point.problem,), "what the program gives can't be compared")
+        place = "" if not point.agrees else "what the program gives can't be compared"
+        return Finding(point, (point.problem,), place)
     pair = seen.pairs[point.key]
     own = [words for path in _near_modules(point) for words in seen.settings(path)]
-    if unsummed or point.partial:
+    if unsummed or (point.partial and point.agrees):
         causes.append(missing_sum(point.gradient, point.kind == "parameter"))
         point = replace(point, ranks=tuple(sorted(pair.held)), agrees=False)
     else:
         causes += _dtypes(pair)
-        evidence = _evidence(judge, seen, points, number, pair, point)
+        evidence = gather(judge, seen, points, number, pair, point)
         if evidence is not None:
             causes += causes_of(evidence)
     return Finding(point, (*own, *causes), _place(points, number, point, unsummed))
@@ -227,88 +241,3 @@ def _place_of_gradient(before: Sequence[Point], point: Point) -> str:
     if not gone:
         return "forward agrees; it is the first gradient that was compared"
     return f"forward agrees; last gradient that agrees: the {gone[-1].words}"
-
-
-# -- evidence --------------------------------------------------------------------------------------
-
-
-def _evidence(
-    judge: Judge, seen: Seen, points: Sequence[Point], number: int, pair: Pair, point: Point
-) -> Evidence | None:
-    spread = next((s for s in pair.spreads if s.words == point.layout), pair.spreads[0])
-    whole = judge.ours.value(point.key)
-    sizes = [len_of(fact[1]) for fact in pair.held.values()]
-    most = _WHOLE if max(sizes) <= _WHOLE else remote.MOST_SAMPLES
-    (local,) = judge.samples([point.theirs], most)
-    if not local or whole.is_complex():
-        return None
-    teams = sorted(local)
-
-    def expected(value: torch.Tensor) -> dict[int, torch.Tensor]:
-        return {r: remote.sample(part_of(value, spread, r), most) for r in teams}
-
-    cut = [dim for dim in spread.layout.dims if dim is not None]
-    terms: list[tuple[str, Any]] = []
-    if whole.numel() <= _WHOLE:
-        for words, value in _terms(judge, seen, points, number, point, whole):
-            terms.append((words, expected(value)))
-    return Evidence(
-        local=local,
-        expected=expected(whole),
-        shapes={rank: tuple(fact[1]) for rank, fact in pair.held.items()},
-        whole=max(sizes) <= most,
-        odd=tuple(rank for rank in point.ranks if rank in local),
-        rtol=pair.tolerance.rtol,
-        atol=max(pair.tolerance.atol, 1e-6 * point.scale),
-        dim=cut[0] if cut else None,
-        replicated=not cut,
-        terms=terms,
-        reference=whole.detach().to("cpu", torch.float64) if whole.numel() <= _WHOLE else None,
-        gradient=point.gradient,
-        parameter=point.kind == "parameter",
-    )
-
-
-def len_of(shape: Iterable[int]) -> int:
-    """The number of elements of a shape."""
-    size = 1
-    for extent in shape:
-        size *= extent
-    return size
-
-
-def _terms(
-    judge: Judge,
-    seen: Seen,
-    points: Sequence[Point],
-    number: int,
-    point: Point,
-    whole: torch.Tensor,
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Values of the reference that may have been added once too often, or left out."""
-    before = [p for p in points[max(number - _TERMS_BEFORE, 0) : number] if not p.problem]
-    around = [
-        p for p in points[:number]
-        if p.kind == "input" and not p.problem and point.module.startswith(_parent(p.module))
-    ]  # fmt: skip
-    around.sort(key=lambda p: p.module.count("."))  # one value under several names: the outermost
-    owners = {p.module.split("#")[0] for p in [*before, point]}
-    if not point.gradient:
-        for parameter in seen.parameters:
-            name = parameter.module
-            flat = len(parameter.shape) == 1 and parameter.shape[0] == whole.shape[-1]
-            if flat and name.rpartition(".")[0] in owners and whole.dim() > 0:
-                value = judge.ours.value(parameter.key)
-                yield f"bias {name}", value.to(whole.device).expand(whole.shape)
-    given: set[int] = set()
-    for other in [*around[-8:], *reversed(before)]:
-        value = judge.ours.value(other.key)
-        if value.shape == whole.shape and value.is_floating_point():
-            seen_number = seen.pairs[other.key].number
-            if seen_number not in given:
-                given.add(seen_number)
-                yield other.words, value
-
-
-def _parent(module: str) -> str:
-    return module.split("#")[0].rpartition(".")[0]

@@ -31,13 +31,19 @@ def causes_of(evidence: Evidence) -> list[str]:
 
 
 def _non_finite(e: Evidence) -> Iterator[str]:
-    bad = [
-        r for r in e.odd
-        if not torch.isfinite(e.local[r]).all() and torch.isfinite(e.expected[r]).all()
-    ]  # fmt: skip
-    if bad:
+    odd = [r for r in e.odd if e.local[r].shape == e.expected[r].shape]
+    here = {r: ~torch.isfinite(e.local[r]) for r in odd}
+    there = {r: ~torch.isfinite(e.expected[r]) for r in odd}
+    if bad := [r for r in odd if bool((here[r] & ~there[r]).any())]:
         kind = "NaN" if any(bool(torch.isnan(e.local[r]).any()) for r in bad) else "infinite"
-        yield f"{format_workers(bad)} {_hold(bad)} {kind} elements, the reference has none"
+        rest = "none" if not any(bool(there[r].any()) for r in bad) else "finite ones there"
+        yield f"{format_workers(bad)} {_hold(bad)} {kind} elements, the reference has {rest}"
+    elif bad := [r for r in odd if bool((there[r] & ~here[r]).any())]:
+        kind = "NaN" if any(bool(torch.isnan(e.expected[r]).any()) for r in bad) else "infinite"
+        who = f"{format_workers(bad)} {_hold(bad)}"
+        yield f"the reference holds {kind} elements where {who} finite ones"
+    elif bad := [r for r in odd if bool((here[r] & (e.local[r] != e.expected[r])).any())]:
+        yield f"infinite and NaN elements of {format_workers(bad)} are others than the reference's"
 
 
 def _hold(ranks: Sequence[int]) -> str:
@@ -50,9 +56,12 @@ def _as_sum(e: Evidence) -> Iterator[str]:
         return
     stacked = torch.stack(list(e.local.values()))
     expected = e.expected[e.ranks[0]]
+    alike = e.close(stacked[0], stacked[-1]) and e.close(stacked[0], stacked[1])
+    if alike and e.gradient and e.parameter:
+        return  # as after an average: these are no terms
     if e.close(stacked.sum(0), expected, 2.0 * e.count):
         yield missing_sum(e.gradient, e.parameter)
-    elif e.close(stacked.mean(0), expected, 2.0) and not e.close(stacked[0], stacked[1]):
+    elif e.close(stacked.mean(0), expected, 2.0):
         yield "equals the reference once averaged over the workers: an all-reduce is missing"
     else:
         off = stacked.sum(0) - expected
@@ -80,15 +89,21 @@ def _factor(e: Evidence) -> Iterator[str]:
     biases = [(name, terms) for name, terms in e.terms if name.startswith("bias ")]
     for name, terms in [("", nothing), *biases]:
         factor = _common_factor(e, terms)
-        if factor is not None:
+        if factor is not None and not _any_factor(e, factor):
             but = f" (but for the {name}, added afterwards)" if name else ""
             yield _factor_words(e, factor, but)
             return
 
 
+def _any_factor(e: Evidence, factor: float) -> bool:
+    """Whether a factor says nothing: of one number any other is a multiple."""
+    lone = max((int((e.expected[r] != 0).sum()) for r in e.odd), default=0) < 2
+    return lone and not any(abs(factor - k) < 1e-2 * abs(k) for k in (e.count, 1 / e.count, -1))
+
+
 def _common_factor(e: Evidence, terms: Tensors) -> float | None:
     found = [_multiple(e, e.local[r] - terms[r], e.expected[r] - terms[r]) for r in e.odd]
-    known = [k for k in found if k is not None and abs(k - 1) > 1e-6]
+    known = [k for k in found if k is not None and abs(k - 1) > 1e-3]
     if not known or len(known) < len(found):
         return None
     return known[0] if all(abs(k - known[0]) <= 1e-3 * abs(known[0]) for k in known) else None
@@ -97,6 +112,8 @@ def _common_factor(e: Evidence, terms: Tensors) -> float | None:
 def _factor_words(e: Evidence, k: float, but: str) -> str:
     n = e.count
     who = "" if len(e.odd) == n else f"on {format_workers(e.odd)} "
+    if e.parameter and not e.gradient:  # nothing has been summed yet
+        return f"{who}is {format_number(k)} times the reference"
     if n > 1 and abs(k - n) < 1e-2 * n:
         why = (
             "summed over the workers where each one had all of it already"
@@ -141,6 +158,7 @@ def _added(e: Evidence) -> Iterator[str]:
             size = float(term.dot(term))
             off = e.local[rank] - e.expected[rank]
             k = float(off.dot(term)) / size if size > 0 and math.isfinite(size) else 0.0
+            k = k if math.isfinite(k) else 0.0
             near = round(k) if abs(k) > 0.5 else round(k * e.count) / e.count
             if not near or abs(k - near) > 2e-2 or not e.close(off, near * term, 8.0):
                 # the allowance is for rounding of the sums, so as for the values themselves
@@ -194,12 +212,12 @@ def _how_much(e: Evidence) -> Iterator[str]:
     if not e.whole:
         return
     for rank in e.odd[:1]:
-        gap = (e.local[rank] - e.expected[rank]).abs()
-        over = ~(gap <= e.atol + e.rtol * e.expected[rank].abs())
+        over = _over(e, rank)
         count, size = int(over.sum()), over.numel()
         if not count:
             return
-        same = "" if len(e.odd) == 1 else f" of worker {rank}"
+        alike = all(torch.equal(over, _over(e, other)) for other in e.odd[1:])
+        same = "" if alike else f" of worker {rank}"
         if count == 1 and size > 1:
             yield f"one element of {size:,}{same} differs"
             return
@@ -209,6 +227,12 @@ def _how_much(e: Evidence) -> Iterator[str]:
                 at = ", ".join(map(str, rows[:6])) + (", …" if len(rows) > 6 else "")
                 yield f"{len(rows)} of {extent} places along dim {dim}{same} differ: {at}"
                 return
+
+
+def _over(e: Evidence, rank: int) -> torch.Tensor:
+    local, expected = e.local[rank], e.expected[rank]
+    near = (local - expected).abs() <= e.atol + e.rtol * expected.abs()
+    return ~((near & torch.isfinite(expected)) | (local == expected))
 
 
 def _rows_over(over: torch.Tensor, dim: int) -> list[int]:

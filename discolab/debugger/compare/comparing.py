@@ -9,26 +9,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...loader.plans.patterns import matcher
 from ...runtime.dref import DRef
 from ...runtime.dref_book import OWN
-from ...runtime.errors import ArgumentError, WorkerError
+from ...runtime.errors import ArgumentError, WaitTimeoutError, WorkerError
 from ...runtime.session import Session
 from . import remote
-from .blame import Seen, first_finding
+from .blame import first_finding
+from .gathering import Seen
 from .given import check_options, inputs_of, meshes_of, name_of, program_of, session_of
 from .judging import Judge, Pair
-from .matching import Held, Names, by_key, check_some_match, only_in, settings_words
-from .remarks import detour_notes, settings_notes
+from .matching import (
+    Held,
+    Names,
+    by_key,
+    check_some_match,
+    is_number,
+    lone_keys,
+    only_in,
+    settings_words,
+)
+from .presence import Presence
+from .remarks import detour_notes, settings_notes, value_notes
 from .results import Comparison, Finding, Point, point_name
 from .sides import Fact, Side
 from .spreads import Spread, read_layout
 
 _FORWARD = ("argument", "input", "output", "note", "result")
 _PARAMETERS = ("parameter", "buffer")
+_MEANS = (
+    "the inputs are cut: DDP and FSDP average gradients, so theirs are those of the reference's "
+    "whole batch divided by the number of workers, unless the workers' loss is larger by that: "
+    "see docs/compare.md, data-parallel programs"
+)
 
 
 def compare(
@@ -153,6 +169,8 @@ class Course:
         self.notes: list[str] = []
         self.modules: list[dict[str, tuple[Any, ...]]] = []  # of each worker
         self.keys: set[str] = set()  # of all that the workers have
+        self._lone: tuple[set[str], set[str]] = set(), set()  # of both sides, see `lone_keys`
+        self.presence = Presence(session.num_workers)
 
     # -- the course ----------------------------------------------------------------------------
 
@@ -188,6 +206,7 @@ class Course:
         given = self._call(remote.hold, shared.args, shared.kwargs)  # raises if they can't travel
         self.ours.forward(shared.args, shared.kwargs, self.options.seed)
         cuts = {name: spread.told() for name, spread in shared.cuts.items()}
+        self._data_parallel = bool(cuts)
         call = self._call(remote.run_forward, self.theirs, given, self.options.seed, cuts)
         with self._telling():
             answers = self.session.fetch(call, None, self.options.timeout)
@@ -198,17 +217,28 @@ class Course:
     def _compare_forward(self) -> None:
         held = by_key(self._fetch(remote.facts, self.theirs, _FORWARD))
         self.keys |= set(held)
-        self.points = self._judged(self.ours.facts(_FORWARD), held)
+        ours = self.ours.facts(_FORWARD)
+        theirs = [next(iter(facts.values())) for facts in held.values()]
+        self._lone = lone_keys(ours), lone_keys(theirs)
+        self.presence.learn(held)
+        told = self._fetch(remote.told, self.theirs)
+        points = self._judged(ours, held)
+        self.points = [
+            *points,
+            *self.presence.other_values(self.ours.tape.told, told, held, self.names.rename),
+        ]
 
     def _compare_backward(self) -> None:
         starts = self._starts()
         if self.ours.loss is None and not starts:
             self.notes.append("no backward: nothing in the result has a gradient and a layout")
             return
-        self.ours.backward(
-            self.options.seed, {k: (shape, None) for k, (shape, _) in starts.items()}
-        )
-        told = {leaf: (shape, spread.told()) for leaf, (shape, spread) in starts.items()}
+        ours, told = {}, {}
+        for number, (leaf, (shape, spread)) in enumerate(starts.items()):
+            ours[leaf] = shape, None, number
+            key = self.pairs[f"result||{leaf}"].point.theirs
+            told[key.split("|")[2]] = shape, spread.told(), number
+        self.ours.backward(self.options.seed, ours)
         held = by_key(self._fetch(remote.run_backward, self.theirs, self.options.seed, told))
         self.keys |= set(held)
         self.gradients = self._judged(self.ours.gradient_facts(), held)
@@ -220,6 +250,8 @@ class Course:
             pair = self.pairs.get(f"result||{leaf}")
             if pair is None or not tensor.requires_grad or pair.point.problem:
                 continue
+            if any(is_number(fact) for fact in pair.held.values()):
+                continue
             judged = next(p for p in self.points if p.key == pair.point.key)
             spread = next((s for s in pair.spreads if s.words == judged.layout), pair.spreads[0])
             found[leaf] = tuple(tensor.shape), spread
@@ -227,13 +259,27 @@ class Course:
 
     def _first(self) -> Finding | None:
         seen = Seen(self.parameters, self.points, self.gradients, self.pairs, self._settings)
-        return first_finding(self.judge, seen)
+        first = first_finding(self.judge, seen)
+        if first is None or first.point.gradient or not self.modules:
+            return first
+        idle = ""
+        if first.point.kind in ("output", "result"):
+            module = self.names.rename(first.point.module)
+            idle = self.presence.not_run(module, first.ranks, self.modules)
+        return replace(first, causes=(idle, *first.causes)) if idle else first
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
         """Have an error of the workers say what was found before it."""
         try:
             yield
+        except WaitTimeoutError as error:
+            wrong = [p for p in (*self.parameters, *self.points) if not p.agrees]
+            known = f"the first difference was in the {wrong[0].words}" if wrong else (
+                f"{len(self.parameters)} parameters agree"
+            )  # fmt: skip
+            error.add_note(f"compare: the sharded program took too long; before that, {known}")
+            raise
         except WorkerError as error:
             try:
                 first = self._first()
@@ -258,13 +304,16 @@ class Course:
         for key, shape, dtype, number, _ in ours:
             kind, module, leaf = str(key).removesuffix(".grad").split("|")
             gradient = str(key).endswith(".grad")
-            theirs = self.names.find(key, held)
-            point = Point(kind, module, leaf, gradient, shape, dtype, key, theirs or "")
+            theirs = self.names.find(key, held, *self._lone)
+            shown = "" if str(key).removesuffix(".grad") in self._lone[0] else leaf
+            point = Point(kind, module, shown, gradient, shape, dtype, key, theirs or "")
+            if theirs is not None:
+                self.presence.without_tokens(point, held, theirs)
             pair = self.judge.pair(point, number, held.get(theirs or "", {}), self._given(point))
             if kind in ("argument", "result", "note") or theirs is not None or pair.point.problem:
                 pairs.append(pair)
                 self.pairs[key] = pair
-        return self.judge.judge(pairs)
+        return self.presence.judged(self.judge.judge(pairs), self.pairs)
 
     def _given(self, point: Point) -> Spread | None:
         found = self._layout_of(point.name)
@@ -302,6 +351,14 @@ class Course:
             self.notes.append(f"layouts: nothing has a name that {unused} matches")
         if idle := sorted(set(self.names.given) - self.names.used):
             self.notes.append(f"names: the reference has no {', '.join(map(repr, idle))}")
+        calls = {self.names.rename(e.name) for e in self.ours.tape.entries.values()}
+        matched = {point.theirs for point in every}
+        self.presence.tell_rest(calls, sorted(self.keys), matched, self.modules)
+        self.presence.tell_parameters(self.pairs, self.modules)
+        self.notes += self.presence.skipped
+        self.notes += value_notes(self.pairs, every)
+        if self._data_parallel and first is not None and first.point.gradient:
+            self.notes.append(_MEANS)
         known = () if first is None else first.causes
         self.notes += settings_notes(self.ours.tape.modules, self._settings, known)
         self.notes += detour_notes((self.points, self.gradients), first)
@@ -313,7 +370,7 @@ class Course:
             self.called, self.session.num_workers, first,
             good(self.parameters), good(self.points), good(self.gradients),
             tuple(p for p in missing if p.theirs or not _within(p.module, lone)), lone, extra,
-            tuple(self.notes),
+            tuple(self.notes), bool(self.presence.skipped), self.presence.plain,
         )  # fmt: skip
 
 

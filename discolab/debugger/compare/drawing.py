@@ -20,7 +20,11 @@ _NAME = 56
 def comparison_parts(found: Comparison) -> Part:
     """Draw it."""
     verdict = (
-        Text("✓ agrees where it could be compared" if found.unmatched else "✓ agrees", "good")
+        Text("nothing was compared", "error")
+        if found.first is None and found.is_empty
+        else Text("✓ agrees where it could be compared", "good")
+        if found.agrees and (found.unmatched or found.partly)
+        else Text("✓ agrees", "good")
         if found.agrees
         else Text(f"≠ differs on {format_workers(found.first.ranks)}", "error")
         if found.first is not None and found.first.ranks
@@ -52,7 +56,13 @@ def _agreement(found: Comparison) -> list[Part]:
         )
         if points
     ]
-    parts: list[Part] = [Text(f"compared: {', '.join(counts)}")]
+    if found.plain:
+        counts.append(f"{found.plain} value{'s' * (found.plain > 1)} that are no tensors")
+    parts: list[Part] = [Text(f"compared: {', '.join(counts) or 'nothing'}")]
+    sums = [p for p in (*found.points, *found.gradients) if p.sampled and p.sampled < p.size]
+    if sums:
+        told = f"sums of {len(sums)} values were compared at {sums[0].sampled:,} elements of each"
+        parts.append(Text(told, "muted"))
     if worst is not None and worst.error:
         parts.append(
             Text(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,8 +12,8 @@ import torch
 from ...runtime.dref import DRef
 from ...runtime.errors import ArgumentError
 from ...runtime.session import Session
+from .contents import replaced
 from .spreads import Shape, Spread, part_of
-from .tape import replaced
 
 
 @dataclass(slots=True)
@@ -33,7 +34,7 @@ def session_of(session: Session | None, *given: Any) -> Session:
         If nothing tells it, or two are told.
     """
     if session is not None and not isinstance(session, Session):
-        raise ArgumentError(f"compare: session= is a session, got a {type(session).__name__}")
+        raise ArgumentError(f"compare: session= is a session, got {type(session).__name__}")
     found = {id(s): s for s in [ref.session for ref in _drefs(given)]}
     if session is not None:
         return session
@@ -72,15 +73,15 @@ def check_options(
             "a DRef; two values on the workers are compared by sess.compare(a, b)"
         )
     for name, value in (("rtol", rtol), ("atol", atol)):
-        good = value is None or (isinstance(value, int | float) and value >= 0)
+        good = value is None or (isinstance(value, int | float) and 0 <= value < math.inf)
         if not good or isinstance(value, bool):
             raise ArgumentError(
-                f"compare: {name} is a number, 0 or more, or None: got {value!r:.60}"
+                f"compare: {name} is a finite number, 0 or more, or None: got {value!r:.60}"
             )
     for loss in losses:
         if loss is not None and not callable(loss):
             raise ArgumentError(
-                f"compare: loss= is a function of the result, got a {type(loss).__name__}"
+                f"compare: loss= is a function of the result, got {type(loss).__name__}"
             )
 
 
@@ -96,7 +97,7 @@ def program_of(session: Session, sharded: Any) -> Any:
     if not isinstance(sharded, DRef) and not callable(sharded):
         raise ArgumentError(
             "compare: sharded is a DRef of the workers' module or function, a function, or the "
-            f"name of a registered one; got a {type(sharded).__name__}"
+            f"name of a registered one; got {type(sharded).__name__}"
         )
     return sharded
 

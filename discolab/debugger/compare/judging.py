@@ -124,7 +124,7 @@ class Judge:
             held = [str(fact[2]) for fact in pair.held.values()]
             # one worker that holds a coarser dtype than the others is no reason to be lenient
             dtypes = {point.dtype, max(sorted(set(held)), key=held.count) if held else point.dtype}
-            kinds = tuple(getattr(torch, dtype) for dtype in dtypes)
+            kinds = tuple(getattr(torch, dtype.removeprefix("python ")) for dtype in dtypes)
             copied = exact or (point.kind == "parameter" and not point.gradient)
             pair.tolerance = tolerance_for(kinds, max(scale, least), self.rtol, self.atol, copied)
             pair.point = replace(point, scale=max(scale, least))
@@ -177,8 +177,12 @@ class Judge:
         if not wanted:
             return
         taken = self.samples([pair.point.theirs for pair, _ in wanted])
-        for (pair, sums), parts in zip(wanted, taken, strict=True):
+        for (pair, sums), every in zip(wanted, taken, strict=True):
+            parts = {rank: part for rank, part in every.items() if rank in pair.held}
             for spread in sums:
+                averaged = pair.point.kind == "parameter" and spread.source == "inferred"
+                if averaged and _all_same(spread, parts):
+                    continue  # as gradients that were averaged: these are no terms
                 point = self._judged_sum(pair, spread, parts)
                 if point.agrees or spread.source != "inferred":
                     yield pair, point
@@ -237,12 +241,19 @@ class Judge:
             sampled=sampled,
             agrees=not over,
             error=error,
-            relative=error / point.scale if point.scale else error,
+            relative=self._relative(point, error, rows),
             ranks=over,
             rows=told,
             unlike=len({(row["max_abs"], row["place"]) for row in same}) > 1
             or len(same) < len(rows),
         )
+
+    @staticmethod
+    def _relative(point: Point, error: float, rows: Mapping[int, Row]) -> float:
+        """Of integers the share that differs: how far one is from another says nothing."""
+        if point.dtype.removeprefix("python ").startswith(("int", "uint", "bool")):
+            return max((row["over"] / max(row["size"], 1) for row in rows.values()), default=0.0)
+        return error / point.scale if point.scale else error
 
     def _measure(self, wanted: list[tuple[Pair, list[Spread]]]) -> list[dict[int, list[Row]]]:
         """Have the workers compare; for each pair the rows of each worker, one for each spread."""
@@ -261,7 +272,9 @@ class Judge:
             answers = self.session.fetch(call, None, self.timeout)
             for number in range(len(batch)):
                 each = {rank: answer[number] for rank, answer in enumerate(answers)}
-                found.append({rank: rows for rank, rows in each.items() if rows is not None})
+                held = batch[number][0].held
+                assert all(each[rank] is not None for rank in held), batch[number][0].point.key
+                found.append({rank: each[rank] for rank in held})
         return found
 
     def _batches(
@@ -304,6 +317,15 @@ class Judge:
             {rank: answer[n] for rank, answer in enumerate(answers) if answer[n] is not None}
             for n in range(len(keys))
         ]
+
+
+def _all_same(spread: Spread, parts: dict[int, torch.Tensor]) -> bool:
+    """Whether workers hold copies, of which the sum would be a multiple."""
+    return all(
+        torch.allclose(parts[team[0]], parts[rank], rtol=1e-6, atol=0.0) and bool(parts[rank].any())
+        for team in spread.teams(tuple(parts))
+        for rank in team
+    )
 
 
 def _nothing() -> None:

@@ -22,6 +22,24 @@ def by_key(facts: Sequence[Iterable[Fact]]) -> Held:
     return found
 
 
+def is_number(fact: Fact) -> bool:
+    """Whether a fact is of a number that is no tensor."""
+    return str(fact[2]).startswith("python ")
+
+
+def lone_keys(facts: Iterable[Fact]) -> set[str]:
+    """The keys of what is the one tensor, or the one number, that a name has."""
+    groups: dict[str, list[Fact]] = {}
+    for fact in facts:
+        groups.setdefault(str(fact[0]).rpartition("|")[0], []).append(fact)
+    found = set()
+    for group in groups.values():
+        tensors = [fact for fact in group if not is_number(fact)] or group
+        if len(tensors) == 1:
+            found.add(str(tensors[0][0]))
+    return found
+
+
 class Names:
     """Finds the sharded program's key for a key of the reference.
 
@@ -58,19 +76,24 @@ class Names:
                 return ".".join(filter(None, parts)) + hash_sign + call
         return name
 
-    def find(self, key: str, held: Held) -> str | None:
-        """The key among `held` that belongs to a key of the reference."""
+    def find(self, key: str, held: Held, ours: set[str], theirs: set[str]) -> str | None:
+        """The key among `held` that belongs to a key of the reference.
+
+        Parameters
+        ----------
+        ours, theirs
+            The `lone_keys` of both sides: these belong together whatever they are packed in.
+        """
         gradient = key.endswith(".grad")
         kind, name, leaf = key.removesuffix(".grad").split("|")
         end = ".grad" if gradient else ""
-        theirs = self.rename(name)
-        if f"{kind}|{theirs}|{leaf}{end}" in held:
-            return f"{kind}|{theirs}|{leaf}{end}"
-        lone = [k for k in held if k.startswith(f"{kind}|{theirs}|") and k.endswith(end)]
-        lone = [k for k in lone if gradient or not k.endswith(".grad")]
-        if kind != "input" and len(lone) == 1 and (not leaf or lone[0].endswith(f"|{end}")):
-            return lone[0]  # one value here, one there: whatever it is packed in
-        return None
+        other = self.rename(name)
+        if f"{kind}|{other}|{leaf}{end}" in held:
+            return f"{kind}|{other}|{leaf}{end}"
+        if kind == "input" or key.removesuffix(".grad") not in ours:
+            return None
+        lone = [k for k in theirs if k.startswith(f"{kind}|{other}|") and f"{k}{end}" in held]
+        return f"{lone[0]}{end}" if len(lone) == 1 else None
 
 
 def check_some_match(ours: Sequence[str], theirs: Sequence[str], names: Names) -> None:

@@ -16,6 +16,8 @@ import torch
 Row: TypeAlias = dict[str, Any]
 
 _CHUNK = 2**22  # elements compared at once
+_STICKS_OUT = 100  # times the typical element
+_GAP = 1e4  # between the elements of a mask and the others
 _RTOL = {  # torch.testing's, times 10; bfloat16's is wide already, times 4; float64 as it is
     torch.float16: 1e-2,
     torch.bfloat16: 6.4e-2,
@@ -64,18 +66,49 @@ def tolerance_for(
 
 
 def scale_of(tensor: torch.Tensor) -> float:
-    """The root of the mean square of the finite elements."""
+    """The root of the mean square of the finite elements, but for a few that stick out."""
     if not tensor.numel() or not (tensor.is_floating_point() or tensor.is_complex()):
         return 0.0
-    flat = tensor.reshape(-1)
+    flat = tensor.detach().reshape(-1)
     wide = flat.dtype if flat.dtype in (torch.float64, torch.complex128) else torch.float32
     if tensor.is_complex():
         wide = torch.complex128
     size = float(torch.linalg.vector_norm(flat, dtype=wide))
     if not math.isfinite(size):
+        wide = torch.complex128 if tensor.is_complex() else torch.float64
         flat = flat[torch.isfinite(flat)].to(wide)
         size = float(torch.linalg.vector_norm(flat)) if flat.numel() else 0.0
-    return size / math.sqrt(max(flat.numel(), 1))
+    scale = size / math.sqrt(max(flat.numel(), 1))
+    for _ in range(3):  # else a few huge elements, or those of a mask, would excuse all others
+        rest = _without_huge(flat, scale)
+        if rest is None:
+            break
+        flat = rest
+        size = float(torch.linalg.vector_norm(flat, dtype=wide))
+        scale = min(scale, size / math.sqrt(flat.numel()))
+    return scale
+
+
+def _without_huge(flat: torch.Tensor, scale: float) -> torch.Tensor | None:
+    """The elements but for those that stick out, as of a mask of -1e9; None if there are none."""
+    if flat.numel() < 2:
+        return None
+    most = float(torch.linalg.vector_norm(flat, math.inf))
+    some = flat[:: max(flat.numel() // 4096, 1)].abs()
+    some = some[some > 0].float()
+    low = float(some.quantile(0.02)) if some.numel() else 0.0
+    if most > _STICKS_OUT * scale:
+        rest = flat[(flat != 0) & (flat.abs() <= _STICKS_OUT * scale)]
+    elif most > _GAP * low > 0:
+        size = flat.abs()
+        rest = flat[(size > 0) & (size <= most / 10)]
+        wide = torch.complex128 if flat.is_complex() else torch.float64
+        typical = float(torch.linalg.vector_norm(rest, dtype=wide)) / math.sqrt(rest.numel() or 1)
+        if most <= _GAP * typical:
+            return None
+    else:
+        return None
+    return rest if rest.numel() else None
 
 
 def difference(local: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance) -> Row:
@@ -84,12 +117,13 @@ def difference(local: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance
     Returns
     -------
     dict
-        ``max_abs``, ``over`` (elements beyond the tolerance), ``size``, and of the worst element
-        ``place`` (flat), ``a`` (here) and ``b`` (reference).
+        ``max_abs``, ``over`` (elements beyond the tolerance), ``size``, ``nan`` (elements that are
+        NaN on both sides), and of the worst element ``place`` (flat), ``a`` (here) and ``b``
+        (reference).
     """
     one = local.reshape(-1)
     other = expected.to(one.device, non_blocking=False).reshape(-1)
-    row: Row = {"max_abs": 0.0, "over": 0, "size": one.numel(), "place": None}
+    row: Row = {"max_abs": 0.0, "over": 0, "size": one.numel(), "nan": 0, "place": None}
     with torch.no_grad():
         for start in range(0, one.numel(), _CHUNK):
             _add(row, start, one[start : start + _CHUNK], other[start : start + _CHUNK], tolerance)
@@ -108,10 +142,14 @@ def _add(
             return
         over = 0
     else:
-        same = (a == b) | (torch.isnan(a) & torch.isnan(b))
-        gap = torch.where(same, 0.0, gap).nan_to_num_(nan=math.inf, posinf=math.inf)
+        nan = torch.isnan(a) & torch.isnan(b)
+        row["nan"] += int(nan.sum())
+        same = (a == b) | nan
+        gap = torch.where(same, 0.0, gap.to(torch.float64) if kind == torch.int64 else gap)
+        gap = gap.nan_to_num_(nan=math.inf, posinf=math.inf)
         allowed = b.abs() * tolerance.rtol + tolerance.atol
-        over = int((~same & ~(gap <= allowed)).sum())
+        near = torch.isfinite(b) & (gap <= allowed)  # what is not finite has no neighbours
+        over = int((~same & ~near).sum())
         largest = float(gap.max())
     row["over"] += over
     if row["place"] is None or largest > row["max_abs"]:
@@ -124,6 +162,8 @@ def _wide(one: torch.Tensor, other: torch.Tensor) -> torch.dtype:
     """A dtype in which both can be compared without losing digits."""
     if one.is_complex() or other.is_complex():
         return torch.complex128
+    if not (one.is_floating_point() or other.is_floating_point()):
+        return torch.int64  # float64 has not all of its numbers
     floats = {torch.float16, torch.bfloat16, torch.float32}
     return torch.float32 if one.dtype in floats and other.dtype in floats else torch.float64
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from .blame import rejoined
+from .judging import Pair
 from .results import Finding, Point
 
 _MOST_SETTINGS, _MOST_DETOURS = 8, 4
@@ -27,6 +28,32 @@ def settings_notes(
             names = ", ".join(path or "the model" for path in found[:4])
             notes.append(f"{names}{more}: {words}")
     return notes[:_MOST_SETTINGS]
+
+
+def value_notes(pairs: Mapping[str, Pair], points: Iterable[Point]) -> list[str]:
+    """Other dtypes than the reference's, and NaN on both sides."""
+    dtypes: dict[tuple[str, str], list[str]] = {}
+    unknown: list[str] = []
+    for point in points:
+        pair = pairs.get(point.key)
+        if pair is None or point.problem:
+            continue
+        theirs = sorted({str(fact[2]) for fact in pair.held.values()} - {point.dtype})
+        if theirs and not any(name.startswith("python ") for name in (*theirs, point.dtype)):
+            dtypes.setdefault((", ".join(theirs), point.dtype), []).append(point.words)
+        if any(row["nan"] for row in point.rows.values()):
+            unknown.append(point.words)
+    notes = [
+        f"dtypes differ: workers {theirs}, reference {mine}: {_few(words)}"
+        for (theirs, mine), words in dtypes.items()
+    ]
+    if unknown:
+        notes.append(f"NaN on both sides, which says nothing of their values: {_few(unknown)}")
+    return notes
+
+
+def _few(words: Sequence[str]) -> str:
+    return ", ".join(words[:2]) + (f" and {len(words) - 2} more" if len(words) > 2 else "")
 
 
 def detour_notes(runs: Iterable[Sequence[Point]], first: Finding | None) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,6 +77,11 @@ class Point:
     unlike: bool = False
 
     @property
+    def size(self) -> int:
+        """Of the reference's value."""
+        return math.prod(self.shape)
+
+    @property
     def name(self) -> str:
         """By which `layouts` may speak of it."""
         return point_name(self.kind, self.module, self.leaf, self.gradient)
@@ -147,7 +153,7 @@ class Comparison:
     Attributes
     ----------
     agrees : bool
-        Whether no value differs beyond its tolerance.
+        Whether something was compared, and no value differs beyond its tolerance.
     first : Finding or None
         The first place where one does: parameters, then forward, then backward.
     parameters : tuple of Point
@@ -162,6 +168,10 @@ class Comparison:
         Modules, parameters and notes that the other side has not.
     notes : tuple of str
         What else a reader should know.
+    partly : bool
+        Whether some workers, or some of what the program gives, could not be compared.
+    plain : int
+        How many values besides tensors and numbers were compared.
     num_workers : int
     """
 
@@ -175,11 +185,19 @@ class Comparison:
     only_in_reference: tuple[str, ...] = ()
     only_in_sharded: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    partly: bool = False
+    plain: int = 0
 
     @property
     def agrees(self) -> bool:
-        """Whether no value differs beyond its tolerance."""
-        return self.first is None
+        """Whether something was compared, and no value differs beyond its tolerance."""
+        return self.first is None and not self.is_empty
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing that the programs compute was compared."""
+        computed = (p for p in self.points if p.kind != "argument" and 0 not in p.shape)
+        return not self.plain and next(computed, None) is None
 
     @property
     def worst(self) -> Point | None:

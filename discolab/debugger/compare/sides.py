@@ -17,8 +17,9 @@ import torch
 from ...runtime.errors import ArgumentError
 from ...runtime.worker import current_worker_or_none
 from ...views.facts.tensors import is_dtensor
+from .contents import leaves, replaced
 from .spreads import Spread, part_of
-from .tape import Entry, Tape, leaves, replaced
+from .tape import Entry, Tape
 
 Fact: TypeAlias = tuple[Any, ...]
 """Of an entry: its key, its shape, its dtype, the number of the value, how it says that it lies."""
@@ -44,11 +45,11 @@ class Side:
     ) -> None:
         if not callable(program):
             raise ArgumentError(
-                f"compare: a module or a function is needed, got a {type(program).__name__}"
+                f"compare: a module or a function is needed, got {type(program).__name__}"
             )
         if module is not None and not isinstance(module, torch.nn.Module):
             raise ArgumentError(
-                f"compare: module= is the module to look into, got a {type(module).__name__}"
+                f"compare: module= is the module to look into, got {type(module).__name__}"
             )
         if module is None and isinstance(program, torch.nn.Module):
             module = program
@@ -111,8 +112,8 @@ class Side:
         Parameters
         ----------
         starts
-            For each tensor in the result, by its leaf: the shape of the whole and what lies here,
-            `(shape, spread or None)`.
+            For each tensor in the result, by its leaf: the shape of the whole, what lies here, and
+            which one it is, `(shape, spread or None, number)`.
         """
         result, self._result = self._result, None
         kept = [(leaf, leaf.grad) for leaf in self._leaf_tensors(result)]
@@ -138,10 +139,17 @@ class Side:
 
     def _from_result(self, result: Any, seed: int, starts: Mapping[str, Any]) -> None:
         tensors, grads = [], []
-        for number, (leaf, tensor) in enumerate(leaves(result)):
-            if not tensor.requires_grad or leaf not in starts:
+        for leaf, tensor in leaves(result):
+            if not tensor.requires_grad:
                 continue
-            shape, spread = starts[leaf]
+            if leaf in starts and (tensor.dim() > 0 or tuple(starts[leaf][0]) == ()):
+                shape, spread, number = starts[leaf]
+            elif (
+                tensor.dim() == 0 and current_worker_or_none() is not None
+            ):  # what `send` gives: its backward waits for a gradient
+                shape, spread, number = (), None, 0
+            else:
+                continue
             grad = start_of(tuple(shape), seed + number, spread)
             tensors.append(tensor)
             grads.append(_like(grad, tensor))
@@ -176,7 +184,9 @@ class Side:
         found: list[Fact] = []
         for entry in self.tape.entries.values():
             if entry.kind in kinds:
-                found.append(_fact(entry.key, entry.held.value, entry.held.number, entry.held.said))
+                held = entry.held
+                fact = _fact(entry.key, held.value, held.number, held.said)
+                found.append((*fact[:2], entry.number or fact[2], *fact[3:]))
         return found
 
     def gradient_facts(self) -> list[Fact]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
@@ -20,6 +20,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from ...views.facts.tensors import is_dtensor
+from .contents import is_huge, leaves, plain_leaves, replaced
 
 V = TypeVar("V")
 
@@ -87,11 +88,12 @@ class Entry:
     leaf: str
     held: Held
     gradient: Gradient
+    number: str = ""  # "python float" for a number that is no tensor
 
     @property
     def key(self) -> str:
         """The name by which it is asked for."""
-        return f"{self.kind}|{self.name}|{self.leaf}"
+        return f"{self.kind}|{_safe(self.name)}|{_safe(self.leaf)}"
 
 
 class Tape:
@@ -101,6 +103,7 @@ class Tape:
         self.gradients = gradients
         self.entries: dict[str, Entry] = {}
         self.modules: dict[str, tuple[str, str, bool]] = {}
+        self.told: dict[str, tuple[str, str]] = {}
         self._seen: dict[int, Held] = {}
         self._calls: dict[tuple[str, str], int] = {}
         self._numbers = 0
@@ -131,12 +134,16 @@ class Tape:
         stack: list[str] = []  # the calls that have begun
 
         def before(_: Any, args: Any, kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():  # what is compiled now would have this hook in it
+                return None
             if threading.get_ident() != thread or getattr(_here, "tape", None) is not self:
                 return None
             stack.append(self._numbered("module", path))
             return self._take_inputs(stack[-1], args, kwargs)
 
         def after(_: Any, args: Any, kwargs: Any, output: Any) -> None:
+            if torch.compiler.is_compiling():
+                return
             if stack and threading.get_ident() == thread:
                 self._enter("output", stack.pop(), output)
 
@@ -150,12 +157,27 @@ class Tape:
         self._enter(kind, self._numbered(kind, name), value)
 
     def _enter(self, kind: str, name: str, value: Any) -> None:
+        if kind in ("result", "note"):
+            self._enter_plain(kind, name, value)
         for leaf, tensor in leaves(value):
             held = self._hold(tensor)
             if self.gradients and tensor.requires_grad and not held.hooked:
                 held.hooked = True
                 tensor.register_hook(self._receiver(held.gradient))
             self._add(Entry(kind, name, leaf, held, held.gradient))
+
+    def _enter_plain(self, kind: str, name: str, value: Any) -> None:
+        """Enter numbers as tensors without a dimension, and keep in words what is no number."""
+        for leaf, one in plain_leaves(value):
+            if isinstance(one, bool | int | float) and not is_huge(one):
+                dtype = torch.float64 if isinstance(one, float) else None
+                held = self._hold(torch.tensor(one, dtype=dtype))
+                label = f"python {type(one).__name__}"
+                self._add(Entry(kind, name, leaf, held, held.gradient, label))
+            elif one is None or isinstance(one, str | bytes | int):
+                self.told[f"{kind}|{_safe(name)}|{_safe(leaf)}"] = "value", f"{one!r}"
+            else:
+                self.told[f"{kind}|{_safe(name)}|{_safe(leaf)}"] = "type", type(one).__name__
 
     def _take_inputs(self, name: str, args: Any, kwargs: Any) -> Any:
         """Enter a module's inputs; each gets a view of its own, for the gradient is by module."""
@@ -181,7 +203,9 @@ class Tape:
         }
 
     def _add(self, entry: Entry) -> None:
-        self.entries.setdefault(entry.key, entry)
+        while entry.key in self.entries:  # keys 1 and "1" of one dict
+            entry.leaf += "'"
+        self.entries[entry.key] = entry
 
     def _numbered(self, kind: str, name: str) -> str:
         """The name with the number of the call, from the second on."""
@@ -239,48 +263,10 @@ def plain_path(path: str) -> str:
     return ".".join(part for part in path.split(".") if part not in _WRAPPERS)
 
 
-def leaves(value: Any, name: str = "") -> list[tuple[str, torch.Tensor]]:
-    """The tensors in a value; names like ``0`` and ``hidden.1``, empty if it is one tensor."""
-    found: list[tuple[str, torch.Tensor]] = []
-
-    def take(leaf: str, tensor: torch.Tensor) -> torch.Tensor:
-        found.append((leaf, tensor))
-        return tensor
-
-    replaced(value, name, take, rebuild=False)
-    return [("", found[0][1])] if len(found) == 1 else found
-
-
-def replaced(
-    value: Any, name: str, change: Callable[[str, torch.Tensor], torch.Tensor], rebuild: bool = True
-) -> Any:
-    """A value with all its tensors changed; what is in a container of an unknown type is not."""
-    if isinstance(value, torch.Tensor):
-        return change(name, value)
-    inner = f"{name}." if name else ""
-    if isinstance(value, Mapping):
-        items = {key: replaced(v, f"{inner}{key}", change, rebuild) for key, v in value.items()}
-        if not rebuild or all(items[key] is v for key, v in value.items()):
-            return value
-        return items if type(value) is dict else _like_mapping(value, items)
-    if isinstance(value, list | tuple):
-        parts = [replaced(v, f"{inner}{i}", change, rebuild) for i, v in enumerate(value)]
-        if not rebuild or all(a is b for a, b in zip(parts, value, strict=True)):
-            return value
-        if hasattr(value, "_fields"):
-            return type(value)(*parts)
-        return type(value)(parts)
-    if not rebuild and dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for one in dataclasses.fields(value):
-            replaced(getattr(value, one.name, None), f"{inner}{one.name}", change, rebuild)
-    return value
-
-
-def _like_mapping(value: Any, items: dict[Any, Any]) -> Any:
-    try:
-        return type(value)(items)
-    except Exception:  # a mapping of its own kind: its tensors stay as they were
-        return value
+def _safe(text: str) -> str:
+    """A name that can be a part of a key."""
+    text = text.replace("|", "/")
+    return f"{text[:-5]}_grad" if text.endswith(".grad") else text
 
 
 def local_of(tensor: torch.Tensor) -> tuple[torch.Tensor, Said | None]:

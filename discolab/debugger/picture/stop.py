@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from ...views.formats import format_workers
 from ...views.parts import Card, Line, Part, Role, Text
 from ..stops import Stop, WorkerAt
+from .operation import operation_parts
 from .places import place_words, source_parts, stack_parts
 from .variables import variable_parts
 
@@ -36,8 +37,9 @@ def _draw(stop: Stop) -> Part:
     if stop.finished:
         return Card(_head(stop), tuple(_others(stop)))
     parts: list[Part] = [*_groups(stop), *_others(stop), *_notes(stop)]
-    parts += [*source_parts(stop), *stack_parts(stop), *variable_parts(stop)]
-    if stop.number == 1 and stop.groups:
+    parts += [*source_parts(stop), *stack_parts(stop)]
+    parts += [*operation_parts(stop), *variable_parts(stop)]
+    if stop.number == 1 and stop.groups and not stop.is_past:
         parts.append(Text(_NEXT, "muted"))
     return Card(_head(stop), tuple(parts))
 
@@ -59,7 +61,7 @@ def _groups(stop: Stop) -> list[Part]:
         stack = stop.workers[ranks[0]].stack
         where = f" at {place_words(stack[-1])}" if stack else ""
         spans = [Text(f"{format_workers(ranks)}{where}")]
-        if not place and stop.number:  # after a failure nobody goes on
+        if not place and stop.number and not stop.is_past:  # after a failure nobody goes on
             verb = "advance" if len(ranks) > 1 else "advances"
             spans += [Text(" · ", "muted"), Text(f"behind: {verb} next", "title")]
         parts.append(Line(tuple(spans)))

@@ -124,6 +124,8 @@ def _surface(record: Record) -> object:
     """What can be told without all of the contents; of what differs in it the contents differ."""
     if record.get("kind") == "tensor":
         return tensor_words(record), str(record.get("head"))
+    if record.get("cut") and str(record.get("repr", "")).startswith("<"):
+        return record.get("type")  # addresses and the like: nothing of what is in it
     return record.get("type"), summarize(record)
 
 

@@ -23,12 +23,13 @@ _HEADS = ("name", "")
 
 @dataclass(frozen=True)
 class VariableTable:
-    """The variables of one function, and the names that had no room."""
+    """The variables of one function, the names that had no room, and how many more there are."""
 
     title: str
     whose: str
     table: Across
     rest: Across
+    more: int = 0
 
 
 def variable_parts(stop: Stop) -> list[Part]:
@@ -42,8 +43,10 @@ def variable_parts(stop: Stop) -> list[Part]:
         parts += [Line((Text(one.title, "title"), Text(one.whose, "muted"))), one.table]
         if one.rest.rows:
             names = ", ".join(row.name for row in one.rest.rows)
-            words = cut(f"and {len(one.rest.rows)} more: {names}", _LONGEST)
-            parts += [Text(words, "muted"), Details("show them", one.rest, extra=True)]
+            words = cut(f"and {len(one.rest.rows) + one.more:,} more: {names}", _LONGEST)
+            first = f"the first {len(one.rest.rows)}"
+            label = f"show {first if one.more else 'them'}"
+            parts += [Text(words, "muted"), Details(label, one.rest, extra=True)]
     return [*parts, *_legend([one.table for one in tables])]
 
 
@@ -92,6 +95,7 @@ def _table(stop: Stop, ranks: Sequence[int], title: str, budget: list[int]) -> V
         "" if len(ranks) == len(stop.workers) else f" on {format_workers(ranks)}",
         Across(_HEADS, tuple(ranks), tuple(kept)),
         Across(_HEADS, tuple(ranks), tuple(rest)),
+        max(stop.workers[rank].more for rank in ranks),
     )
 
 
