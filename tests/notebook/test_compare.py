@@ -47,6 +47,8 @@ def test_compare_in_a_notebook(nb: Any) -> None:
     for line, words in {
         "%disco_compare nope x": "no variable named nope",
         "%disco_compare model nope": "no variable named nope",
+        "%disco_compare model": "called as Sequential(): ",
+        "%disco_compare model x x": "called as Sequential(float32[3, 8], float32[3, 8]): ",
         "%disco_compare model x --module nope": "no worker variable nope",
         "%disco_compare model x --layout weight": "has no =",
         "%disco_compare model x --rtoll 3": "did you mean --rtol",

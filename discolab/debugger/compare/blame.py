@@ -21,6 +21,7 @@ from .results import Finding, Point
 
 _LARGE = 0.1  # of a typical element: this does not vanish by itself
 _ROUNDING = 1e-4
+_ONE_NUMBER = 1e-5
 _UNSUMMED = 1e-2  # of a typical element: with a sum left out a shard is off by more
 
 
@@ -61,7 +62,10 @@ def rejoined(points: Sequence[Point], number: int) -> Point | None:
             continue
         if "float" not in later.dtype and "complex" not in later.dtype:
             continue  # as an argmax, which is often the same for others
-        if point.relative > _LARGE or later.relative <= _ROUNDING * point.relative:
+        if later.size == 1:  # as a loss, which many differences leave nearly as it was
+            if later.relative <= _ONE_NUMBER * point.relative:
+                return later
+        elif point.relative > _LARGE or later.relative <= _ROUNDING * point.relative:
             return later
     return None
 

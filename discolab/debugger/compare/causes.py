@@ -62,7 +62,8 @@ def _as_sum(e: Evidence) -> Iterator[str]:
     if e.close(stacked.sum(0), expected, 2.0 * e.count):
         yield missing_sum(e.gradient, e.parameter)
     elif e.close(stacked.mean(0), expected, 2.0):
-        yield "equals the reference once averaged over the workers: an all-reduce is missing"
+        what = "the all-reduce of this gradient" if e.gradient and e.parameter else "an all-reduce"
+        yield f"equals the reference once averaged over the workers: {what} is missing"
     else:
         off = stacked.sum(0) - expected
         for name, terms in e.terms:

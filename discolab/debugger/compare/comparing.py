@@ -18,7 +18,9 @@ from ...runtime.dref_book import OWN
 from ...runtime.errors import ArgumentError, WaitTimeoutError, WorkerError
 from ...runtime.session import Session
 from . import remote
+from .averages import count_of_parts, judged_averages
 from .blame import first_finding
+from .failing import own_errors
 from .gathering import Seen
 from .given import check_options, inputs_of, meshes_of, name_of, program_of, session_of
 from .judging import Judge, Pair
@@ -40,11 +42,6 @@ from .spreads import Spread, read_layout
 
 _FORWARD = ("argument", "input", "output", "note", "result")
 _PARAMETERS = ("parameter", "buffer")
-_MEANS = (
-    "the inputs are cut: DDP and FSDP average gradients, so theirs are those of the reference's "
-    "whole batch divided by the number of workers, unless the workers' loss is larger by that: "
-    "see docs/compare.md, data-parallel programs"
-)
 
 
 def compare(
@@ -199,14 +196,17 @@ class Course:
         with _plain_errors():
             held = by_key(self._fetch(remote.facts, self.theirs, _PARAMETERS))
         self.keys |= set(held)
-        self.parameters = self._judged(self.ours.facts(_PARAMETERS), held)
+        ours = self.ours.facts(_PARAMETERS)
+        self.names.unwrap([str(fact[0]) for fact in ours], list(held))
+        self.parameters = self._judged(ours, held)
 
     def _run_forward(self, inputs: Any) -> None:
         shared = inputs_of(self.session, inputs, self._layout_of, self.options.timeout)
         given = self._call(remote.hold, shared.args, shared.kwargs)  # raises if they can't travel
-        self.ours.forward(shared.args, shared.kwargs, self.options.seed)
+        with own_errors(self.called[0], "forward", (shared.args, shared.kwargs)):
+            self.ours.forward(shared.args, shared.kwargs, self.options.seed)
         cuts = {name: spread.told() for name, spread in shared.cuts.items()}
-        self._data_parallel = bool(cuts)
+        self._cuts = list(shared.cuts.values())
         call = self._call(remote.run_forward, self.theirs, given, self.options.seed, cuts)
         with self._telling():
             answers = self.session.fetch(call, None, self.options.timeout)
@@ -238,10 +238,17 @@ class Course:
             ours[leaf] = shape, None, number
             key = self.pairs[f"result||{leaf}"].point.theirs
             told[key.split("|")[2]] = shape, spread.told(), number
-        self.ours.backward(self.options.seed, ours)
+        with own_errors(self.called[0], "backward"):
+            self.ours.backward(self.options.seed, ours)
         held = by_key(self._fetch(remote.run_backward, self.theirs, self.options.seed, told))
         self.keys |= set(held)
-        self.gradients = self._judged(self.ours.gradient_facts(), held)
+        self.gradients, notes = judged_averages(
+            lambda: self._judged(self.ours.gradient_facts(), held),
+            self.ours,
+            count_of_parts(self._cuts, self.points, self.pairs),
+            self.session.num_workers,
+        )
+        self.notes += notes
 
     def _starts(self) -> dict[str, tuple[tuple[int, ...], Spread]]:
         """From what backward starts: the tensors of the result whose layout is known."""
@@ -339,26 +346,29 @@ class Course:
     # -- the end -------------------------------------------------------------------------------
 
     def _result(self, first: Finding | None) -> Comparison:
+        self.points = self.judge.shown_as_sums(self.points, self.pairs, first)
+        self.gradients = self.judge.shown_as_sums(self.gradients, self.pairs, first)
         every = [*self.parameters, *self.points, *self.gradients]
         missing = [point for point in every if point.problem]
-        mine = [*self.ours.tape.modules, *_paths(self.ours.tape.entries)]
-        theirs = [path for each in self.modules for path in each] + list(_paths(self.keys))
-        renamed = {self.names.rename(path): path for path in mine}
+        mine = [("", path) for path in self.ours.tape.modules]
+        mine += _paths(self.ours.tape.entries)
+        theirs = [path for each in self.modules for path in each]
+        theirs += [path for _, path in _paths(self.keys)]
+        renamed = {self.names.rename(path, kind): path for kind, path in mine}
         lone = only_in([path for name, path in renamed.items() if name not in theirs], ())
-        extra = only_in(dict.fromkeys(theirs), renamed)
+        around = {above for name in renamed for above in _above(name)}
+        extra = only_in([path for path in dict.fromkeys(theirs) if path not in around], renamed)
         if self._unused:
             unused = ", ".join(map(repr, sorted(self._unused)))
             self.notes.append(f"layouts: nothing has a name that {unused} matches")
         if idle := sorted(set(self.names.given) - self.names.used):
             self.notes.append(f"names: the reference has no {', '.join(map(repr, idle))}")
-        calls = {self.names.rename(e.name) for e in self.ours.tape.entries.values()}
+        calls = {self.names.rename(e.name, e.kind) for e in self.ours.tape.entries.values()}
         matched = {point.theirs for point in every}
         self.presence.tell_rest(calls, sorted(self.keys), matched, self.modules)
         self.presence.tell_parameters(self.pairs, self.modules)
         self.notes += self.presence.skipped
         self.notes += value_notes(self.pairs, every)
-        if self._data_parallel and first is not None and first.point.gradient:
-            self.notes.append(_MEANS)
         known = () if first is None else first.causes
         self.notes += settings_notes(self.ours.tape.modules, self._settings, known)
         self.notes += detour_notes((self.points, self.gradients), first)
@@ -374,12 +384,19 @@ class Course:
         )  # fmt: skip
 
 
-def _paths(keys: Any) -> Iterator[str]:
-    """The names of parameters and notes among keys."""
+def _paths(keys: Any) -> Iterator[tuple[str, str]]:
+    """The names of parameters and notes among keys, each behind which it is."""
     for key in keys:
         kind, name, _ = str(key).removesuffix(".grad").split("|")
         if kind in ("parameter", "note"):
-            yield name
+            yield kind, name
+
+
+def _above(path: str) -> Iterator[str]:
+    """The paths of the modules around one, the model's own too."""
+    while path:
+        path = path.rpartition(".")[0]
+        yield path
 
 
 def _within(module: str, paths: Sequence[str]) -> bool:

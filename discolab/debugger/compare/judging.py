@@ -20,11 +20,12 @@ from ...views.dref.replicas import place_of
 from . import remote
 from .laying import alike, spreads_of, sums_of
 from .measuring import EXACT, Row, Tolerance, difference, scale_of, tolerance_for
-from .results import Point
+from .results import Finding, Point
 from .sides import Fact, Side
 from .spreads import Shape, Spread, fused, part_of
 
 _BATCH = 32 * 2**20  # bytes that a worker of another process is sent at once
+_NEARER = 0.5  # of the error as it lies: a sum with less is what the workers hold terms of
 _FLOOR = 0.25  # of the median gradient of a parameter: smaller ones may be pure rounding
 
 
@@ -63,6 +64,7 @@ class Judge:
         self.meshes, self.rtol, self.atol, self.timeout = meshes, *tolerances, timeout
         near = session.fetch(self.call(remote.shares_memory, token), None, timeout)
         self._far = [rank for rank, here in enumerate(near) if not here]
+        self._nearer: dict[Any, Point] = {}  # by identity: what differs, as a sum that is nearer
 
     def call(self, func: Any, *args: Any) -> DRef:
         """Call a worker function for this comparison."""
@@ -102,10 +104,7 @@ class Judge:
             point = pair.point
             if not point.problem:
                 judged = by_identity[pair.identity]
-                point = replace(
-                    judged, kind=point.kind, module=point.module, leaf=point.leaf,
-                    gradient=point.gradient, key=point.key, theirs=point.theirs,
-                )  # fmt: skip
+                point = as_point(judged, point)
             points.append(point)
         return points
 
@@ -170,14 +169,15 @@ class Judge:
     def _as_sums(self, again: list[tuple[Pair, Point]]) -> Iterator[tuple[Pair, Point]]:
         """Those of which workers hold the terms; known by samples, so that nothing large moves."""
         wanted = []
-        for pair, _ in again:
+        for pair, point in again:
             sums = [s for spread in alike(pair.spreads, self.meshes) for s in sums_of(spread)]
             if sums:
-                wanted.append((pair, sums))
+                wanted.append((pair, point, sums))
         if not wanted:
             return
-        taken = self.samples([pair.point.theirs for pair, _ in wanted])
-        for (pair, sums), every in zip(wanted, taken, strict=True):
+        taken = self.samples([pair.point.theirs for pair, _, _ in wanted])
+        for (pair, plain, sums), every in zip(wanted, taken, strict=True):
+            self._nearer.pop(pair.identity, None)
             parts = {rank: part for rank, part in every.items() if rank in pair.held}
             for spread in sums:
                 averaged = pair.point.kind == "parameter" and spread.source == "inferred"
@@ -187,6 +187,25 @@ class Judge:
                 if point.agrees or spread.source != "inferred":
                     yield pair, point
                     break
+                if point.relative < _NEARER * plain.relative:
+                    self._nearer[pair.identity] = point
+
+    def shown_as_sums(
+        self, points: Sequence[Point], pairs: Mapping[str, Pair], first: Finding | None
+    ) -> list[Point]:
+        """Show terms that sum up to nearly the reference's as a sum, but for the first difference.
+
+        Each of them is far from the whole, which is no difference.
+        """
+        found = []
+        for point in points:
+            pair = pairs.get(point.key)
+            if pair is not None and not (point.agrees or point.problem):
+                near = self._nearer.get(pair.identity)
+                if near is not None and (first is None or point.key != first.point.key):
+                    point = as_point(near, point)
+            found.append(point)
+        return found
 
     def _judged_sum(self, pair: Pair, spread: Spread, parts: dict[int, torch.Tensor]) -> Point:
         """Compare the sums of samples with the reference's."""
@@ -317,6 +336,14 @@ class Judge:
             {rank: answer[n] for rank, answer in enumerate(answers) if answer[n] is not None}
             for n in range(len(keys))
         ]
+
+
+def as_point(judged: Point, point: Point) -> Point:
+    """What was found of the same values, for another point."""
+    return replace(
+        judged, kind=point.kind, module=point.module, leaf=point.leaf,
+        gradient=point.gradient, key=point.key, theirs=point.theirs,
+    )  # fmt: skip
 
 
 def _all_same(spread: Spread, parts: dict[int, torch.Tensor]) -> bool:

@@ -65,8 +65,24 @@ class Names:
         """The paths that were given."""
         return list(self._names)
 
-    def rename(self, name: str) -> str:
-        """The sharded model's path for a path of the reference."""
+    def unwrap(self, ours: Sequence[str], theirs: Sequence[str]) -> None:
+        """Take the workers' model out of a wrapper, as DDP's, that has it as ``module``.
+
+        Parameters
+        ----------
+        ours, theirs
+            Keys of parameters.
+        """
+        if self._names or not ours or not theirs or set(ours) & set(theirs):
+            return
+        bare = {key.replace("|module.", "|", 1) for key in theirs if "|module." in key}
+        if len(bare) == len(theirs) and bare & set(ours):
+            self._names[""] = "module"
+
+    def rename(self, name: str, kind: str = "") -> str:
+        """The sharded model's path for a path of the reference; what is no path stays."""
+        if kind in ("argument", "result", "note"):
+            return name
         path, hash_sign, call = name.partition("#")
         for known in sorted(self._names, key=len, reverse=True):
             if path == known or path.startswith(f"{known}.") or not known:
@@ -87,7 +103,7 @@ class Names:
         gradient = key.endswith(".grad")
         kind, name, leaf = key.removesuffix(".grad").split("|")
         end = ".grad" if gradient else ""
-        other = self.rename(name)
+        other = self.rename(name, kind)
         if f"{kind}|{other}|{leaf}{end}" in held:
             return f"{kind}|{other}|{leaf}{end}"
         if kind == "input" or key.removesuffix(".grad") not in ours:
@@ -109,14 +125,17 @@ def check_some_match(ours: Sequence[str], theirs: Sequence[str], names: Names) -
         return
     if any(names.rename(path) in others for path in inner):
         return
-    near = []
+    near: dict[str, str] = {}
     for path in inner[:50]:
+        if any(path.startswith(f"{above}.") for above in near):
+            continue  # a path stands for all below it
         last = path.rpartition(".")[2]
         found = difflib.get_close_matches(path, others, 1, 0.4)
         found = found or [other for other in others if other.rpartition(".")[2] == last][:1]
         if found:
-            near.append(f'"{path}": "{found[0]}"')
-    hint = f"; near are names={{{', '.join(near[:3])}}}" if near else ""
+            near[path] = found[0]
+    pairs = [f'"{path}": "{other}"' for path, other in near.items()]
+    hint = f"; near are names={{{', '.join(pairs[:3])}}}" if near else ""
     raise ArgumentError(
         "compare: no module of the reference has the name of a module of the sharded model: the "
         f"reference has {', '.join(inner[:4])}, the sharded model {', '.join(others[:4])}{hint}"

@@ -110,12 +110,12 @@ class Presence:
     # -- what is no tensor ---------------------------------------------------------------------
 
     def other_values(
-        self, ours: Told, theirs: Sequence[Told], held: Held, rename: Callable[[str], str]
+        self, ours: Told, theirs: Sequence[Told], held: Held, rename: Callable[[str, str], str]
     ) -> Iterator[Point]:
         """Points for what the reference gives that is no tensor, where the workers' is another."""
         for key, (what, words) in ours.items():
             kind, name, leaf = key.split("|")
-            other = f"{kind}|{rename(name)}|{leaf}"
+            other = f"{kind}|{rename(name, kind)}|{leaf}"
             point = Point(kind, name, leaf, False, (), words, key, other, agrees=False)
             if what == "type":
                 self.skipped.append(f"{point.words}: {_a(words)} is not looked into")

@@ -213,3 +213,98 @@ def test_values_inside_a_compiled_module_are_left_out(two: Session) -> None:
 
     found = compare(Net(), two.call_packed(compiled), X, backward=False)
     assert found, found
+
+
+class Failing(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no such head")
+
+
+class NoBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no way back")
+
+
+@pytest.mark.parametrize(
+    ("reference", "inputs", "words"),
+    [
+        (Net(), (), ["forward, called as Net():", "missing 1 required positional argument"]),
+        (Net(), (X, 3), ["called as Net(float32[6, 4], 3):", "takes 2 positional arguments"]),
+        (Failing(), X, ["ValueError: no such head (", "test_presence.py:", "in forward)"]),
+        (
+            lambda x: NoBackward.apply(x),
+            X,
+            ["in backward: RuntimeError: no way back (", "backward)"],
+        ),
+    ],
+)
+def test_a_reference_that_fails_is_told_in_a_line(
+    two: Session, reference: Any, inputs: Any, words: list[str]
+) -> None:
+    with pytest.raises(discolab.ArgumentError) as caught:
+        compare(reference, lambda *args: X.clone().requires_grad_(), inputs, session=two)
+    told = str(caught.value)
+    assert "\n" not in told
+    for word in words:
+        assert word in told
+    assert caught.value.__cause__ is not None
+
+
+class Rows(nn.Module):
+    """A part of an MLP, whose terms are summed by who calls `down`."""
+
+    def __init__(self, up: torch.Tensor, down: torch.Tensor, factor: float = 1.0) -> None:
+        super().__init__()
+        self.first, self.factor = nn.Identity(), factor
+        self.up = nn.Linear(up.shape[1], up.shape[0], bias=False)
+        self.down = nn.Linear(down.shape[1], down.shape[0], bias=False)
+        self.up.weight, self.down.weight = nn.Parameter(up), nn.Parameter(down)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x * self.factor)
+        if self.factor == 1.0:
+            return self.down(self.up(x).relu())
+        return dist_fn.reduce_from_region(self.down(self.up(dist_fn.copy_to_region(x)).relu()))
+
+
+def test_terms_behind_a_difference_are_shown_as_a_sum(two: Session) -> None:
+    torch.manual_seed(0)
+    up, down = torch.randn(8, 4), torch.randn(4, 8)
+
+    def part() -> nn.Module:
+        me, n = place()
+        return Rows(up.chunk(n)[me].clone(), down.chunk(n, 1)[me].clone(), 1.01)
+
+    found = compare(Rows(up, down), two.call_packed(part), X)
+    assert found.first is not None
+    assert found.first.point.name == "first.input"
+    points = {p.name: p for p in (*found.points, *found.gradients)}
+    assert points["down"].layout == "Partial(sum)"
+    assert not points["down"].agrees
+    assert found.worst is not None
+    assert found.worst.relative < 0.1
+
+
+class Lossy(nn.Module):
+    """Gives a loss that depends little on what its module has."""
+
+    def __init__(self, off: float) -> None:
+        super().__init__()
+        self.inner, self.off = nn.Identity(), off
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 10 + 1e-3 * self.inner(x + self.off * x.flip(0)).square().mean()
+
+
+def test_a_loss_that_agrees_to_its_tolerance_excuses_nothing(two: Session) -> None:
+    found = compare(Lossy(0.0), two.call_packed(Lossy, 0.2), X, backward=False)
+    result = found.points[-1]
+    assert result.kind == "result"
+    assert result.agrees
+    assert found.first is not None
+    assert found.first.point.name == "inner.input"
