@@ -5,8 +5,9 @@ use it. What runs on workers, and what the controller knows of them, is in recor
 who may go on when is decided in lockstep.py.
 """
 
-from .debugger import Debugger, DebuggerError, Program, debugger_of
+from .debugger import Debugger, Program, debugger_of
 from .evaluated import Evaluated
+from .looking import DebuggerError
 from .stops import Stop, WorkerAt
 
 __all__ = [

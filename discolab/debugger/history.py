@@ -22,7 +22,7 @@ from ..views.parts import Line, Part, Stack, Text
 from ..views.render.bundle import bundle_of
 from ..views.render.text import render_text
 from . import recorded
-from .debugger import DebuggerError, Ranks
+from .looking import DebuggerError, Ranks
 from .playback import Playback, back, forth, playback_of
 from .recorded import Facts, Place, Value
 

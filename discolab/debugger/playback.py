@@ -15,7 +15,8 @@ from ..ccl.rounds import in_order
 from ..runtime.errors import ArgumentError
 from ..runtime.session import Session
 from . import recorded
-from .debugger import DebuggerError, debugger_of
+from .debugger import debugger_of
+from .looking import DebuggerError
 from .recorded import Facts, Place, Step
 from .records import Spot
 from .stops import Stop, WorkerAt

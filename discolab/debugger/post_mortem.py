@@ -17,8 +17,8 @@ from ..runtime.failures import Failure, name_ranks
 from ..runtime.session import Session
 from ..runtime.sources import display_name, place
 from . import raised
-from .debugger import DebuggerError
 from .evaluated import Evaluated
+from .looking import DebuggerError
 from .records import Spot
 from .stops import Stop, WorkerAt
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..debugger.breaks import Break
-from ..debugger.debugger import Debugger, DebuggerError, Ranks, debugger_of
+from ..debugger.debugger import Debugger, debugger_of
 from ..debugger.evaluated import Evaluated
+from ..debugger.looking import DebuggerError, Ranks
 from ..debugger.stops import Stop
 from ..runtime.controller import check_timeout
 from ..runtime.dref import DRef

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..debugger import post_mortem
-from ..debugger.debugger import Ranks
 from ..debugger.evaluated import Evaluated
+from ..debugger.looking import Ranks
 from ..debugger.stops import Stop
 from ..runtime.ranks import parse_ranks
 from .programs import Programs
