@@ -31,6 +31,7 @@ import torch
 
 from ..runtime.errors import WaitTimeoutError
 from ..runtime.session import Session
+from ..runtime.waiter import bind_waiter, waiter_here
 from ..runtime.worker import Worker, bind_thread, current_worker_or_none
 from . import host_randomness, main_module, randomness
 
@@ -170,6 +171,7 @@ def _in_child() -> None:
     forked_in = current_worker_or_none()
     if forked_in is not None:
         bind_thread(None)
+        bind_waiter(None)
         for worker in forked_in.peers.values():
             worker.ended = True
     if _threads:
@@ -208,14 +210,19 @@ def _start_over(start: Callable[[threading.Thread], None]) -> Callable[[threadin
 def _sleep_over(sleep: Callable[[float], None]) -> Callable[[float], None]:
     @functools.wraps(sleep)
     def sleep_or_end(seconds: float, /) -> None:
-        worker = current_worker_or_none()
-        if worker is None or worker.thread_id != threading.get_ident() or not seconds > 0:
+        waiter = waiter_here()
+        if waiter is None or not seconds > 0:
             sleep(seconds)
             return
         until = time.monotonic() + seconds  # the worker's own clock may stand
         try:
-            worker.wait_for(lambda: time.monotonic() >= until, f"time.sleep({seconds:g})", seconds)
+            waiter.wait_for(lambda: time.monotonic() >= until, f"time.sleep({seconds:g})", seconds)
         except WaitTimeoutError:
             pass
 
     return sleep_or_end
+
+
+def open_sessions() -> list[Session]:
+    """The sessions of this process that were not shut down."""
+    return [session for session in list(_sessions) if not session.closed]

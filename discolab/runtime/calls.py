@@ -225,6 +225,18 @@ class Caller(Controller):
             failure.reported = True
         return WorkerError(failures)
 
+    def register_of(self, dref: DRef) -> int:
+        """The number of a DRef's register.
+
+        Raises
+        ------
+        ForeignDRefError
+            If it belongs to another session.
+        """
+        found = self._register_of(dref)
+        assert found is not None, "not a DRef"
+        return int(found)
+
     # -- inside ------------------------------------------------------------------------------
 
     def _register_of(self, value: Any) -> Register | None:

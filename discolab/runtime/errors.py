@@ -100,7 +100,8 @@ class WorkerError(DiscoError):
     def __init__(self, failures: Iterable[Failure]) -> None:
         self.failures = sorted(failures, key=lambda f: (f.victim, f.interrupted, f.rank))
         assert self.failures, "a WorkerError needs a failure"
-        super().__init__(summarize(self.failures))
+        # not `super`: of a class that is another exception too, that one's would be next
+        Exception.__init__(self, summarize(self.failures))
         self.__cause__ = self.failures[0].exception
         self.__suppress_context__ = True
         self.add_note("\n".join(explain(self.failures)))

@@ -174,8 +174,11 @@ def fold(failures: Iterable[Failure]) -> list[list[Failure]]:
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
-    """``worker 2`` or ``workers 0-2, 5``."""
+    """``worker 2`` or ``workers 0-2, 5``; -1 is the controller."""
     ordered = sorted(set(ranks))
+    if ordered and ordered[0] < 0:
+        rest = f", {name_ranks(ordered[1:])}" if ordered[1:] else ""
+        return f"the controller{rest}"
     return ("worker " if len(ordered) == 1 else "workers ") + fold_ranks(ordered)
 
 

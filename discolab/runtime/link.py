@@ -118,3 +118,7 @@ class Service:
 
 
 SERVICES: dict[str, Callable[[Session], Service]] = {}
+
+LISTENERS: dict[str, Callable[[Worker], None]] = {}
+"""By service: has a worker listen to it. Called where something is said to it and it does not yet,
+on the link's thread, so be quick."""

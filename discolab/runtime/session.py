@@ -46,7 +46,7 @@ class Session(Caller):
     """What `init_ccl` has chosen, in a sentence that begins with the backend's name."""
 
     above: ClassVar[dict[str, Callable[..., Any]]] = {}
-    """What a layer above does for `load`, `save` and `compare`; it enters itself here."""
+    """What a layer above does for `load`, `save`, `rpc` and `compare`; it enters itself here."""
 
     draw: ClassVar[Callable[[Any], dict[str, str]] | None] = None
     """How it is drawn in a notebook; `views` sets it."""
@@ -194,6 +194,13 @@ class Session(Caller):
     ) -> Any:
         """Save sharded tensors as a checkpoint: see `discolab.loader.save`."""
         return self.above["save"](self, path, weights, plan, **options)
+
+    # -- calling one worker ----------------------------------------------------------------------
+
+    @property
+    def rpc(self) -> Any:
+        """Calls of single workers, and references to what they have: see `discolab.rpc`."""
+        return self.above["rpc"](self)
 
     # -- comparing -------------------------------------------------------------------------------
 

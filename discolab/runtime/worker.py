@@ -36,6 +36,7 @@ from .functions import find_func
 from .interruptible import Interruptible
 from .sources import is_cell, place
 from .untold import Untold
+from .waiter import bind_waiter
 
 if TYPE_CHECKING:
     from .link import Link
@@ -207,6 +208,7 @@ class Worker(Interruptible):
         """
         self.thread_id = threading.get_ident()
         bind_thread(self)
+        bind_waiter(self)
         while not self.ended:
             try:
                 if self.current is not None:
@@ -228,6 +230,7 @@ class Worker(Interruptible):
         for name in [name for name in self.namespace if not name.startswith("__")]:
             del self.namespace[name]
         bind_thread(None)
+        bind_waiter(None)
 
     def _loop(self) -> None:
         recv, do = self.channel.recv, self.dispatch

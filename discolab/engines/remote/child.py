@@ -25,7 +25,7 @@ import torch
 from ...runtime import protocol, sources
 from ...runtime.actions import Command, DiscoAction
 from ...runtime.failures import Failure
-from ...runtime.link import state_of
+from ...runtime.link import LISTENERS, state_of
 from ...runtime.probes import SERVICE as PROBES
 from ...runtime.probes import answer as probe_answer
 from ...runtime.worker import Worker
@@ -267,11 +267,21 @@ class WireLink:
         elif kind == messages.ASK_STATE:
             self.tell_state()
         elif kind == messages.SAY:
-            handler = self._handlers.get(message[1])
-            if handler is None:
-                self._early.setdefault(message[1], []).append(message[2])
-            else:
-                handler(message[2])
+            self._said(message[1], message[2])
+
+    def _said(self, service: str, value: Any) -> None:
+        handler = self._handlers.get(service)
+        if handler is not None:
+            handler(value)
+            return
+        self._early.setdefault(service, []).append(value)
+        if service in LISTENERS:
+            assert self.worker is not None
+            LISTENERS[service](self.worker)
+        handler = self._handlers.get(service)
+        if handler is not None:  # it may have begun to listen before the value was among these
+            for early in self._early.pop(service, ()):
+                handler(early)
 
 
 def _pieces(item: tuple[str, str]) -> list[tuple[str, str]]:

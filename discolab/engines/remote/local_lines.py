@@ -111,12 +111,12 @@ class LocalLines(Lines):
         # what waits is taken away only after it was sent: so nothing overtakes it
         if not waiting:
             try:
-                _send(end, parcel)
+                send_parcel(end, parcel)
                 return
             except BlockingIOError:
                 pass
             except OSError as exc:
-                if not _is_full(exc):
+                if not is_full(exc):
                     return  # the reader thread sees the end of the line
         waiting.append(parcel)
         self.wake()
@@ -163,10 +163,10 @@ class LocalLines(Lines):
         mask = select.EPOLLIN if end is line.cmd else 0
         try:
             while waiting:
-                _send(end, waiting[0])
+                send_parcel(end, waiting[0])
                 waiting.popleft()
         except OSError as exc:
-            if not isinstance(exc, BlockingIOError) and not _is_full(exc):
+            if not isinstance(exc, BlockingIOError) and not is_full(exc):
                 waiting.clear()
             else:
                 mask |= select.EPOLLOUT
@@ -182,7 +182,7 @@ class LocalLines(Lines):
         """Take a message, the next one at the next poll; with `ended`, all, and then it is over."""
         while True:
             try:
-                found = _recv(line.cmd)
+                found = recv_parcel(line.cmd)
             except BlockingIOError:
                 if not ended:
                     return
@@ -276,10 +276,10 @@ class LocalWire(Wire):
         try:
             while time.perf_counter() < until:
                 try:
-                    return _recv(self._cmd, _CLOEXEC | socket.MSG_DONTWAIT)
+                    return recv_parcel(self._cmd, _CLOEXEC | socket.MSG_DONTWAIT)
                 except BlockingIOError:
                     os.sched_yield()
-            return _recv(self._cmd)
+            return recv_parcel(self._cmd)
         except OSError:
             return None
 
@@ -290,7 +290,7 @@ class LocalWire(Wire):
                 os.eventfd_read(self._alarm)
                 continue
             try:
-                found = _recv(self._ctl)
+                found = recv_parcel(self._ctl)
             except OSError:
                 found = None
             if found is None:
@@ -301,7 +301,7 @@ class LocalWire(Wire):
     def send(self, parcel: Parcel) -> None:
         """See `Wire`."""
         try:
-            _send(self._cmd, parcel)
+            send_parcel(self._cmd, parcel)
         except OSError as exc:
             raise EOFError("the controller is gone") from exc
 
@@ -322,7 +322,8 @@ _send_now.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_i
 _send_now.restype = ctypes.c_ssize_t
 
 
-def _send(end: socket.socket, parcel: Parcel) -> None:
+def send_parcel(end: socket.socket, parcel: Parcel) -> None:
+    """Send a message whole or not at all; raises an `OSError` where it can't."""
     data = parcel.data
     if parcel.segment is not None:
         socket.send_fds(end, [data], [parcel.segment.fd])
@@ -333,7 +334,7 @@ def _send(end: socket.socket, parcel: Parcel) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def _recv(end: socket.socket, flags: int = _CLOEXEC) -> tuple[bytes, int | None] | None:
+def recv_parcel(end: socket.socket, flags: int = _CLOEXEC) -> tuple[bytes, int | None] | None:
     """A message and the descriptor that came with it; None at the end of the line."""
     data, ancillary, _, _ = end.recvmsg(_ROOM, _FD_ROOM, flags)
     if not ancillary:
@@ -341,6 +342,6 @@ def _recv(end: socket.socket, flags: int = _CLOEXEC) -> tuple[bytes, int | None]
     return data, int.from_bytes(ancillary[0][2][:4], "little")
 
 
-def _is_full(exc: OSError) -> bool:
+def is_full(exc: OSError) -> bool:
     """Whether a send failed for want of room: too many messages or descriptors on their way."""
     return exc.errno in _FULL

@@ -122,6 +122,11 @@ class SegmentPool:
             self._lent[segment.number] = segment, room
         return segment
 
+    @property
+    def lent(self) -> int:
+        """How many segments receivers hold."""
+        return len(self._lent)
+
     def free(self, number: int) -> None:
         """Its receiver holds nothing of it any more."""
         with self.lock:
@@ -241,12 +246,32 @@ def unbundle(data: Any) -> list[Any]:
     return found
 
 
+def unload(parcel: Parcel) -> tuple[bytes, bytes]:
+    """A parcel with a segment as bytes: the message, and what the segment held; for `reload`."""
+    segment = parcel.segment
+    assert segment is not None
+    with mmap.mmap(segment.fd, 0, mmap.MAP_SHARED, mmap.PROT_READ) as memory:
+        content = memory[:]
+    magic, count, _ = _HEAD.unpack_from(parcel.data)
+    return _HEAD.pack(magic, count, 0) + parcel.data[_HEAD.size :], content
+
+
+def reload(data: bytes, content: bytes) -> Parcel:
+    """The parcel again, with a segment of its own."""
+    return Parcel(data, Segment([content]))
+
+
 def unpack(
-    data: Any, fd: int | None = None, dropped: Callable[[int], None] | None = None
+    data: Any,
+    fd: int | None = None,
+    dropped: Callable[[int], None] | None = None,
+    copied: bool = False,
 ) -> tuple[Any, list[Any]]:
     """The body and frames of a message, as views on `data` and on the segment; closes `fd`.
 
     `dropped` is called with a segment's number, on any thread, once nothing of it is held here.
+    With `copied`, what is in a segment without a number is copied: each one that is held takes a
+    file descriptor.
 
     Raises
     ------
@@ -261,7 +286,9 @@ def unpack(
     try:
         if fd is not None:
             size = os.fstat(fd).st_size
-            if size:
+            if size and copied and len(data) >= _HEAD.size and not _HEAD.unpack_from(data)[2]:
+                mapping = _read(fd, size)
+            elif size:
                 held = _Mapping(fd, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
                 if dropped is not None and len(data) >= _HEAD.size and _HEAD.unpack_from(data)[2]:
                     weakref.finalize(held, dropped, _HEAD.unpack_from(data)[2]).atexit = False
@@ -291,6 +318,17 @@ def unpack(
     if place != total:
         raise LineError(f"a message of {total} bytes has {total - place} too many")
     return parts[0], parts[1:]
+
+
+def _read(fd: int, size: int) -> memoryview:
+    whole = memoryview(bytearray(size))
+    at = 0
+    while at < size:
+        count = os.preadv(fd, [whole[at : at + (1 << 30)]], at)
+        if not count:
+            raise LineError(f"a segment of {size} bytes has no more than {at}")
+        at += count
+    return whole
 
 
 def _write(fd: int, part: Any) -> None:

@@ -26,6 +26,7 @@ import zmq
 
 from ...runtime.errors import DiscoError
 from ..nodes.keys import Keys
+from .alarm import Alarm
 from .lines import END, JOINED, MESSAGE, TEXT, Event, Lines
 from .parcels import Parcel
 from .zmq_door import Door
@@ -37,7 +38,6 @@ from .zmq_parts import (
     MAGIC,
     OUT,
     PIECE,
-    Alarm,
     Joiner,
     milliseconds,
     pieces,

@@ -13,6 +13,7 @@ from typing import Any
 import zmq
 
 from ..nodes.keys import Keys
+from .alarm import Alarm
 from .lines import Wire
 from .parcels import Parcel
 from .zmq_parts import (
@@ -22,7 +23,6 @@ from .zmq_parts import (
     MAGIC,
     OUT,
     PIECE,
-    Alarm,
     Joiner,
     event_of,
     milliseconds,
