@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import ccl, debugger, loader, trace, views
+from . import ccl, debugger, loader, rpc, trace, views
 from .debugger import Debugger, DebuggerError, Evaluated, Stop, debugger_of
 from .debugger.assertions import disco_assert
 from .engines import ProcessSession, ThreadedSession, make_session
@@ -127,6 +127,7 @@ __all__ = [
     "note",
     "plot",
     "register_func",
+    "rpc",
     "trace",
     "view",
     "views",

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from .. import ccl
+from .. import ccl, rpc
 from ..runtime.worker import Worker, current_worker_or_none
 
-WORKER_NAMES = ("rank", "world_size", "device", "worker", "ccl", "torch", "dist")
+WORKER_NAMES = ("rank", "world_size", "device", "worker", "ccl", "torch", "dist", "rpc")
 _AS_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 GIVEN = frozenset((*WORKER_NAMES, *_AS_TORCHRUN))
 
@@ -20,7 +20,7 @@ GIVEN = frozenset((*WORKER_NAMES, *_AS_TORCHRUN))
 def given_names(worker: Worker) -> dict[str, Any]:
     """Name -> value, for the cells of a worker."""
     rank, size = worker.worker_id, worker.num_workers
-    values = (rank, size, worker.device, worker, ccl, torch, torch.distributed)
+    values = (rank, size, worker.device, worker, ccl, torch, torch.distributed, rpc)
     named: dict[str, Any] = dict(zip(WORKER_NAMES, values, strict=True))
     return {**named, "RANK": rank, "LOCAL_RANK": worker.local_worker_id, "WORLD_SIZE": size}
 

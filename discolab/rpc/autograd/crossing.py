@@ -1,0 +1,198 @@
+"""Tensors that cross from one rank to another: how autograd follows them, or is cut off.
+
+`leave` sees what goes to another rank, arguments or results, before it is sent; `arrive` sees it
+there. Outside of a context a tensor is cut from its graph, and a leaf keeps `requires_grad`. In a
+context, with gradients enabled:
+
+- within a node the tensor keeps its graph, with an identity in between that says from which rank
+  to which it went (`Crossing`), so that leaves can be told to belong to ranks;
+- to another node it is sent without its graph, under a number; the sender keeps where the gradient
+  enters its graph (`Send`), the receiver makes the tensor a leaf of its own (`Recv`).
+
+Only tensors in lists, tuples, dicts and dataclasses are followed. No state here; see records.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.graph import get_gradient_edge
+
+from ...runtime.errors import SessionError
+from .. import here
+from ..names import CONTROLLER
+from .containers import has_grad, swap
+from .contexts import context_of, current, running_in
+from .records import NodeContext, Recv, Send
+
+if TYPE_CHECKING:
+    from ..node import Node
+
+__all__ = [
+    "Crossing",
+    "arrive",
+    "context_of",
+    "current",
+    "leave",
+    "leave_from",
+    "rank_here",
+    "running_in",
+]
+
+Tensor = torch.Tensor
+
+
+class Crossing(torch.autograd.Function):
+    """The identity, between two ranks; the same memory, no view, so it may be changed in place."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, from_rank: int, to_rank: int) -> Tensor:
+        """`from_rank`: to whom that belongs from which the tensor was made."""
+        ctx.from_rank, ctx.to_rank = from_rank, to_rank
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, None, None]:
+        """The gradient as it is."""
+        return grads[0], None, None
+
+
+_crossed: Callable[[Tensor, int, int], Tensor] = Crossing.apply
+
+
+def rank_here() -> int:
+    """The calling thread's rank; the controller's on threads of which nothing is known."""
+    try:
+        return here.current_rank()
+    except SessionError:
+        return CONTROLLER
+
+
+def leave(
+    node: Node,
+    context: NodeContext | None,
+    value: Any,
+    to_rank: int,
+    same_node: bool,
+) -> tuple[Any, tuple[int, ...]]:
+    """Something goes to another rank.
+
+    Parameters
+    ----------
+    node
+        The calling thread's.
+    context
+        In which it goes, None for none.
+    value
+        What goes; it is not changed, containers with tensors in them are copied where need be.
+    to_rank, same_node
+        Whither, and whether that rank is on this node.
+
+    Returns
+    -------
+    value, numbers
+        What is to be sent; the numbers of the tensors in it that autograd follows to another node,
+        0 for each that it does not.
+    """
+    return leave_from(node, context, value, None, to_rank, same_node)
+
+
+def leave_from(
+    node: Node,
+    context: NodeContext | None,
+    value: Any,
+    from_rank: int | None,
+    to_rank: int,
+    same_node: bool,
+) -> tuple[Any, tuple[int, ...]]:
+    """As `leave`, of something that belongs to `from_rank`; None: to the calling thread's rank."""
+    if context is not None and not same_node:
+        peer = node.node_of(to_rank)
+        if peer not in context.peers:
+            with context.lock:
+                context.peers.add(peer)
+    if not has_grad(value):
+        return value, ()
+    if context is None or context.closed or not torch.is_grad_enabled():
+        return swap(value, _cut), ()
+    if from_rank is None:
+        from_rank = rank_here()
+    if same_node:
+        return _leave_within(value, from_rank, to_rank), ()
+    return _leave_node(context, value, from_rank)
+
+
+def _cut(tensor: Tensor) -> Tensor:
+    if tensor.requires_grad and not tensor.is_leaf:
+        return tensor.detach()
+    return tensor
+
+
+def _leave_within(value: Any, from_rank: int, to_rank: int) -> Any:
+    if from_rank == to_rank:
+        return value
+    made: dict[int, Tensor] = {}  # the same tensor twice is the same tensor twice there
+
+    def change(tensor: Tensor) -> Tensor:
+        if not tensor.requires_grad:
+            return tensor
+        if id(tensor) not in made:
+            made[id(tensor)] = _crossed(tensor, from_rank, to_rank)
+        return made[id(tensor)]
+
+    return swap(value, change)
+
+
+def _leave_node(context: NodeContext, value: Any, from_rank: int) -> tuple[Any, tuple[int, ...]]:
+    made: dict[int, tuple[Tensor, int]] = {}
+    numbers: list[int] = []
+
+    def change(tensor: Tensor) -> Tensor:
+        if not tensor.requires_grad:
+            numbers.append(0)
+            return tensor
+        if id(tensor) not in made:
+            # the edge, not the tensor: it stays where it is if the tensor is changed in place
+            send = Send(get_gradient_edge(tensor), tensor.device, from_rank)
+            made[id(tensor)] = tensor.detach(), context.enter_send(send)
+        sent, number = made[id(tensor)]
+        numbers.append(number)
+        return sent
+
+    return swap(value, change), tuple(numbers)
+
+
+def arrive(
+    node: Node,
+    context: NodeContext | None,
+    value: Any,
+    from_rank: int,
+    same_node: bool,
+    numbers: tuple[int, ...],
+) -> Any:
+    """Something has come from another rank, with the numbers that `leave` gave."""
+    if same_node or not numbers or context is None or context.closed:
+        return value
+    sender = node.node_of(from_rank)
+    made: dict[int, Tensor] = {}
+    left = iter(numbers)
+    me: int | None = None
+
+    def change(tensor: Tensor) -> Tensor:
+        nonlocal me
+        number = next(left, 0)
+        if not number:
+            return tensor
+        if number not in made:
+            leaf = tensor.detach().requires_grad_()
+            context.enter_recv(Recv(leaf, sender, number))
+            if me is None:
+                me = rank_here()
+            # as between threads what the callee gets is no leaf, and may be changed in place
+            made[number] = _crossed(leaf, from_rank, me)
+        return made[number]
+
+    with torch.enable_grad():
+        return swap(value, change)

@@ -1,0 +1,280 @@
+"""Running a backward: find what takes part, give each node its plan, wait until all are done.
+
+No state but a counter. The node on which it is called runs it:
+
+1. Discovery. The graph is walked from the roots to its leaves. Leaves that came from other nodes
+   name sends there, from which these nodes walk on, and so forth. So sends that the roots do not
+   depend on take no part.
+2. Levels. A send is one level above the highest one of those that lead to it: of a node, what is of
+   one level can be run at once, and its gradients are complete by then.
+3. Passes. Each node goes through its levels as the gradients come (passes.py).
+
+A backward that leaves no node is one call of `torch.autograd.grad`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.graph import get_gradient_edge
+
+from ...runtime.errors import DiscoError, WaitTimeoutError
+from .. import here
+from .contexts import context_of, running_in
+from .graph import differentiate, walk
+from .passes import ROOTS, Roots, Run
+from .records import NodeContext, over
+
+if TYPE_CHECKING:
+    from ..node import Node
+
+Tensor = torch.Tensor
+Key = tuple[int, int]  # of a backward: node, number; of a send: the same
+
+_END_SECONDS = 5.0  # for nodes to let go of a backward that has failed
+
+_numbers = itertools.count(1)
+
+
+def run_backward(
+    node: Node, rank: int, context: NodeContext, roots: Sequence[Tensor], retain_graph: bool
+) -> None:
+    """See `autograd.backward`; `rank` is the caller's."""
+    start = Roots(
+        [get_gradient_edge(root) for root in roots],
+        [torch.ones_like(root, memory_format=torch.contiguous_format) for root in roots],
+        rank,
+    )
+    with context.lock:
+        recvs = dict(context.recvs)
+    found = walk([(edge, rank) for edge in start.edges], recvs)
+    if found.recvs:
+        Backward(node, context, start, retain_graph).run()
+        return
+    gradients, _ = differentiate(found, start.edges, start.grads, retain_graph)
+    with context.lock:
+        if context.closed:
+            raise over(context)
+        context.add(gradients)
+
+
+class Backward:
+    """One that takes other nodes too."""
+
+    def __init__(self, node: Node, context: NodeContext, roots: Roots, retain_graph: bool) -> None:
+        self.node = node
+        self.context = context
+        self.retain_graph = retain_graph
+        self.key = node.id, next(_numbers)
+        self.mine = Run(context, self.key, roots)
+        self.others: set[int] = set()  # nodes that have heard of it
+        self.answers: list[Any] = []  # futures of what was asked
+        self.errors: list[BaseException] = []
+        self.timeout = node.default_timeout
+        self.deadline = None if self.timeout is None else time.monotonic() + self.timeout
+
+    def run(self) -> None:
+        """All of it; the context's gradients are untouched if it fails."""
+        with self.context.lock:
+            if self.context.closed:
+                raise over(self.context)
+            self.context.runs[self.key] = self.mine
+        try:
+            with running_in(None):  # what follows is not part of any context
+                self._passes(levels_of(self._discover()))
+        except Exception as exc:
+            self._end_failed(f"{type(exc).__name__}: {exc}"[:500])
+            raise
+        except BaseException:
+            self._end("it was interrupted")
+            raise
+        else:
+            self._end("")
+        finally:  # an error has our frames, which have us: no cycles that keep graphs alive
+            self.errors, self.answers, self.mine.error = [], [], None
+
+    # -- discovery ---------------------------------------------------------------------------
+
+    def _discover(self) -> dict[Key, list[Key]]:
+        """For the roots and each send that takes part: the sends that it leads to."""
+        me = self.node.id
+        behind: dict[Key, list[Key]] = {}
+        todo = {me: {ROOTS}}
+        while todo:
+            answers: dict[int, Any] = {
+                node: self._ask(node, walk_here, sorted(numbers))
+                for node, numbers in todo.items()
+                if node != me
+            }
+            found = {}
+            if me in todo:
+                found[me] = self.mine.walk_from(sorted(todo[me]))
+            for node, answer in answers.items():
+                found[node] = self._wait(answer)
+            todo = {}
+            for node, edges in found.items():
+                behind |= {(node, number): [(n, m) for n, m in to] for number, to in edges.items()}
+            for edges in found.values():
+                for to in edges.values():
+                    for n, m in to:
+                        if (n, m) not in behind:
+                            todo.setdefault(n, set()).add(m)
+        return behind
+
+    # -- passes ------------------------------------------------------------------------------
+
+    def _passes(self, levels: Mapping[Key, int]) -> None:
+        me = self.node.id
+        plans: dict[int, dict[int, int]] = {me: {}}
+        for (node, number), level in levels.items():
+            plans.setdefault(node, {})[number] = level
+        own = plans.pop(me)
+        waits = [self._watched(node, passes_here, plan) for node, plan in plans.items()]
+        self.mine.begin(own, self.retain_graph)
+        if not self.errors and self.mine.error is not None:
+            raise self.mine.error
+        if len(own) > 1 and not self.errors:
+            waits.append(self._watched(me, done_here))
+        for wait in waits:
+            try:
+                self._wait(wait)
+            except WaitTimeoutError:
+                raise
+            except Exception as exc:
+                self.errors.append(exc)
+                break
+        if self.errors:
+            raise self.errors[0]
+
+    def _watched(self, node: int, func: Any, *args: Any) -> Any:
+        """Ask for something; the first one that fails ends it for all nodes."""
+        if func is passes_here:
+            args = (*args, self.retain_graph)
+        answer = self._ask(node, func, *args)
+        answer.add_done_callback(self._look_at)
+        return answer
+
+    def _look_at(self, answer: Any) -> None:
+        try:
+            answer.value()
+        except BaseException as exc:
+            self.errors.append(exc)
+            if len(self.errors) == 1:
+                self._end("it failed on another node")
+
+    # -- others ------------------------------------------------------------------------------
+
+    def _ask(self, node: int, func: Any, *args: Any) -> Any:
+        if node != self.node.id:
+            self.others.add(node)
+        answer = self.node.ask_node(node, func, self.context.id, self.key, *args)
+        self.answers.append(answer)
+        return answer
+
+    def _wait(self, answer: Any) -> Any:
+        left = None if self.deadline is None else max(0.001, self.deadline - time.monotonic())
+        try:
+            return answer.wait(left)
+        except WaitTimeoutError as exc:
+            if self.deadline is None or time.monotonic() < self.deadline:
+                raise
+            raise WaitTimeoutError(
+                f"backward gave up after {self.timeout:g} s; see rpc.DEFAULT_TIMEOUT: {exc}"
+            ) from None
+
+    def _end(self, why: str) -> None:
+        """Tell all nodes that it is over."""
+        for node in tuple(self.others):
+            if node not in self.node.lost:
+                try:
+                    self.node.post(node, "autograd.end", self.context.id, self.key, why)
+                except DiscoError:  # the session ends
+                    pass
+        self.mine.end(why)
+        if why:
+            for answer in tuple(self.answers):
+                answer.cancel()
+
+    def _end_failed(self, why: str) -> None:
+        """The same, and wait until they have let go of what they had found."""
+        self._end(why)
+        try:
+            with running_in(None):
+                waits = [
+                    self.node.ask_node(node, end_here, self.context.id, self.key, why)
+                    for node in self.others
+                    if node not in self.node.lost
+                ]
+                for wait in waits:
+                    wait.wait(_END_SECONDS)
+        except Exception:  # what is told is why it failed
+            pass
+
+
+def levels_of(behind: Mapping[Key, Sequence[Key]]) -> dict[Key, int]:
+    """The longest way to each from where nothing leads to."""
+    leading = dict.fromkeys(behind, 0)
+    for to in behind.values():
+        for send in to:
+            leading[send] += 1
+    levels = {send: 0 for send, count in leading.items() if not count}
+    ready = list(levels)
+    for send in ready:  # grows
+        for after in behind[send]:
+            levels[after] = max(levels.get(after, 0), levels[send] + 1)
+            leading[after] -= 1
+            if not leading[after]:
+                ready.append(after)
+    assert len(ready) == len(behind), "a tensor depends on itself"
+    return levels
+
+
+# -- what runs on the nodes, asked by the one that runs the backward -----------------------------
+
+
+def _run(id: int, key: Sequence[int]) -> Run:
+    context = context_of(here.current_node(), id)
+    with context.lock:
+        if context.closed:
+            raise over(context)
+        node, number = key
+        found = context.runs.get((node, number))
+        if found is None:
+            found = context.runs[node, number] = Run(context, (node, number))
+        return found
+
+
+def walk_here(id: int, key: Sequence[int], numbers: Sequence[int]) -> dict[int, list[Key]]:
+    """`Run.walk_from` on this node."""
+    return _run(id, key).walk_from(numbers)
+
+
+def passes_here(
+    id: int, key: Sequence[int], levels: Mapping[int, int], retain_graph: bool
+) -> torch.futures.Future[None]:
+    """`Run.begin` on this node; done when it is."""
+    run = _run(id, key)
+    run.begin(levels, retain_graph)
+    return run.done
+
+
+def done_here(id: int, key: Sequence[int]) -> torch.futures.Future[None]:
+    """Done when this node has nothing more to do."""
+    return _run(id, key).done
+
+
+def end_here(id: int, key: Sequence[int], why: str) -> None:
+    """The backward has failed."""
+    context = context_of(here.current_node(), id)
+    with context.lock:
+        run = context.runs.get((key[0], key[1]))
+    if run is not None:
+        run.end(why)
+
+
+for _func in (passes_here, done_here):
+    vars(_func)["rpc_async_execution"] = True  # as rpc.async_execution does

@@ -1,0 +1,218 @@
+"""The graph of autograd on one node: walked to its leaves, and differentiated.
+
+No state: a `Walk` belongs to who made it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge, Node
+
+from ...runtime.errors import SessionError
+from .crossing import Crossing
+from .records import Gradients, Recv
+
+Tensor = torch.Tensor
+Place = tuple[Node | None, int]  # a node of the graph and which of its inputs; None: a root itself
+
+_ONE = torch.ones((), requires_grad=True)
+_LEAF: type = type(torch.autograd.graph.get_gradient_edge(_ONE).node)
+_CROSSING: Any = getattr(Crossing, "_backward_cls")  # noqa: B009 - not in the stubs
+
+
+class Walk:
+    """What of a graph lies behind some roots.
+
+    Attributes
+    ----------
+    nodes
+        Its nodes but the leaves, each with the rank to which it belongs.
+    leaves
+        By ``id``: the leaf, and by rank where its gradient comes from.
+    recvs
+        By ``id(leaf)``: those of the leaves that came from another node.
+    """
+
+    __slots__ = ("leaves", "nodes", "recvs")
+
+    def __init__(self) -> None:
+        self.nodes: dict[Node, int] = {}
+        self.leaves: dict[int, tuple[Tensor, dict[int, list[Place]]]] = {}
+        self.recvs: dict[int, Recv] = {}
+
+    def _reach(self, leaf: Any, rank: int, place: Place, recvs: Mapping[int, Recv]) -> None:
+        tensor: Tensor = leaf.variable
+        key = id(tensor)
+        found = self.leaves.get(key)
+        if found is None:
+            found = self.leaves[key] = tensor, {}
+            recv = recvs.get(key)
+            if recv is not None:
+                self.recvs[key] = recv
+        found[1].setdefault(rank, []).append(place)
+
+
+def walk(roots: Iterable[tuple[GradientEdge, int]], recvs: Mapping[int, Recv]) -> Walk:
+    """Walk the graph from some edges to its leaves.
+
+    Parameters
+    ----------
+    roots
+        Each with the rank to which it belongs. What lies behind a `Crossing` belongs to the rank
+        from which that came; what can be reached from several ranks, to the first one.
+    recvs
+        The context's, by ``id(leaf)``.
+    """
+    found = Walk()
+    nodes = found.nodes
+    todo: list[tuple[Node, int]] = []
+    for number, (edge, rank) in enumerate(roots):
+        if isinstance(edge.node, _LEAF):
+            found._reach(edge.node, rank, (None, number), recvs)
+        elif edge.node not in nodes:
+            nodes[edge.node] = rank
+            todo.append((edge.node, rank))
+    while todo:
+        node, rank = todo.pop()
+        if isinstance(node, _CROSSING):
+            rank = node.from_rank
+        for index, (behind, _) in enumerate(node.next_functions):
+            if behind is None:
+                continue
+            if isinstance(behind, _LEAF):
+                found._reach(behind, rank, (node, index), recvs)
+            elif behind not in nodes:
+                nodes[behind] = rank
+                todo.append((behind, rank))
+    return found
+
+
+def differentiate(
+    found: Walk,
+    outputs: Sequence[GradientEdge],
+    grad_outputs: Sequence[Tensor],
+    retain_graph: bool,
+) -> tuple[Gradients, dict[int, Tensor]]:
+    """The gradients of all leaves of a walk, by one call of `torch.autograd.grad`.
+
+    Parameters
+    ----------
+    found
+        The walk from `outputs`.
+    outputs, grad_outputs
+        Where the gradients enter the graph, and those.
+
+    Returns
+    -------
+    gradients, recvs
+        Of the leaves that belong to this node, by rank; and of the others, by ``id(leaf)``.
+        Leaves on which the outputs do not depend are in neither. Each has memory of its own.
+
+    Raises
+    ------
+    SessionError
+        If the graph was used up.
+    """
+    keys = list(found.leaves)
+    if not keys or not outputs:
+        return {}, {}
+    parts, handles = _watch_parts(found, grad_outputs)
+    try:
+        with torch.autograd.set_multithreading_enabled(False):
+            grads = torch.autograd.grad(
+                outputs,
+                [found.leaves[key][0] for key in keys],
+                grad_outputs,
+                retain_graph=retain_graph,
+                allow_unused=True,
+            )
+    except RuntimeError as exc:
+        if "graph a second time" in str(exc):
+            raise used_up() from exc
+        raise
+    finally:
+        for handle in handles:
+            handle.remove()
+    gradients: Gradients = {}
+    came: dict[int, Tensor] = {}
+    owned = {_memory(grad) for grad in grad_outputs}
+    for key, grad in zip(keys, grads, strict=True):
+        if grad is None:
+            continue
+        if key in found.recvs:
+            came[key] = grad.detach()
+            continue
+        leaf, ranks = found.leaves[key]
+        of_ranks = parts[key] if key in parts else {next(iter(ranks)): grad}
+        for rank, part in of_ranks.items():
+            gradients.setdefault(rank, {})[leaf] = _own(part.detach(), owned)
+    return gradients, came
+
+
+def used_up() -> SessionError:
+    """The error for a graph through which a backward went before."""
+    return SessionError(
+        "a backward went through this graph before, and what it needs is gone: give "
+        "retain_graph=True to all but the last backward of a context"
+    )
+
+
+def _watch_parts(
+    found: Walk, grad_outputs: Sequence[Tensor]
+) -> tuple[dict[int, dict[int, Tensor]], list[Any]]:
+    """For leaves that several ranks of this node use: have each one's part noted on its way.
+
+    Returns the parts, by ``id(leaf)`` and rank, and handles to be removed.
+    """
+    parts: dict[int, dict[int, Tensor]] = {}
+    handles: list[Any] = []
+    me = threading.get_ident()
+
+    def add(key: int, rank: int, grad: Tensor | None) -> None:
+        if grad is not None:
+            mine = parts[key]
+            mine[rank] = mine[rank] + grad if rank in mine else grad
+
+    def note(key: int, rank: int, index: int) -> Callable[[Any, Any], None]:
+        def hook(grad_inputs: Any, _: Any) -> None:
+            if threading.get_ident() == me:  # another backward may use the same graph
+                add(key, rank, grad_inputs[index])
+
+        return hook
+
+    for key, (_, ranks) in found.leaves.items():
+        if len(ranks) == 1 or key in found.recvs:
+            continue
+        parts[key] = {}
+        for rank, places in ranks.items():
+            for node, index in places:
+                if node is None:
+                    add(key, rank, grad_outputs[index])
+                else:
+                    handles.append(node.register_hook(note(key, rank, index)))
+    return parts, handles
+
+
+def _memory(tensor: Tensor) -> int:
+    """What two tensors have in common that share memory; 0 where that is not known."""
+    if tensor.layout is not torch.strided:
+        return 0
+    return tensor.untyped_storage().data_ptr()
+
+
+def _own(grad: Tensor, taken: set[int]) -> Tensor:
+    """The gradient, in memory of its own: programs change gradients in place."""
+    where = _memory(grad)
+    if where and (where in taken or _is_expanded(grad)):
+        return grad.clone(memory_format=torch.contiguous_format)
+    taken.add(where)
+    return grad
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    """Whether several elements of it are one in memory."""
+    return any(n > 1 and step == 0 for n, step in zip(tensor.shape, tensor.stride(), strict=True))

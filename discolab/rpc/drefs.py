@@ -1,0 +1,123 @@
+"""From a DRef to RRefs and back: both ways are commands of the session, in order with others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..runtime.dref import DRef
+from ..runtime.errors import ArgumentError, WorkerError
+from ..runtime.failures import Failure
+from ..runtime.session import Session
+from ..runtime.worker import current_worker
+from .names import CONTROLLER, rank_of
+from .node import Node
+from .nodes import node_of_worker
+from .reference_records import Fork
+from .rref import RRef, held
+from .values import Value
+
+
+def rref_of(session: Session, node: Node, dref: Any, rank: Any) -> RRef:
+    """See `SessionRpc.rref`."""
+    node.check_open()
+    if not isinstance(dref, DRef):
+        raise ArgumentError(f"rref takes a DRef, got {type(dref).__name__}")
+    register = session.register_of(dref)
+    owner = rank_of(rank, node.num_workers)
+    if owner == CONTROLLER:
+        raise ArgumentError("a DRef has its values on workers: give the rank of one of them")
+    if node.is_here(owner):
+        value = Value(owner)
+        ref = node.holdings.own(value)
+        node.holdings.hold(ref)  # until the worker has come to it
+        session.call_without_result(adopt_here, register, owner, list(ref))
+        return held(node, ref, owner)
+    fork = node.holdings.create(node.node_of(owner))
+    rref = held(node, fork[:3], owner)
+    try:
+        session.call_without_result(adopt, register, owner, list(fork))
+    except BaseException:
+        node.holdings.undo([fork])
+        raise
+    return rref
+
+
+def adopt_here(register: int, owner: int, ref: list[int]) -> None:
+    """Make a register's value that of a reference from this node (a worker function)."""
+    worker = current_worker()
+    if worker.worker_id == owner:
+        holdings = node_of_worker(worker).holdings
+        key = (ref[0], ref[1], ref[2])
+        _fill(holdings.value_of(key), worker.registers.get(register))
+        holdings.release(key)
+
+
+def adopt(register: int, owner: int, fork: list[int]) -> None:
+    """The same of a reference from the controller's node (a worker function)."""
+    worker = current_worker()
+    if worker.worker_id == owner:
+        found: Fork = (fork[0], fork[1], fork[2], fork[3], fork[4])
+        value = node_of_worker(worker).holdings.adopted(found, 0, owner)
+        _fill(value, worker.registers.get(register))
+
+
+def _fill(value: Value, found: Any) -> None:
+    if isinstance(found, Failure):
+        value.settle(None, WorkerError([found]))
+    else:
+        value.settle(found)
+
+
+def dref_of(
+    session: Session, node: Node, rrefs: Any, placements: Sequence[Any] | None = None
+) -> DRef:
+    """See `SessionRpc.dref`."""
+    node.check_open()
+    given = list(rrefs) if isinstance(rrefs, Sequence) else None
+    if given is None or len(given) != node.num_workers:
+        got = type(rrefs).__name__ if given is None else len(given)
+        raise ArgumentError(
+            f"dref takes {node.num_workers} references, one for each worker, got {got}"
+        )
+    for number, rref in enumerate(given):
+        if not isinstance(rref, RRef) or rref.node is not node:
+            what = "belongs to another session" if isinstance(rref, RRef) else "is no RRef"
+            raise ArgumentError(f"dref takes references of this session: number {number} {what}")
+    tickets = [_Ticket(node, rref, rank) for rank, rref in enumerate(given)]
+    made = session.call_packed(take, [ticket.packed for ticket in tickets])
+    made.placements = placements
+    return made
+
+
+class _Ticket:
+    """A reference on its way to a worker in a command: its fork, or what it is here."""
+
+    def __init__(self, node: Node, rref: RRef, rank: int) -> None:
+        holdings, to = node.holdings, node.node_of(rank)
+        if to == node.id:
+            holdings.hold(rref.ref)
+            self.packed = [rref.owner_rank, *rref.ref]
+        else:
+            self.packed = [rref.owner_rank, *holdings.fork(rref.ref, to)]
+
+
+def take(tickets: list[list[int]]) -> Any:
+    """The value that this worker's reference is to (a worker function)."""
+    worker = current_worker()
+    node = node_of_worker(worker)
+    owner, *name = tickets[worker.worker_id]
+    ref = (name[0], name[1], name[2])
+    if len(name) == 5:
+        node.holdings.arrived([(*ref, name[3], name[4])], 0)
+    rref = held(node, ref, owner)  # the ticket's hold is its own from here
+    return rref.local_value() if owner == worker.worker_id else rref.to_here()
+
+
+_WORDS: dict[Any, str] = {
+    adopt_here: "making an RRef of a DRef",
+    adopt: "making an RRef of a DRef",
+    take: "making a DRef of RRefs",
+}
+for _func, _words in _WORDS.items():
+    _func.disco_command = _words  # for status

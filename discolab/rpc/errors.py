@@ -1,0 +1,87 @@
+"""Errors of calls between workers; what a callee's exception becomes at its caller. No state."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from ..runtime.errors import DiscoError, SessionClosedError, WorkerError
+from ..runtime.failures import Failure
+
+_NOT_RAISED_ELSEWHERE = (StopIteration, StopAsyncIteration, GeneratorExit)
+
+
+class WorkerLostError(DiscoError, ConnectionError):
+    """Who was called, or who owns a value, has died; the message says what became of it."""
+
+
+def session_over() -> SessionClosedError:
+    """What calls end with when the session does."""
+    return SessionClosedError("the session was shut down while the call was under way")
+
+
+def session_closed() -> SessionClosedError:
+    """What a call is refused with after the session has ended."""
+    return SessionClosedError(
+        "this session was shut down: make a new one "
+        "(in a notebook: %disco_session or %disco_restart)"
+    )
+
+
+def original_type(exc: BaseException) -> type[BaseException]:
+    """The class of an exception; of one that was told from another worker, of the first."""
+    kind: type[BaseException] = getattr(type(exc), "disco_original", type(exc))
+    return kind
+
+
+def error_of(
+    failure: Failure, kind: Any = None, state: dict[str, Any] | None = None
+) -> WorkerError:
+    """The exception to raise at the caller for what failed at the callee.
+
+    Parameters
+    ----------
+    kind
+        The class of the callee's exception: what is raised is of that class too, where that can be.
+    state
+        The attributes of the callee's exception.
+    """
+    made = _both(kind) if isinstance(kind, type) else WorkerError
+    try:
+        error = made([failure])
+        if state and made is not WorkerError:
+            for name, value in state.items():
+                if name not in error.__dict__ and not name.startswith("__"):
+                    error.__dict__[name] = value
+        return error
+    except Exception:  # its class has ideas of its own
+        return WorkerError([failure])
+
+
+@functools.lru_cache(maxsize=256)
+def _both(kind: type[BaseException]) -> type[WorkerError]:
+    """A class that is `WorkerError` and `kind`."""
+    if (
+        not issubclass(kind, Exception)
+        or issubclass(kind, (WorkerError, *_NOT_RAISED_ELSEWHERE))
+        or kind is Exception
+    ):
+        return WorkerError
+    try:
+        return type(
+            "WorkerError",
+            (WorkerError, kind),
+            {
+                "__module__": WorkerError.__module__,
+                "__doc__": f"A `WorkerError` that is a `{kind.__name__}` too.",
+                "__str__": Exception.__str__,  # a KeyError would quote it
+                "__reduce__": _reduce,
+                "disco_original": kind,
+            },
+        )
+    except TypeError:  # two layouts that do not go together
+        return WorkerError
+
+
+def _reduce(error: Any) -> tuple[Any, ...]:
+    return error_of, (error.failures[0], type(error).disco_original)

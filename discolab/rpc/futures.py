@@ -1,0 +1,230 @@
+"""Futures of calls: torch's own, with waits that can be interrupted.
+
+A future is completed, which calls back, by the callee or, of a call to another node, by a thread of
+the caller's rank. Who waits for it waits for the call itself, never for callbacks. `_completing`
+guards `_completed`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..runtime.controller import check_timeout
+from ..runtime.errors import ArgumentError, DiscoError, WaitTimeoutError
+from ..runtime.worker import bind_thread, current_worker_or_none
+from .calls import PLAIN, Call
+from .here import Place, bind_place, bound_place
+from .outcome import Outcome, copy_of
+from .queues import DEEPEST
+
+if TYPE_CHECKING:
+    from .node import Node
+    from .pool import Callee
+
+
+class _Own(Outcome):
+    """Of a future that somebody completes by hand."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "a future that nobody has completed yet"
+
+
+class Future(torch.futures.Future):  # type: ignore[type-arg]
+    """What a call will give: a `torch.futures.Future`.
+
+    `then`, `add_done_callback`, `done` and `value` are torch's. A callback runs as the rank that
+    has made the call.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._completing = threading.Lock()
+        self._completed = False
+        self._outcome: Outcome = _Own()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait for the result; can be interrupted.
+
+        Parameters
+        ----------
+        timeout
+            Seconds for this wait, None for none of its own: the call's deadline ends it too. The
+            call goes on after it, and may be waited for again.
+
+        Raises
+        ------
+        WaitTimeoutError
+            At the deadline; and whatever the call has raised.
+        """
+        seconds = check_timeout(timeout)
+        outcome = self._outcome
+        if not outcome.settled:
+            outcome.wait(outcome, seconds)
+        return outcome.result()
+
+    def value(self) -> Any:
+        """What came, of a call that is done."""
+        outcome = self._outcome
+        return outcome.result() if outcome.settled else super().value()
+
+    def done(self) -> bool:
+        """Whether the call is over."""
+        return self._outcome.settled
+
+    def cancel(self) -> bool:
+        """End the call at the callee; whether it was still under way."""
+        call = self._outcome
+        if not isinstance(call, Call) or call.settled:
+            return False
+        call.give_up("it was cancelled")
+        call.settle(None, DiscoError(f"the {call.words()} was cancelled"))
+        return True
+
+    def then(self, callback: Callable[[Any], Any]) -> Future:
+        """A future of what ``callback(this future)`` returns, which is called when this is done."""
+        after = Future()
+
+        def go_on(_: Any) -> None:
+            try:
+                after.set_result(callback(self))
+            except Exception as exc:
+                after.set_exception(exc)
+
+        self.add_done_callback(go_on)
+        return after
+
+    def set_result(self, result: Any) -> None:
+        """Complete a future of one's own."""
+        self._outcome.settle(result)
+        super().set_result(result)
+
+    def set_exception(self, result: BaseException) -> None:
+        """Complete a future of one's own with an error."""
+        self._outcome.settle(None, result)
+        super().set_exception(copy_of(result))
+
+    def _follow(self, call: Call) -> None:
+        self._outcome = call
+        call.follow(self._settled)
+
+    def _settled(self, call: Call) -> None:
+        node = call.node
+        if node.is_here(call.callee) or node.closed:
+            self._complete()
+        else:  # to open what came, and callbacks, are not for the receiving thread
+            node.pool(call.caller).submit(_Completion(self))
+
+    def _complete(self) -> None:
+        """Have torch's future know it, and call back."""
+        call = self._outcome
+        assert isinstance(call, Call)
+        with self._completing:
+            if self._completed:
+                return
+            self._completed = True
+        place, worker = bound_place(), current_worker_or_none()
+        bind_place(Place(call.node, call.caller))
+        bind_thread(call.node.workers.get(call.caller))
+        try:
+            call.node.forget_call(call.number)
+            call.open()
+            if call.error is not None:
+                super().set_exception(copy_of(call.error))
+            else:
+                super().set_result(call.value)
+        finally:
+            bind_place(place)
+            bind_thread(worker)
+
+
+class _Completion:
+    """See `pool.Task`."""
+
+    def __init__(self, future: Future) -> None:
+        self.depth = DEEPEST
+        self._future = future
+
+    def run(self, callee: Callee) -> None:
+        """See `Task`."""
+        self._future._complete()
+
+    def torn(self, callee: Callee) -> None:
+        """See `Task`."""
+        self._future._complete()
+
+    def refuse(self, error: DiscoError) -> None:
+        """See `Task`."""
+        self._future._complete()
+
+
+def call_later(
+    node: Node, rank: int, to: Any, func: Any, args: Any, kwargs: Any, timeout: Any
+) -> Future:
+    """Begin a call; a future of what it gives."""
+    future = Future()
+    node.start(PLAIN, rank, to, func, args, kwargs, timeout, later=True, prepare=future._follow)
+    return future
+
+
+def wait_all(futures: Iterable[Any], timeout: float | None = None) -> list[Any]:
+    """Wait for all of some futures; their results, in order.
+
+    Parameters
+    ----------
+    timeout
+        Seconds for all together, None for none of its own.
+
+    Raises
+    ------
+    WaitTimeoutError
+        At the deadline; and the error of the first one that has failed.
+    """
+    wanted = list(futures)
+    seconds = check_timeout(timeout)
+    deadline = None if seconds is None else time.monotonic() + seconds
+    for number, future in enumerate(wanted):
+        if not isinstance(future, torch.futures.Future):
+            raise ArgumentError(f"wait_all takes futures, number {number} is {future!r:.60}")
+    found = []
+    for number, future in enumerate(wanted):
+        if not isinstance(future, Future):
+            found.append(future.wait())
+            continue
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            found.append(future.wait(left))
+        except WaitTimeoutError as exc:
+            if future.done():  # its own deadline was over
+                raise
+            raise WaitTimeoutError(
+                f"gave up after {seconds:g} s: {number} of {len(wanted)} calls were done, waiting "
+                f"for {future._outcome}"
+            ) from exc
+    return found
+
+
+def async_execution(func: Any) -> Any:
+    """Mark a function that returns a `Future`: a call of it is answered when that is done.
+
+    Meanwhile no thread waits for it at the callee.
+    """
+    func.rpc_async_execution = True
+    return func
+
+
+@async_execution
+def run_asked(func: Any, args: tuple[Any, ...]) -> Any:
+    """For `Node.ask_node`: a future that `func` returns is waited for."""
+    found = func(*args)
+    if not isinstance(found, torch.futures.Future):
+        future: Any = torch.futures.Future()
+        future.set_result(found)
+        return future
+    return found

@@ -1,0 +1,170 @@
+"""What nodes say to each other: tuples, by the protocol of runtime/protocol.py.
+
+The last item of each message that carries values is a list of the *forks* of the references in
+them: it is filled while the values are written, and written after them. So the receiving thread
+can enter all forks before anything of the values is opened, which may run code of the user.
+
+`_travel` is a thread-local: on its way out, where a reference goes; on its way in, where it has
+come to.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from ..runtime import protocol
+from ..runtime.arguments import Pickled
+from ..runtime.errors import ArgumentError
+from ..runtime.wire_alias import find_regions
+from ..runtime.worker import current_worker_or_none
+from . import channels
+from .autograd.containers import tensors_in
+from .rref import RRef
+
+if TYPE_CHECKING:
+    from .node import Node
+
+# (kind, number of the call at its caller, …)
+CALL = 0  # as `Mail.call_out` has it
+RESULT = 1  # value, tracked
+ERROR = 2  # failure, its class, its attributes
+CANCEL = 3  # why
+ITEM = 4  # value, tracked: of a stream
+CREDIT = 5  # how many more items of a stream are wanted
+REFERENCES = 6  # a message of the counting of references
+POST = 7  # kind, contents: for another part of rpc
+
+FETCHES = 8  # with the kind of a call: it asks for a value, by its reference
+KIND = 7
+
+_WITH_VALUES = (CALL, RESULT, ITEM, POST)
+_VALUES_AT = {CALL: (8, 9), RESULT: (2,), ITEM: (2,), POST: ()}
+_PACKED = struct.Struct("<i5q")  # the rank of the owner, the fork
+_travel = threading.local()
+
+
+def pack(
+    node: Node, to: int, message: tuple[Any, ...], forks: list[Any], same_gpus: bool
+) -> protocol.Message:
+    """A message for another node; `forks` is filled with those of the references in it.
+
+    Raises
+    ------
+    ArgumentError
+        If something in it can't be sent.
+    """
+    if message[0] not in _WITH_VALUES:
+        return protocol.encode(message)
+    message = _shared_kept(channels.outgoing(message, same_gpus))
+    before = getattr(_travel, "out", None)
+    _travel.out = node, to, forks
+    try:
+        return protocol.encode((*message, forks))
+    finally:
+        _travel.out = before
+
+
+def _shared_kept(message: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The message, with values whose tensors share memory as pickles, which keep that."""
+    made = message
+    for place in _VALUES_AT[message[0]]:
+        tensors = tensors_in(message[place])
+        if len(tensors) > 1:
+            different = {id(tensor): tensor for tensor in tensors}
+            if len(different) < len(tensors) or find_regions(list(different.values())):
+                made = (*made[:place], Pickled(message[place]), *made[place + 1 :])
+    return made
+
+
+def unpack(
+    node: Node, sender: int, body: Any, frames: Sequence[Any]
+) -> tuple[tuple[Any, ...], list[Any]]:
+    """A message, and the forks that came with it, each held once; on the receiving thread."""
+    claims: list[RRef] = []
+    _travel.come = node, claims
+    try:
+        message = protocol.decode(body, frames, place=_place)
+    finally:
+        _travel.come = None
+    if message[0] not in _WITH_VALUES:
+        return message, []
+    forks = message[-1]
+    node.holdings.arrived(forks, sender)
+    for rref in claims:
+        rref._claim()
+    return message[:-1], forks
+
+
+def opened(value: Any) -> Any:
+    """A value with its pickles opened, as it needs no node."""
+    return protocol.open_all(value)
+
+
+def opened_here(node: Node, value: Any) -> Any:
+    """A value with its pickles opened; the references in it are this node's."""
+    before = getattr(_travel, "come", None)
+    _travel.come = node, None
+    try:
+        return channels.incoming(protocol.open_all(value), _own_device())
+    finally:
+        _travel.come = before
+
+
+def _own_device() -> torch.device:
+    worker = current_worker_or_none()
+    return torch.device("cpu") if worker is None else worker.device
+
+
+def _place(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Put a tensor that was on a GPU where it belongs here; until it is opened, nowhere else."""
+    return channels.placed(tensor, device)
+
+
+# -- references on the wire ---------------------------------------------------------------------
+
+
+def _write(rref: RRef, buffer: memoryview) -> None:
+    buffer[:] = _out(rref)
+
+
+def _out(rref: RRef) -> bytes:
+    travel = getattr(_travel, "out", None)
+    if travel is None:
+        refuse_travel()
+    node, to, forks = travel
+    if rref.node is not node:
+        raise ArgumentError("this RRef belongs to another session")
+    fork = node.holdings.fork(rref.ref, to)
+    forks.append(fork)
+    return _PACKED.pack(rref.owner_rank, *fork)
+
+
+def _in(data: Any) -> RRef:
+    travel = getattr(_travel, "come", None)
+    if travel is None:
+        refuse_travel()
+    node, claims = travel
+    owner, *fork = _PACKED.unpack(data)
+    rref = RRef(node, tuple(fork[:3]), owner)
+    if claims is None:
+        rref._claim()
+    else:
+        claims.append(rref)
+    return rref
+
+
+def refuse_travel() -> NoReturn:
+    """A reference is counted, so it travels in calls of rpc only."""
+    raise ArgumentError(
+        "an RRef travels only in arguments and results of discolab.rpc, where it is counted: give "
+        "it to rpc_sync, rpc_async or remote, or make a DRef of it with sess.rpc.dref([…])"
+    )
+
+
+protocol.register_type(RRef, "discolab.rpc.RRef", lambda _: _PACKED.size, _write, _in)
+RRef.on_reduce = staticmethod(lambda rref: (_in, (_out(rref),)))

@@ -1,0 +1,119 @@
+"""RemoteModule: a module that lives on another rank. Never changes, so any thread may use it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..runtime.errors import ArgumentError
+from . import here
+from .calls import PLAIN
+from .rref import RRef
+
+if TYPE_CHECKING:
+    from .futures import Future
+    from .node import Node
+
+
+class RemoteModule:
+    """A `torch.nn.Module` on another rank, called from here.
+
+    The module is made there. In an autograd context a backward goes through it, and its parameters'
+    gradients are kept there. May be passed to any rank.
+
+    Parameters
+    ----------
+    to
+        Where: a rank, ``"worker2"`` …
+    module_cls
+        Its class, or a function that makes it.
+    args, kwargs
+        For that.
+    node
+        Of the session; None: the calling thread's.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no such rank, or it is no module.
+    WorkerError
+        What the constructor has raised, also of that type.
+    """
+
+    def __init__(
+        self,
+        to: Any,
+        module_cls: Any,
+        args: Any = (),
+        kwargs: Any = None,
+        *,
+        node: Node | None = None,
+    ) -> None:
+        if not callable(module_cls):
+            raise ArgumentError(f"RemoteModule: module_cls is a class, got {module_cls!r:.80}")
+        if node is None:
+            node = here.current_node()
+        given = module_cls, tuple(args), dict(kwargs or {})
+        self._module: RRef = _ask(node, to, _make, given)
+
+    @classmethod
+    def _of(cls, module: RRef) -> RemoteModule:
+        made = object.__new__(cls)
+        made._module = module
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self)._of, (self._module,)
+
+    def __repr__(self) -> str:
+        return f"<RemoteModule on {self._module.owner_name()}>"
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module there, and wait for what it gives."""
+        return self._module.rpc_sync()(*args, **kwargs)
+
+    __call__ = forward
+
+    def forward_async(self, *args: Any, **kwargs: Any) -> Future:
+        """Call the module there; a `Future` of what it gives."""
+        answer: Future = self._module.rpc_async()(*args, **kwargs)
+        return answer
+
+    def remote_parameters(self, recurse: bool = True) -> list[RRef]:
+        """References to its parameters, for a `DistributedOptimizer`.
+
+        Parameters
+        ----------
+        recurse
+            Whether with those of the modules in it.
+        """
+        module = self._module
+        found: list[RRef] = _ask(
+            module.node, module.owner_rank, _parameters, (module, bool(recurse))
+        )
+        return found
+
+    def module_rref(self) -> RRef:
+        """A reference to the module itself."""
+        return self._module
+
+
+def _ask(node: Node, to: Any, func: Any, args: tuple[Any, ...]) -> Any:
+    return node.start(PLAIN, here.rank_on(node), to, func, args).wait_and_take()
+
+
+def _make(module_cls: Any, args: Any, kwargs: Any) -> RRef:
+    """On its owner."""
+    module = module_cls(*args, **kwargs)
+    if not isinstance(module, torch.nn.Module):
+        raise ArgumentError(
+            f"RemoteModule: {module_cls!r:.80} gave no torch.nn.Module but a "
+            f"{type(module).__name__}"
+        )
+    return RRef(module)
+
+
+def _parameters(module: RRef, recurse: bool) -> list[RRef]:
+    """On its owner."""
+    return [RRef(parameter) for parameter in module.local_value().parameters(recurse)]

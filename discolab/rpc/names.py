@@ -1,0 +1,68 @@
+"""Who can be called: the workers by rank, and the controller. No state."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ..runtime.errors import ArgumentError
+
+CONTROLLER = -1
+_NAME_OF_CONTROLLER = "controller"
+
+
+class WorkerInfo(NamedTuple):
+    """Name and rank of somebody who can be called: ``worker2``, 2, or ``controller``, -1."""
+
+    name: str
+    id: int
+
+
+def name_of(rank: int) -> str:
+    """``worker2`` or ``controller``."""
+    return _NAME_OF_CONTROLLER if rank == CONTROLLER else f"worker{rank}"
+
+
+def in_words(rank: int) -> str:
+    """For messages: ``worker 2`` or ``the controller``."""
+    return "the controller" if rank == CONTROLLER else f"worker {rank}"
+
+
+def info_of(rank: int) -> WorkerInfo:
+    """What is told of a rank."""
+    return WorkerInfo(name_of(rank), rank)
+
+
+def rank_of(to: Any, num_workers: int) -> int:
+    """The rank that a caller means.
+
+    Parameters
+    ----------
+    to
+        A rank, ``"worker2"``, ``"controller"``, or a `WorkerInfo`.
+
+    Raises
+    ------
+    ArgumentError
+        If it is none of these, or there is no such worker.
+    """
+    rank = to
+    if isinstance(to, WorkerInfo):
+        rank = to.id
+    elif isinstance(to, str):
+        digits = to.removeprefix("worker")
+        if to == _NAME_OF_CONTROLLER:
+            rank = CONTROLLER
+        elif to.startswith("worker") and digits.isascii() and digits.isdigit():
+            rank = int(digits)
+    try:
+        rank = rank.__index__()
+    except (AttributeError, TypeError):
+        raise ArgumentError(
+            f"whom to call is a rank, 'worker2' or 'controller', got {to!r}"
+        ) from None
+    if isinstance(to, bool) or not CONTROLLER <= rank < num_workers:
+        raise ArgumentError(
+            f"there is no worker {to!r}: ranks go from 0 to {num_workers - 1}, "
+            f"and {CONTROLLER} is the controller"
+        )
+    return int(rank)

@@ -1,0 +1,63 @@
+"""Sending large tensors while the caller goes on: what it must not do meanwhile is noticed.
+
+A tensor that is sent later is copied later. If the caller has changed it in place by then, which
+its version tells, nothing is sent and the call fails with a clear error. The router's sender thread
+calls `check` and `failed` (routes/router.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..runtime.errors import ArgumentError
+from .autograd.containers import swap
+
+if TYPE_CHECKING:
+    from .calls import Call
+
+LARGE = 1 << 20  # bytes of a tensor for which it is worth it
+
+
+class Unchanged:
+    """The tensors of a call, as they were when it was made."""
+
+    def __init__(self, call: Call, tensors: list[torch.Tensor]) -> None:
+        self._call = call
+        self._tensors = [(tensor, tensor._version) for tensor in tensors]
+        self.forks: list[Any] = []  # of the references in the message
+
+    def check(self) -> str:
+        """After the copy: "" or why it is not what was to be sent."""
+        for tensor, version in self._tensors:
+            if tensor._version != version:
+                shape = tuple(tensor.shape)
+                return (
+                    f"a tensor of shape {shape} was changed in place while the "
+                    f"{self._call.words()} was sending it: wait for the call first, or give it "
+                    "tensor.clone()"
+                )
+        return ""
+
+    def failed(self, text: str) -> None:
+        """It was not sent."""
+        call = self._call
+        call.node.holdings.undo(self.forks)
+        call.not_sent(ArgumentError(text))
+
+
+def overlapping(call: Call, value: Any) -> Unchanged | None:
+    """How to send a call later, None if that is not worth it or can't be watched."""
+    tensors: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        tensors.append(tensor)
+        return tensor
+
+    swap(value, note)
+    if not any(t.numel() * t.element_size() >= LARGE and not t.is_cuda for t in tensors):
+        return None
+    if any(t.is_inference() for t in tensors):  # these have no version
+        return None
+    return Unchanged(call, tensors)

@@ -1,0 +1,390 @@
+"""Callees: the threads on which one rank serves calls, beside its own commands.
+
+A `Pool` belongs to one rank. Its `lock` guards all of its fields. There are as many threads as
+there is something to do, at most `MOST_RUNNING` of them at work; those that wait for something do
+not count, and queues.py says which call is next, so that calls back and forth never deadlock. Short
+calls are done sooner by a few threads than by many: only `AT_ONCE` are started as calls come, and
+the keeper (keeper.py) starts more while calls wait. A thread that has nothing to do looks for a
+moment for the next task, since to wake it takes longer than most calls, then sleeps, and after a
+while it ends.
+
+A `Callee` is interrupted as a worker is (runtime/interruptible.py). Its `turn` guards `task`: who
+interrupts a task holds it, so that no other one is hit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from ..engines.local_workers import prepare_thread
+from ..runtime.errors import DiscoError, WorkerInterrupted
+from ..runtime.interruptible import Interruptible
+from ..runtime.waiter import bind_waiter, waiter_here
+from ..runtime.worker import Worker, bind_thread
+from .names import CONTROLLER, in_words
+from .outcome import look_for
+from .queues import Queues
+
+MOST_RUNNING = 16  # at work on one rank, as in PyTorch RPC
+AT_ONCE = 3  # of these, started as calls come; more if calls wait for long
+LONG = 0.002  # seconds
+MOST_THREADS = 512  # with those that wait
+_IDLE = 5.0  # seconds after which a thread with nothing to do ends
+
+
+class Task(Protocol):
+    """What a callee can do.
+
+    Attributes
+    ----------
+    depth
+        How many calls wait for it, each for the next; see queues.py.
+    """
+
+    depth: int
+
+    def run(self, callee: Callee) -> None:
+        """Do it, on that callee's thread; raises nothing but `WorkerInterrupted`."""
+
+    def torn(self, callee: Callee) -> None:
+        """An interrupt has come between two statements of ours; never raises."""
+
+    def refuse(self, error: DiscoError) -> None:
+        """It will not be done."""
+
+
+class Callee(Interruptible):
+    """One thread that serves calls.
+
+    Attributes
+    ----------
+    pool
+        To which it belongs.
+    task
+        What it does now.
+    turn
+        Held by who interrupts it, and by itself when it takes up or lays down a task.
+    """
+
+    def __init__(self, pool: Pool, number: int) -> None:
+        super().__init__()
+        self.pool = pool
+        self.task: Task | None = None
+        self._owed: Task | None = None  # taken from the pool, and not yet said to be done
+        self.turn = threading.Lock()
+        self.thread = threading.Thread(
+            target=self._serve, name=f"discolab-rpc-{pool.name}-{number}", daemon=True
+        )
+
+    def wait_for(
+        self,
+        ready: Callable[[], bool],
+        what: Any,
+        timeout: float | None = None,
+        check: Callable[[], float | None] | None = None,
+    ) -> None:
+        """See `Interruptible`; meanwhile another thread may take its place."""
+        if ready():
+            return
+        parked = self._owed if getattr(what, "parks", False) else None
+        was_running = self.running
+        self._absorb()  # the wait itself raises; an exception from outside would tear the counting
+        self.pool.blocks(parked)
+        try:
+            super().wait_for(ready, what, timeout, check)
+        finally:
+            self.pool.goes_on(parked)
+            self.running = was_running
+        if self.interrupts:
+            raise WorkerInterrupted(f"interrupted while waiting for {what}")
+
+    def sleep(self, seconds: float) -> bool:
+        """Until it is woken, while there is nothing to do; whether it was."""
+        return self._wakeup.acquire(timeout=seconds)
+
+    def _serve(self) -> None:
+        worker = self.pool.worker
+        self.thread_id = threading.get_ident()
+        bind_waiter(self)
+        bind_thread(worker)
+        if worker is not None:
+            prepare_thread(worker, self.pool.torch_threads)
+        self.pool.on_thread()
+        while True:
+            try:
+                if self._owed is not None:
+                    self._lay_down_torn(self._owed)
+                if not self._serve_on():
+                    return
+            except WorkerInterrupted:
+                continue  # between two statements of ours
+
+    def _serve_on(self) -> bool:
+        """Do tasks until there are none for long; False: the thread ends."""
+        next_task = self.pool.next_task
+        turn, done = self.turn, self.pool.done
+        while True:
+            task = next_task(self)
+            if task is None:
+                return False
+            self._owed = task
+            with turn:
+                self.task = task
+            task.run(self)
+            self._absorb()
+            if not torch.is_grad_enabled():  # what one call has left is not for the next
+                torch.set_grad_enabled(True)
+            with turn:
+                self.task = None
+                self.interrupts = 0
+            self._absorb()  # sent meanwhile
+            done(task)
+            self._owed = None
+            del task  # an idle thread keeps no values alive
+
+    def _lay_down_torn(self, task: Task) -> None:
+        self._absorb()
+        if self.task is not None:
+            task.torn(self)
+        with self.turn:
+            self.task = None
+            self.interrupts = 0
+        self._absorb()
+        self.pool.done(task)
+        self._owed = None
+
+    def forgive(self) -> None:
+        """On its own thread: an interrupt has ended what it should; what cleans up may wait."""
+        self._absorb()
+        with self.turn:
+            self.interrupts = 0
+        self._absorb()
+        self.running = True
+
+    def remind(self) -> None:
+        """Interrupt it once more, if it is interrupted and goes on."""
+        with self.turn:
+            if self.task is not None and self.interrupts:
+                self.retry_interrupt()
+
+    def interrupt_task(self, task: Task) -> bool:
+        """End what it does, if it is that; whether it is."""
+        with self.turn:
+            if self.task is not task:
+                return False
+            self.interrupt()
+            return True
+
+
+def depth_here() -> int:
+    """How deep a call is that the calling thread makes now."""
+    me = waiter_here()
+    if isinstance(me, Callee) and me.task is not None:
+        return me.task.depth + 1
+    return 0
+
+
+class Pool:
+    """See the module.
+
+    Parameters
+    ----------
+    worker
+        Whose calls they are; None: the controller's.
+    name
+        For the names of threads.
+    on_thread
+        Called on each thread when it begins.
+    hurry
+        Called when calls are left waiting: then `relieve` is to be called every `LONG` seconds.
+    """
+
+    def __init__(
+        self,
+        worker: Worker | None,
+        name: str,
+        torch_threads: int,
+        on_thread: Callable[[], None],
+        hurry: Callable[[], None],
+    ) -> None:
+        self.worker = worker
+        self.name = name
+        self.rank = CONTROLLER if worker is None else worker.worker_id
+        self.torch_threads = torch_threads
+        self.on_thread = on_thread
+        self.hurry = hurry
+        self.lock = threading.Lock()
+        self.closed = False
+        self._tasks: Queues[Task] = Queues()
+        self._asleep: list[Callee] = []
+        self._all: set[Callee] = set()
+        self._looking = 0  # threads that look for a task, one at most
+        self._blocked = 0
+        self._stuck = False  # said by `_one_more`
+        self._waited_first: Task | None = None  # by `relieve`
+        self._numbers = itertools.count(1)
+
+    # -- tasks -------------------------------------------------------------------------------
+
+    def submit(self, task: Task) -> None:
+        """Have a task done; never blocks."""
+        started = error = None
+        with self.lock:
+            if self.closed:
+                error = self._over()
+            else:
+                self._tasks.put(task)
+                if self._tasks.ready() > self._looking:
+                    started = self._one_more()
+                    if self._stuck:  # all wait, and perhaps for this very call
+                        self._stuck = False
+                        self._tasks.withdraw(task)
+                        error = DiscoError(
+                            f"{in_words(self.rank)} serves {MOST_THREADS} calls already, and all "
+                            "of them wait for others: is there an endless chain of calls back?"
+                        )
+        if error is not None:
+            task.refuse(error)
+        elif started is not None:
+            self._start(started)
+
+    def _one_more(self, most: int = AT_ONCE) -> Callee | None:
+        """Wake a thread, or give one that is to be started; under the lock."""
+        asleep = self._asleep
+        at_work = len(self._all) - self._blocked - self._looking - len(asleep)
+        if at_work >= most:
+            self.hurry()
+            return None
+        if asleep:
+            asleep.pop().wake()
+            return None
+        if len(self._all) >= MOST_THREADS:
+            if not at_work:
+                self._stuck = True
+            return None
+        callee = Callee(self, next(self._numbers))
+        self._all.add(callee)
+        return callee
+
+    def relieve(self) -> bool:
+        """Start one more thread for calls that have waited for long; whether any wait still."""
+        with self.lock:
+            first = self._tasks.first()
+            late = first is not None and first is self._waited_first
+            self._waited_first = first
+            started = self._one_more(MOST_RUNNING) if late else None
+        if started is not None:
+            self._start(started)
+        return first is not None
+
+    def _start(self, callee: Callee) -> None:
+        try:
+            callee.thread.start()
+        except RuntimeError as exc:  # no more threads from the system
+            with self.lock:
+                self._all.discard(callee)
+                left = self._tasks.clear() if not self._all else []
+            for task in left:
+                task.refuse(DiscoError(f"no thread can be started for a call: {exc}"))
+
+    def next_task(self, callee: Callee) -> Task | None:
+        """On a callee's thread: what to do next; waits for it. None: the thread is to end."""
+        tasks, lock = self._tasks, self.lock
+        while True:
+            with lock:
+                found = tasks.take()
+                if found is not None:
+                    return found
+                look = not self._looking and not self.closed
+                if look:
+                    self._looking = 1
+            if look:
+                look_for(lambda: bool(tasks))
+            with lock:
+                if look:
+                    self._looking = 0
+                found = tasks.take()
+                if found is not None:
+                    return found
+                if self.closed:
+                    self._all.discard(callee)
+                    return None
+                self._asleep.append(callee)
+            if callee.sleep(_IDLE):
+                continue
+            with lock:
+                if callee in self._asleep:
+                    self._asleep.remove(callee)
+                    self._all.discard(callee)
+                    return None
+
+    # -- what callees say --------------------------------------------------------------------
+
+    def blocks(self, parked: Task | None) -> None:
+        """A callee waits from now on.
+
+        `parked` is its task if that waits for no other call, so that its depth says nothing.
+        """
+        with self.lock:
+            self._blocked += 1
+            if parked is not None:
+                self._tasks.done(parked)
+            waiting = self._tasks.ready() > self._looking
+            started = self._one_more() if waiting else None
+            self._stuck = False  # what is queued was taken on in good faith
+        if started is not None:
+            self._start(started)
+
+    def goes_on(self, parked: Task | None) -> None:
+        """A callee waits no more."""
+        with self.lock:
+            self._blocked -= 1
+            if parked is not None:
+                self._tasks.again(parked)
+
+    # -- facts and the end -------------------------------------------------------------------
+
+    @property
+    def threads(self) -> int:
+        """How many there are."""
+        return len(self._all)
+
+    def done(self, task: Task) -> None:
+        """A callee has laid a task down."""
+        with self.lock:
+            self._tasks.done(task)
+
+    def running(self) -> list[Callee]:
+        """Those that do something."""
+        with self.lock:
+            return [callee for callee in self._all if callee.task is not None]
+
+    def remind(self) -> None:
+        """Interrupt those once more who were, and go on: they may have swallowed it."""
+        for callee in self.running():
+            callee.remind()
+
+    def close(self) -> None:
+        """End what is done, and refuse what is not begun; never waits."""
+        with self.lock:
+            self.closed = True
+            tasks = self._tasks.clear()
+            asleep, self._asleep = self._asleep, []
+        for callee in asleep:
+            callee.wake()
+        for task in tasks:
+            task.refuse(self._over())
+        for callee in self.running():
+            current = callee.task
+            if current is not None:
+                callee.interrupt_task(current)
+
+    def _over(self) -> DiscoError:
+        from .errors import session_over
+
+        return session_over()

@@ -1,0 +1,193 @@
+"""What reference counting is made of: names of references and forks, messages, actions, records.
+
+All that travels is a plain tuple of ints and strings. The records are plain state, guarded by
+whatever guards the `References` that they are in.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, NamedTuple, TypeAlias
+
+# (owner, creator, number): the value lives on `owner`; `creator` has counted it, by owner.
+Ref: TypeAlias = tuple[int, int, int]
+# A reference, the node that has sent the fork, and its count of forks; the fork that travels with
+# the request to make the value has the count 0.
+Fork: TypeAlias = tuple[int, int, int, int, int]
+# (what, number between these two nodes, a fork or a node)
+Message: TypeAlias = tuple[str, int, tuple[int, ...]]
+
+# to the owner
+REGISTER = "register"  # this fork has come to me
+DELETE = "delete"  # I have let go of this fork
+WITHDRAWN = "withdrawn"  # the request with this fork was never sent
+ANSWER = "answer"  # of all that has come from the dead node nothing is unknown to you any more
+# from the owner
+ACCEPTED = "accepted"  # I know of your fork
+REFUSED = "refused"  # there is no value for your fork, and there won't be
+ASK = "ask"  # this node is dead: answer when all forks that you have from it are settled
+DONE = "done"  # all have answered: nobody holds anything by a fork that you sent to the dead node
+# to the node that has sent a fork
+SETTLED = "settled"  # the fork needs you no more
+
+_STORY = 4_096
+
+
+class Send(NamedTuple):
+    """Send a control message to a node."""
+
+    to: int
+    message: Message
+
+
+class Free(NamedTuple):
+    """On the owner: drop the value. Nobody holds it, and nobody will."""
+
+    ref: Ref
+
+
+class Confirmed(NamedTuple):
+    """The owner knows of this node's reference."""
+
+    ref: Ref
+
+
+class Refused(NamedTuple):
+    """There is no value for the reference, and there won't be: its request was lost."""
+
+    ref: Ref
+
+
+class Broken(NamedTuple):
+    """The owner has died with the value."""
+
+    ref: Ref
+
+
+Action: TypeAlias = Send | Free | Confirmed | Refused | Broken
+
+
+def ref_of(fork: Fork) -> Ref:
+    """The reference that a fork is of."""
+    return fork[:3]
+
+
+class Window:
+    """Which of the numbers 1, 2, 3 … have come, in whatever order: all up to `low`, and `above`."""
+
+    __slots__ = ("above", "low")
+
+    def __init__(self) -> None:
+        self.low = 0
+        self.above: set[int] = set()
+
+    def first(self, number: int) -> bool:
+        """Enter a number; whether it is new."""
+        if number <= self.low or number in self.above:
+            return False
+        if number != self.low + 1:
+            self.above.add(number)
+            return True
+        self.low = number
+        while self.above and self.low + 1 in self.above:
+            self.low += 1
+            self.above.remove(self.low)
+        return True
+
+    def __contains__(self, number: int) -> bool:
+        return number <= self.low or number in self.above
+
+
+class Owned:
+    """What the owner knows of a value.
+
+    Attributes
+    ----------
+    handles
+        How many hold it here.
+    forks
+        The forks that are out, each with the node that holds it or that it is on its way to.
+    expected
+        Forks whose nodes wait to hear that the value is there: its request has not come yet.
+    adopted
+        Whether the request has come.
+    refused
+        Whether it can't come any more.
+    """
+
+    __slots__ = ("adopted", "expected", "forks", "handles", "refused")
+
+    def __init__(self, *, adopted: bool, refused: bool = False) -> None:
+        self.handles = 0
+        self.forks: dict[Fork, int] = {}
+        self.expected: dict[Fork, int] = {}
+        self.adopted = adopted
+        self.refused = refused
+
+
+class Held:
+    """What a node knows of a reference to a value of another node.
+
+    Attributes
+    ----------
+    handles
+        How many hold it here.
+    kept
+        The fork by which the owner knows of this node. One is enough.
+    waiting
+        Forks of which the owner has not said yet that it knows them.
+    children
+        Forks sent from here that need this node's own fork still, each with where it went.
+    refused
+        Whether the owner has refused all forks.
+    """
+
+    __slots__ = ("children", "handles", "kept", "refused", "waiting")
+
+    def __init__(self) -> None:
+        self.handles = 0
+        self.kept: Fork | None = None
+        self.waiting: set[Fork] = set()
+        self.children: dict[Fork, int] = {}
+        self.refused = False
+
+
+class Desk:
+    """What both sides of a node's reference counting share: who is there, numbers, the story."""
+
+    def __init__(self, node: int, num_nodes: int) -> None:
+        self.node = node
+        self.num_nodes = num_nodes
+        self.lost: set[int] = set()
+        self.story: deque[tuple[Any, ...]] = deque(maxlen=_STORY)
+        self._sent = [0] * num_nodes
+        self._received = [Window() for _ in range(num_nodes)]
+
+    def others(self) -> Iterable[int]:
+        """The other nodes that live."""
+        return (n for n in range(self.num_nodes) if n != self.node and n not in self.lost)
+
+    def send(self, out: list[Action], to: int, what: str, subject: tuple[int, ...]) -> None:
+        """Send a message, unless there is nobody any more."""
+        if to in self.lost:
+            return
+        self._sent[to] += 1
+        out.append(Send(to, (what, self._sent[to], subject)))
+
+    def first(self, sender: int, number: int) -> bool:
+        """Whether a message is to be read: it is no duplicate, and not from the dead."""
+        return sender not in self.lost and self._received[sender].first(number)
+
+    def bury(self, node: int) -> None:
+        """Forget what was between this node and one that has died."""
+        self.lost.add(node)
+        self._received[node] = Window()
+
+    def late(self) -> int:
+        """How many messages have overtaken others that are still to come."""
+        return sum(len(window.above) for window in self._received)
+
+    def note(self, ref: Ref, what: str, who: int) -> None:
+        """Add to the story."""
+        self.story.append((ref, what, who))

@@ -1,0 +1,286 @@
+"""Distributed reference counting, as pure state: when the value of an RRef may be dropped.
+
+One `References` a node (a process). It is told what happens on its node, and each time returns
+what is to be done: control messages to send, values to free. There is no thread and no line here;
+the lock of the node guards it. The values are elsewhere: here are only their names.
+
+The protocol is that of PyTorch's RRef, and stricter where nodes die and messages come twice:
+
+- The owner knows every *fork*: one reference on its way to a node, or held there. It frees the
+  value when nobody on its own node holds it and no fork is left.
+- A fork that comes to a node is registered with the owner. Until the owner has told the sender that
+  this is done (``settled``) the sender keeps its own fork. So the owner always knows of somebody.
+- On one node any number of handles hold a reference, by one fork. When the last is released, the
+  fork is deleted; but never before the owner has confirmed it, or else ``delete`` could overtake
+  ``register``.
+- A fork from the owner is known to it from the start. A node that the owner knows of already needs
+  no second fork, and settles it with the sender.
+- A request to make a value carries the fork of its creator. The creator can use the reference at
+  once. Forks that overtake the request wait at the owner till it comes; if its creator dies or
+  withdraws it, they are refused.
+- Control messages are numbered between each two nodes. They may be late, in any order and twice.
+  Messages of users, which carry forks, must come at most once.
+- After a death the owner keeps what the dead held until every living node has answered that all
+  it got from the dead is registered. A node that sent something to the dead keeps its own fork
+  until the owner says that this is so. What was lost with the dead is dropped then.
+- When the owner dies its references are broken; there is nobody to send to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from . import reference_records as records
+from .reference_holding import Holding
+from .reference_owning import Owning
+from .reference_records import Action, Desk, Fork, Message, Ref, ref_of
+
+_NOTHING: tuple[Action, ...] = ()
+
+
+class References:
+    """The references of one node: to its own values, and to those of others.
+
+    Parameters
+    ----------
+    node
+        This node.
+    num_nodes
+        Nodes are counted from 0.
+    """
+
+    def __init__(self, node: int, num_nodes: int) -> None:
+        self.node = node
+        self._desk = Desk(node, num_nodes)
+        self._owning = Owning(self._desk)
+        self._holding = Holding(self._desk)
+        self._owned = self._owning.refs
+        self._held = self._holding.refs
+        self._forks = 0
+        self._loops: set[Fork] = set()  # forks on their way from this node to itself
+        owning, holding = self._owning, self._holding
+        self._about_forks: dict[str, Callable[[Ref, Fork], Sequence[Action]]] = {
+            records.ACCEPTED: holding.accepted,
+            records.REFUSED: holding.refused,
+            records.SETTLED: holding.settled,
+            records.DELETE: owning.deleted,
+            records.WITHDRAWN: lambda ref, fork: owning.withdrawn(ref),
+        }
+
+    # -- handles -----------------------------------------------------------------------------
+
+    def own(self) -> Ref:
+        """Make a reference to a value that is here; it is held once."""
+        ref = self._owning.own()
+        self._desk.note(ref, "own", self.node)
+        return ref
+
+    def create(self, owner: int) -> Fork:
+        """Make a reference to a value that another node is asked to make; it is held once.
+
+        The fork must travel with that request and be given to the owner's `adopted` even if the
+        value can't be made: else nobody who has the reference would ever hear of it. If the request
+        is not sent at all, `dropped` must be called.
+        """
+        if owner == self.node:
+            raise ValueError(
+                "create() is for values of other nodes; for one of this node use own()"
+            )
+        fork = self._holding.create(owner)
+        self._desk.note(fork[:3], "create", self.node)
+        return fork
+
+    def hold(self, ref: Ref) -> None:
+        """Hold a reference once more on this node.
+
+        It must be held already; on the owner it is enough that somebody anywhere holds it.
+        """
+        owned = self._owned.get(ref)
+        if owned is not None:
+            owned.handles += 1
+            return
+        held = self._held.get(ref)
+        if held is None or not held.handles:
+            raise ValueError(f"node {self.node} holds no reference {ref}{self._so_far(ref)}")
+        held.handles += 1
+
+    def release(self, ref: Ref) -> Sequence[Action]:
+        """Hold a reference once less on this node."""
+        if ref[0] == self.node:
+            owned = self._owned.get(ref)
+            if owned is not None and owned.handles:
+                return self._owning.release(ref, owned)
+        else:
+            held = self._held.get(ref)
+            if held is not None and held.handles:
+                return self._holding.release(ref, held)
+        raise ValueError(
+            f"reference {ref} was released more often than held on node {self.node}"
+            f"{self._so_far(ref)}"
+        )
+
+    # -- forks -------------------------------------------------------------------------------
+
+    def fork(self, ref: Ref, to: int) -> Fork:
+        """A fork to travel in a message of a user to a node; the reference must be held here.
+
+        It must come to the other node's `arrived` or, if it is sure that it was never handed to
+        that node, to this one's `dropped`. If the other node dies neither is needed.
+        """
+        mine = ref[0] == self.node
+        record = self._owned.get(ref) if mine else self._held.get(ref)
+        if record is None or not record.handles:
+            raise ValueError(
+                f"node {self.node} can't send reference {ref}, which it does not hold"
+                f"{self._so_far(ref)}"
+            )
+        self._forks += 1
+        fork = (*ref, self.node, self._forks)
+        desk = self._desk
+        desk.note(ref, "fork", to)
+        if to == self.node:
+            record.handles += 1
+            self._loops.add(fork)
+        elif to in desk.lost or ref[0] in desk.lost:
+            pass  # nobody will come to hold it, or there is nobody who counts
+        elif mine:
+            self._owned[ref].forks[fork] = to
+        else:
+            self._held[ref].children[fork] = to
+        return fork
+
+    def arrived(self, fork: Fork, sender: int) -> Sequence[Action]:
+        """A message of a user has come with a fork; it holds the reference once."""
+        ref = ref_of(fork)
+        self._desk.note(ref, "arrived from", sender)
+        if sender == self.node:
+            self._loops.remove(fork)  # it has been held since it was sent
+            return _NOTHING
+        if ref[0] == self.node:
+            return self._owning.arrived(ref, fork, sender)
+        return self._holding.arrived(ref, fork, sender)
+
+    def dropped(self, fork: Fork) -> Sequence[Action]:
+        """The message that should have carried a fork, from here, was never sent."""
+        ref = ref_of(fork)
+        self._desk.note(ref, "dropped", self.node)
+        if fork in self._loops:
+            self._loops.remove(fork)
+            return self.release(ref)
+        if ref[0] == self.node:
+            return self._owning.dropped(ref, fork)
+        return self._holding.dropped(ref, fork)
+
+    def adopted(self, fork: Fork, sender: int) -> Sequence[Action]:
+        """On the owner: the request to make a value has come, with the fork of its creator.
+
+        The value may be freed before it is made, if nobody holds it any more: hold it meanwhile,
+        or drop it when it comes.
+        """
+        ref = ref_of(fork)
+        self._desk.note(ref, "adopted from", sender)
+        return self._owning.adopted(ref, fork, sender)
+
+    # -- messages and deaths -----------------------------------------------------------------
+
+    def received(self, message: Message, sender: int) -> Sequence[Action]:
+        """A control message has come from the `References` of another node."""
+        what, number, subject = message
+        if not self._desk.first(sender, number):
+            return _NOTHING
+        if what == records.REGISTER:
+            fork = _fork(subject)
+            self._desk.note(fork[:3], what, sender)
+            return self._owning.registered(fork[:3], fork, sender)
+        handler = self._about_forks.get(what)
+        if handler is not None:
+            fork = _fork(subject)
+            self._desk.note(fork[:3], what, sender)
+            return handler(fork[:3], fork)
+        if what == records.ASK:
+            return self._holding.asked(sender, subject[0])
+        if what == records.ANSWER:
+            return self._owning.answered(subject[0], sender)
+        if what == records.DONE:
+            return self._holding.done(sender, subject[0])
+        raise ValueError(f"no message of reference counting: {what!r}")
+
+    def lost(self, node: int) -> Sequence[Action]:
+        """Another node has died, and all that it had sent here and that was not lost has come."""
+        if node in self._desk.lost:
+            return _NOTHING
+        if node == self.node:
+            raise ValueError(f"node {node} can't be told of its own death")
+        self._desk.bury(node)
+        return [*self._holding.lost(node), *self._owning.lost(node)]
+
+    # -- facts -------------------------------------------------------------------------------
+
+    def confirmed(self, ref: Ref) -> bool:
+        """Whether the owner knows that this node holds the reference."""
+        if ref[0] == self.node:
+            return ref in self._owned and self._owned[ref].adopted
+        return ref in self._held and self._held[ref].kept is not None
+
+    def broken(self, ref: Ref) -> bool:
+        """Whether the owner has died."""
+        return ref[0] in self._desk.lost
+
+    def refused(self, ref: Ref) -> bool:
+        """Whether there is no value and there won't be one.
+
+        On the owner this can be asked of any reference: False means that the value, or at least
+        the request to make it, is here or may still come.
+        """
+        if ref[0] != self.node:
+            return ref in self._held and self._held[ref].refused
+        owned = self._owned.get(ref)
+        return self._owning.gone(ref) if owned is None else owned.refused
+
+    def handles(self, ref: Ref) -> int:
+        """How many hold the reference on this node."""
+        record = self._owned.get(ref) or self._held.get(ref)
+        return 0 if record is None else record.handles
+
+    def holders(self, ref: Ref) -> list[int]:
+        """On the owner: the nodes that hold the reference, or to which it is on its way."""
+        owned = self._owned.get(ref)
+        if owned is None:
+            return []
+        nodes = {*owned.forks.values(), *owned.expected.values()}
+        return sorted(nodes | ({self.node} if owned.handles else set()))
+
+    def refs(self) -> list[Ref]:
+        """All references of which this node knows."""
+        return [*self._owned, *self._held]
+
+    def story(self, ref: Ref) -> list[tuple[str, int]]:
+        """What has happened to a reference on this node of late, with the node that did it."""
+        return [(what, who) for about, what, who in self._desk.story if about == ref]
+
+    def is_empty(self) -> bool:
+        """Whether nothing is kept: no reference, no message that is waited for."""
+        if self._loops or self._desk.late():
+            return False
+        return self._owning.is_empty() and self._holding.is_empty()
+
+    def validate(self) -> None:
+        """Check what must always hold; for tests.
+
+        Raises
+        ------
+        AssertionError
+        """
+        self._owning.validate()
+        self._holding.validate()
+        for fork in self._loops:
+            assert fork[3] == self.node and self.handles(fork[:3]), fork
+
+    def _so_far(self, ref: Ref) -> str:
+        last = [f"{what} {who}" for what, who in self.story(ref)[-8:]]
+        return f"; what has happened to it here: {', '.join(last)}" if last else ""
+
+
+def _fork(subject: tuple[int, ...]) -> Fork:
+    owner, creator, number, sender, count = subject
+    return owner, creator, number, sender, count

@@ -1,0 +1,461 @@
+"""The router of a node: sends messages to other nodes of the session, and receives theirs.
+
+The receiving thread owns the ends of the routes, `_leaving` and what is said to the service. What
+the service says comes to it by `_notices`. A peer's lock guards what waits for it, and the sending
+on its way; it is a leaf among locks. `_start` guards the making of the sender thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import select
+import threading
+import time
+import traceback
+import weakref
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from ...engines.remote.parcels import LineError, unpack
+from ...runtime.errors import DiscoError
+from ...runtime.protocol import Message
+from ...runtime.worker import Worker, bind_thread
+from ..channels import gpus_here
+from ..outcome import LOOK_FOR
+from .addresses import Address, address_of, place_here
+from .local import HAVE_LOCAL_ROUTES, LocalEnd
+from .many import scatter
+from .ways import Bell, End, Way
+
+LATER = 1 << 20  # bytes of frames from which on a message may be packed on the sender thread
+_SERVICE = "rpc"
+_REST = 1.0  # seconds between two looks where nothing is due
+_JOIN = 2.0  # seconds that the threads may take to end
+_IN = 1  # POLLIN and EPOLLIN
+
+Deliver = Callable[[int, Any, list[Any]], None]
+Lost = Callable[[int, str], None]
+_routers: weakref.WeakSet[Router] = weakref.WeakSet()
+
+
+class Later(Protocol):
+    """Who has a large message packed while it goes on computing; called on the sender thread."""
+
+    def check(self) -> str:
+        """After the copy was made: "" or why it is not what was to be sent."""
+
+    def failed(self, text: str) -> None:
+        """The message is not sent, and why."""
+
+
+class _Peer:
+    """Another node. `lock` guards `way`, `waiting`, `gone`, and the sending."""
+
+    __slots__ = ("gone", "lock", "same_gpus", "waiting", "way")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.way: Way | None = None
+        self.waiting: deque[Message] = deque()  # until the way is known
+        self.gone = False
+        self.same_gpus = False
+
+
+class Router:
+    """See the module; made by `open_router`.
+
+    Parameters
+    ----------
+    node, num_nodes
+        Which of how many this one is.
+    host
+        This machine's address, at which others reach it.
+    deliver
+        ``deliver(node, body, frames)`` is called with each message, in order per sender.
+    lost
+        ``lost(node, obituary)`` is called once for each dead node, after all that it has sent was
+        delivered. Both are called on the receiving thread.
+    tell
+        Says something to the session's service.
+    """
+
+    def __init__(
+        self,
+        node: int,
+        num_nodes: int,
+        host: str,
+        deliver: Deliver,
+        lost: Lost,
+        tell: Callable[[Any], None],
+    ) -> None:
+        self.node, self.host = node, host
+        self._deliver, self._lost, self._tell = deliver, lost, tell
+        self._owner = os.getpid()
+        self._peers = {n: _Peer() for n in range(num_nodes) if n != node}
+        self._address = Address(place_here(), gpus=gpus_here())
+        self._notices: deque[tuple[Any, ...]] = deque()
+        self._addresses: dict[int, Address] = {}
+        self._local: LocalEnd | None = None
+        self._tcp: End | None = None
+        self._leaving: dict[int, tuple[str, float]] = {}  # dead nodes: obituary, since when
+        self._ready: dict[int, Callable[[int], object]] = {}
+        self._poll: Any = select.epoll() if hasattr(select, "epoll") else select.poll()
+        self._scale = 1 if hasattr(select, "epoll") else 1000  # poll's unit of time
+        self.bell = Bell()
+        self._closing = False
+        self._until = 0.0
+        self._start = threading.Lock()
+        self._late: queue.SimpleQueue[tuple[_Peer, Message, Later] | None] = queue.SimpleQueue()
+        self._sender: threading.Thread | None = None
+        alarm = self.bell.alarm
+        self.watch(alarm.fd, lambda _: alarm.clear(), _IN)
+        self._thread = self._new_thread(self._run, "discolab-rpc-receiver")
+        _routers.add(self)
+
+    def _new_thread(self, body: Callable[[], None], name: str) -> threading.Thread:
+        thread = threading.Thread(target=body, name=f"{name}-{self.node}", daemon=True)
+        thread.start()
+        return thread
+
+    # -- sending -----------------------------------------------------------------------------
+
+    def send(self, to: int, message: Message, later: Later | None = None) -> None:
+        """Send a message to another node; any thread. Never waits for it.
+
+        What goes to a lost node, or from a closed router, is dropped. The frames are copied before
+        this returns, but for a large message with `later`: its copy is made on the sender thread,
+        and smaller messages may overtake it.
+
+        Raises
+        ------
+        DiscoError
+            If there is no memory for the copy, or this process was forked from the router's.
+        """
+        if os.getpid() != self._owner:
+            raise DiscoError(
+                f"node {self.node} of rpc is in process {self._owner}, from which this one was "
+                "forked: rpc can't be used here"
+            )
+        peer = self._peers[to]
+        if peer.gone or self._closing:
+            return
+        if later is not None and sum(map(_size, message.frames)) > LATER:
+            if self._sender is None:
+                self._start_sender()
+            self._late.put((peer, message, later))
+            return
+        try:
+            self._send(peer, message)
+        except OSError as exc:
+            raise DiscoError(
+                f"there is no memory for a message to node {to}: {exc.strerror}"
+            ) from exc
+
+    def _send(self, peer: _Peer, message: Message, later: Later | None = None) -> None:
+        way = peer.way
+        if way is None:
+            copy = Message(message.body, [bytes(frame) for frame in message.frames])
+            if later is not None and not _valid(later):
+                return
+            with peer.lock:
+                if peer.way is None:
+                    if not peer.gone:
+                        peer.waiting.append(copy)
+                    return
+                peer.way.send(peer.way.pack(copy))
+            return
+        parcel = way.pack(message)
+        if later is not None and not _valid(later):
+            way.discard(parcel)
+            return
+        with peer.lock:
+            if not peer.gone:
+                way.send(parcel)
+
+    def _start_sender(self) -> None:
+        with self._start:
+            if self._sender is None:
+                self._sender = self._new_thread(self._send_late, "discolab-rpc-sender")
+
+    def _send_late(self) -> None:
+        """Body of the sender thread."""
+        bind_thread(None)
+        while True:
+            found = self._late.get()
+            if found is None or self._closing:
+                return
+            peer, message, later = found
+            if peer.gone:
+                continue
+            try:
+                self._send(peer, message, later)
+            except Exception as exc:
+                _tell_failed(later, f"there is no memory for the message: {exc}")
+            del found, peer, message, later
+
+    def same_machine(self, to: int) -> bool | None:
+        """Whether memory can be shared with a node; None: not known yet."""
+        if to == self.node:
+            return True
+        way = self._peers[to].way
+        return None if way is None else way.same_machine
+
+    def same_gpus(self, to: int) -> bool:
+        """Whether a node can open the GPU memory of this one, as far as is known."""
+        return to == self.node or self._peers[to].same_gpus
+
+    # -- what the service says ---------------------------------------------------------------
+
+    def hear(self, value: tuple[Any, ...]) -> None:
+        """The service says something; any thread."""
+        if value[0] == "close":
+            self.close()
+        else:
+            self._notices.append(value)
+            self.bell.ring()
+
+    def _take_notices(self) -> None:
+        while self._notices:
+            kind, *rest = self._notices.popleft()
+            if kind == "open":
+                self._open(*rest)
+            elif kind == "at":
+                self._learn(rest[0], address_of(rest[1]))
+            elif kind == "lost":
+                node, obituary = rest
+                if node in self._peers and not self._peers[node].gone:
+                    self._leaving.setdefault(node, (obituary, time.monotonic()))
+
+    def _open(self, token: bytes, how: str) -> None:
+        if self._local is None and how != "tcp" and HAVE_LOCAL_ROUTES:
+            self._local = LocalEnd(self, self.node, len(self._peers) + 1, token)
+        if self._tcp is None and how != "local":
+            from .tcp import TcpEnd
+
+            self._tcp = TcpEnd(self, self.node, self.host)
+        address = self._address
+        for end in (self._local, self._tcp):
+            if end is not None:
+                address = end.addressed(address)
+        self._tell(("at", tuple(address)))
+        for node, known in tuple(self._addresses.items()):
+            self._learn(node, known)
+
+    def _learn(self, node: int, address: Address) -> None:
+        self._addresses[node] = address
+        peer = self._peers.get(node)
+        if peer is None or peer.gone or peer.way is not None:
+            return
+        end: End | None = None
+        if self._local is not None and address.name and address.place == self._address.place:
+            end = self._local
+        elif self._tcp is not None and address.endpoint:
+            end = self._tcp
+        elif self._tcp is None and self._local is not None:
+            self._tell(("tcp",))
+        if end is None:
+            return
+        way = end.way_to(node, address)
+        with peer.lock:
+            gpus = self._address.gpus
+            peer.same_gpus = way.same_machine and gpus != "" and gpus == address.gpus
+            while peer.waiting:
+                try:
+                    way.send(way.pack(peer.waiting.popleft()))
+                except OSError:  # there is no memory for it
+                    traceback.print_exc()
+            peer.way = way
+
+    # -- receiving ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Body of the receiving thread."""
+        bind_thread(None)
+        while not self._closing:
+            try:
+                self._turn()
+            except Exception:
+                if not self._closing:
+                    traceback.print_exc()  # a fault of ours; what comes next may be well
+        self._end()
+
+    def _turn(self) -> None:
+        events = self._poll.poll(0)
+        if not events and not self.bell.due:
+            if time.perf_counter() < self._until:
+                os.sched_yield()
+                return
+            rest = self._look()
+            if not self.bell.due:
+                events = self._poll.poll(rest * self._scale)
+        for fd, mask in events:
+            ready = self._ready.get(fd)
+            if ready is not None:
+                ready(mask)
+        if self.bell.due:
+            self.bell.due = False
+            self._take_notices()
+            self._look()
+
+    def _look(self) -> float:
+        """Do what is due; the seconds until something is due again."""
+        rest = _REST
+        for end in (self._local, self._tcp):
+            if end is not None:
+                rest = min(rest, end.look())
+        for node, (obituary, since) in tuple(self._leaving.items()):
+            ends = [end for end in (self._local, self._tcp) if end is not None]
+            if sum(end.drain(node, since) for end in ends) == len(ends):
+                del self._leaving[node]
+                self._part(node, obituary)
+            else:
+                rest = min(rest, 0.02)
+        return rest
+
+    def _part(self, node: int, obituary: str) -> None:
+        peer = self._peers[node]
+        with peer.lock:
+            if peer.gone:
+                return
+            peer.gone = True
+            peer.waiting.clear()
+            if peer.way is not None:
+                peer.way.close()
+        try:
+            self._lost(node, obituary)
+        except Exception:
+            traceback.print_exc()
+
+    # -- what the ends of routes use; see `Station` ------------------------------------------
+
+    def watch(self, fd: int, ready: Callable[[int], object], mask: int) -> None:
+        """See `Station`."""
+        self._ready[fd] = ready
+        self._poll.register(fd, mask)
+
+    def change(self, fd: int, mask: int) -> None:
+        """See `Station`."""
+        self._poll.modify(fd, mask)
+
+    def forget(self, fd: int) -> None:
+        """See `Station`."""
+        if self._ready.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+
+    def arrived(self, node: int, data: Any, fd: int | None, dropped: Any) -> None:
+        """See `Station`."""
+        if node not in self._peers or self._peers[node].gone:
+            if fd is not None:
+                os.close(fd)
+            return
+        try:
+            body, frames = scatter(*unpack(data, fd, dropped, copied=True))
+        except LineError as exc:
+            self.ended(node, f"worker {node} has said what is no message of ours ({exc})")
+            return
+        try:
+            self._deliver(node, body, frames)
+        except Exception:
+            traceback.print_exc()
+        self._until = time.perf_counter() + LOOK_FOR
+
+    def ended(self, node: int, why: str) -> None:
+        """See `Station`."""
+        self.hear(("lost", node, why))
+
+    def locked(self, node: int) -> Any:
+        """See `Station`."""
+        return self._peers[node].lock
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Say and hear no more; any thread."""
+        if os.getpid() != self._owner:
+            return
+        self._closing = True
+        self._late.put(None)
+        self.bell.alarm.ring()
+        me = threading.current_thread()
+        for thread in (self._sender, self._thread):
+            if thread is not None and thread is not me:
+                thread.join(_JOIN)
+
+    def _end(self) -> None:
+        for peer in self._peers.values():
+            with peer.lock:
+                peer.gone = True
+                peer.waiting.clear()
+                if peer.way is not None:
+                    peer.way.close()
+        for end in (self._local, self._tcp):
+            if end is not None:
+                end.close()
+        self.bell.alarm.close()
+        if hasattr(self._poll, "close"):
+            self._poll.close()
+
+    def leave(self) -> None:
+        """This process was forked from the router's: let go of what it has of it."""
+        self._closing = True
+        self._ready = {}  # what the parent waits for is not to be changed from here
+        if hasattr(self._poll, "close"):
+            self._poll.close()
+        if self._local is not None:
+            self._local.leave()
+        self.bell.alarm.close()
+
+
+def open_router(worker: Worker, deliver: Deliver, lost: Lost) -> Router:
+    """The router of a worker's process, and of the controller where that is its process.
+
+    It has all other nodes of the session open theirs. `deliver` and `lost`, see `Router`, may be
+    called before this returns.
+    """
+    link = worker.link
+    if link is None:
+        raise DiscoError("all workers are in this process: there is nobody to send messages to")
+    tell = partial(link.tell, _SERVICE)
+    router = Router(worker.worker_id, worker.num_workers, link.host, deliver, lost, tell)
+    link.listen(_SERVICE, router.hear)
+    tell(("open",))
+    return router
+
+
+def _size(frame: Any) -> int:
+    return memoryview(frame).nbytes
+
+
+def _valid(later: Later) -> bool:
+    text = later.check()
+    if text:
+        _tell_failed(later, text)
+    return not text
+
+
+def _tell_failed(later: Later, text: str) -> None:
+    try:
+        later.failed(text)
+    except Exception:
+        traceback.print_exc()
+
+
+@atexit.register
+def _at_exit() -> None:
+    for router in list(_routers):
+        router.close()
+
+
+def _in_child() -> None:
+    """Who is at the other end must see it when this process's parent goes."""
+    for router in list(_routers):
+        router.leave()
+    _routers.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,101 @@
+"""What a router and its routes know of each other: a way to one peer, and what serves it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ...engines.remote.alarm import Alarm
+from ...engines.remote.parcels import Parcel
+from ...runtime.protocol import Message
+from .addresses import Address
+
+
+class Bell:
+    """Has the receiving thread look at what is due; knows no router, so finalizers may hold it."""
+
+    def __init__(self) -> None:
+        self.alarm = Alarm()
+        self.due = False
+
+    def ring(self) -> None:
+        """Any thread."""
+        self.due = True
+        self.alarm.ring()
+
+
+class Way(ABC):
+    """How one peer is reached."""
+
+    same_machine = False
+
+    @abstractmethod
+    def pack(self, message: Message) -> Parcel:
+        """Copy a message into a parcel for this way; any thread.
+
+        Raises
+        ------
+        OSError
+            If there is no memory for it.
+        """
+
+    @abstractmethod
+    def discard(self, parcel: Parcel) -> None:
+        """A parcel will not be sent; any thread."""
+
+    @abstractmethod
+    def send(self, parcel: Parcel) -> None:
+        """Send or queue it, and never block; under the peer's lock."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Send no more, and let go of all; on the receiving thread, under the peer's lock."""
+
+
+class End(ABC):
+    """A node's end of one kind of route; all of it but `way`'s is the receiving thread's own."""
+
+    @abstractmethod
+    def addressed(self, address: Address) -> Address:
+        """A node's address, with what it is reached by here."""
+
+    @abstractmethod
+    def way_to(self, node: int, address: Address) -> Way:
+        """The way to a peer."""
+
+    @abstractmethod
+    def drain(self, node: int, since: float) -> bool:
+        """Deliver what a dead node has sent; whether that is all. It died at `since`."""
+
+    @abstractmethod
+    def look(self) -> float:
+        """Do what is due; the seconds until something is due again."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of all but the ways."""
+
+
+class Station(Protocol):
+    """What an `End` has of its router."""
+
+    bell: Bell
+
+    def watch(self, fd: int, ready: Callable[[int], object], mask: int) -> None:
+        """Have `ready` called with what is ready, on the receiving thread; any thread."""
+
+    def change(self, fd: int, mask: int) -> None:
+        """Wait for something else; any thread."""
+
+    def forget(self, fd: int) -> None:
+        """No more of it, before it is closed; the receiving thread."""
+
+    def arrived(self, node: int, data: Any, fd: int | None, dropped: Any) -> None:
+        """A message has come; the receiving thread."""
+
+    def ended(self, node: int, why: str) -> None:
+        """A node says what is no message of ours: it is lost."""
+
+    def locked(self, node: int) -> Any:
+        """The lock of a peer."""
