@@ -29,7 +29,8 @@ def calling_worker(name: str) -> Worker:
     worker = current_worker()
     if worker.thread_id != threading.get_ident():
         raise SessionError(
-            f"{name} was called on a thread that worker {worker.worker_id} has started; "
+            f"{name} was called on a thread beside worker {worker.worker_id}'s own, which it has "
+            "started or which serves a call of discolab.rpc; "
             "collectives run on the worker's own thread, in the order of its program"
         )
     return worker

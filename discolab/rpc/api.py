@@ -54,8 +54,8 @@ def rpc_sync(
         Its arguments. Within one process they are passed as they are, between processes copied;
         tensors are never pickled.
     timeout
-        Seconds, after which the call is ended at the callee too. None takes the session's, or else
-        60; 0 or `math.inf` means no limit.
+        Seconds, after which the call is ended at the callee too. None means 60, or on the
+        controller what its session's `timeout` is, if it has one; 0 or `math.inf`: no limit.
 
     Raises
     ------
@@ -75,14 +75,19 @@ def rpc_async(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     timeout: float | None = None,
+    lend: bool = False,
 ) -> Future:
     """As `rpc_sync`, without waiting: a future of what the function returns.
 
-    Large tensors are sent while the caller goes on. One that is changed in place meanwhile fails
-    the call.
+    Parameters
+    ----------
+    lend
+        Between processes tensors are copied before this returns, so that they may be changed after
+        it. With ``lend=True`` large ones are copied while the caller goes on; they must not be
+        changed in place until the call is done. Where that is noticed, the call fails.
     """
     node, rank = place_here()
-    return futures.call_later(node, rank, to, fn, args, kwargs, timeout)
+    return futures.call_later(node, rank, to, fn, args, kwargs, timeout, lend)
 
 
 def remote(
@@ -91,10 +96,11 @@ def remote(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     timeout: float | None = None,
+    lend: bool = False,
 ) -> RRef:
     """As `rpc_async`, but what the function returns stays there: a reference to it, at once."""
     node, rank = place_here()
-    return rref.remote(node, rank, to, fn, args, kwargs, timeout)
+    return rref.remote(node, rank, to, fn, args, kwargs, timeout, lend)
 
 
 def stream(
@@ -159,9 +165,10 @@ class SessionRpc:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
+        lend: bool = False,
     ) -> Future:
         """See `discolab.rpc.rpc_async`."""
-        return futures.call_later(self.node, CONTROLLER, to, fn, args, kwargs, timeout)
+        return futures.call_later(self.node, CONTROLLER, to, fn, args, kwargs, timeout, lend)
 
     def remote(
         self,
@@ -170,9 +177,10 @@ class SessionRpc:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
+        lend: bool = False,
     ) -> RRef:
         """See `discolab.rpc.remote`."""
-        return rref.remote(self.node, CONTROLLER, to, fn, args, kwargs, timeout)
+        return rref.remote(self.node, CONTROLLER, to, fn, args, kwargs, timeout, lend)
 
     def stream(
         self,

@@ -11,16 +11,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from ..runtime.actions import function_text, site_text
-from ..runtime.errors import ArgumentError, DiscoError, WaitTimeoutError, WorkerInterrupted
+from ..runtime.errors import (
+    ArgumentError,
+    DiscoError,
+    WaitTimeoutError,
+    WorkerError,
+    WorkerInterrupted,
+)
 from ..runtime.failures import Failure
 from ..runtime.functions import find_func
 from .autograd import crossing
-from .errors import error_of, original_type, session_over
+from .errors import error_of, original_type, session_over, state_of
 from .names import in_words
 from .outcome import Outcome
 
@@ -33,6 +39,18 @@ PLAIN, REMOTE, STREAM = range(3)  # the value goes back; stays with the callee; 
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
+
+
+class Deferred(NamedTuple):
+    """What a method that is marked with `async_execution` has returned."""
+
+    value: Any
+
+
+class _Said(NamedTuple):
+    """What a call was, in words, when it is over."""
+
+    words: str
 
 
 class Call(Outcome):
@@ -110,6 +128,11 @@ class Call(Outcome):
         self.fetches = False
         self.running_on: Callee | None = None
 
+    @property
+    def parks(self) -> bool:
+        """Whether who waits for it holds no place among calls; see pool.py."""
+        return self.fetches
+
     # -- in words ----------------------------------------------------------------------------
 
     def words(self) -> str:
@@ -117,6 +140,12 @@ class Call(Outcome):
         if self.fetches:
             return "fetching the value of a reference"
         func = self.func
+        if type(func) is _Said:
+            return func.words
+        in_words = getattr(func, "rpc_words", None)
+        args = self.args
+        if in_words is not None and args:
+            return str(in_words(*args))
         return f"rpc of '{func if isinstance(func, str) else function_text(func)}'"
 
     def site_words(self) -> str:
@@ -124,6 +153,8 @@ class Call(Outcome):
         return site_text(self.site)
 
     def __str__(self) -> str:
+        if self.fetches:
+            return f"the value of a reference from {in_words(self.callee)}"
         return f"the answer of {in_words(self.callee)} to the {self.words()}"
 
     # -- the caller's side -------------------------------------------------------------------
@@ -159,6 +190,8 @@ class Call(Outcome):
     def end(self, why: str) -> None:
         """Have the callee end it."""
         self.given_up = why
+        if self.target is not None:  # who waits for that does not wait for what may never return
+            self.target.settle(None, WaitTimeoutError(f"the {self.words()} was ended: {why}"))
         on = self.running_on
         if on is not None:
             on.interrupt_task(self)
@@ -220,7 +253,11 @@ class Call(Outcome):
 
     def _done(self, value: Any) -> None:
         """The function has returned."""
-        if getattr(self.func, "rpc_async_execution", False):
+        later = getattr(self.func, "rpc_async_execution", False)
+        if type(value) is Deferred:  # of a method that is marked so
+            later, value = True, value.value
+        if later:
+            self._forget_args()  # the answer may never come
             if not isinstance(value, torch.futures.Future):
                 raise TypeError(
                     f"{function_text(self.func)} is marked with rpc.async_execution and must "
@@ -263,15 +300,22 @@ class Call(Outcome):
         """What is told of an exception: the failure, its class, its attributes."""
         if self.given_up and isinstance(exc, WorkerInterrupted):
             exc = WorkerInterrupted(self.given_up)
-        kind, state = original_type(exc), dict(getattr(exc, "__dict__", None) or {})
+        if self.fetches and isinstance(exc, WorkerError):  # of the call that should have made it
+            return exc.failures[0], original_type(exc), {}
+        kind, state = original_type(exc), state_of(exc)
         failure = Failure.from_exception(self.callee, self.words(), self.site_words(), exc)
-        state.pop("__notes__", None)
         return failure, kind, state
 
     def _let_go(self) -> None:
         """Keep nothing alive that only the function needed."""
-        self.args, self.kwargs = (), {}
+        self._forget_args()
         self.running_on = None
+
+    def _forget_args(self) -> None:
+        func = self.func
+        if type(func) is not _Said and hasattr(func, "rpc_words"):
+            self.func = _Said(self.words())
+        self.args, self.kwargs = (), {}
 
     def _ended(self) -> None:
         """It was given up before it began."""
@@ -305,7 +349,7 @@ class CallOut(Call):
         self._opening = threading.Lock()
 
     def wait(self, what: Any, timeout: float | None) -> None:
-        """See `Outcome`. The receiving thread looks already: two would be in each other's way."""
+        """See `Outcome`. It does not look first: the receiving thread needs Python's lock."""
         if not self.settled:
             self.sleep_until(self.is_settled, what, timeout)
 

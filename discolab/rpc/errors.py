@@ -34,6 +34,16 @@ def original_type(exc: BaseException) -> type[BaseException]:
     return kind
 
 
+def state_of(exc: BaseException) -> dict[str, Any]:
+    """The attributes of an exception, past what its class may do."""
+    try:
+        found = dict(object.__getattribute__(exc, "__dict__"))
+    except Exception:
+        return {}
+    found.pop("__notes__", None)
+    return found
+
+
 def error_of(
     failure: Failure, kind: Any = None, state: dict[str, Any] | None = None
 ) -> WorkerError:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..runtime.actions import function_text
 from ..runtime.controller import check_timeout
 from ..runtime.errors import ArgumentError, DiscoError, WaitTimeoutError
 from ..runtime.worker import bind_thread, current_worker_or_none
@@ -72,7 +73,9 @@ class Future(torch.futures.Future):  # type: ignore[type-arg]
     def value(self) -> Any:
         """What came, of a call that is done."""
         outcome = self._outcome
-        return outcome.result() if outcome.settled else super().value()
+        if not outcome.settled:
+            raise RuntimeError("this future is not done yet: wait() for it")
+        return outcome.result()
 
     def done(self) -> bool:
         """Whether the call is over."""
@@ -87,6 +90,12 @@ class Future(torch.futures.Future):  # type: ignore[type-arg]
         call.settle(None, DiscoError(f"the {call.words()} was cancelled"))
         return True
 
+    def __repr__(self) -> str:
+        outcome = self._outcome
+        state = "waiting" if not outcome.settled else "failed" if outcome.error else "done"
+        what = f" of {outcome}" if isinstance(outcome, Call) else ""
+        return f"<Future{what}: {state}>"
+
     def then(self, callback: Callable[[Any], Any]) -> Future:
         """A future of what ``callback(this future)`` returns, which is called when this is done."""
         after = Future()
@@ -94,21 +103,40 @@ class Future(torch.futures.Future):  # type: ignore[type-arg]
         def go_on(_: Any) -> None:
             try:
                 after.set_result(callback(self))
-            except Exception as exc:
+            except BaseException as exc:  # whoever waits for it is told
                 after.set_exception(exc)
 
         self.add_done_callback(go_on)
         return after
 
     def set_result(self, result: Any) -> None:
-        """Complete a future of one's own."""
+        """Complete a future of one's own; raises a `RuntimeError` if it is done."""
+        self._check_own()
         self._outcome.settle(result)
         super().set_result(result)
 
     def set_exception(self, result: BaseException) -> None:
-        """Complete a future of one's own with an error."""
+        """Complete a future of one's own with an error; raises a `RuntimeError` if it is done."""
+        if not isinstance(result, BaseException):
+            raise ArgumentError(f"set_exception takes an exception, got {result!r:.80}")
+        self._check_own()
         self._outcome.settle(None, result)
-        super().set_exception(copy_of(result))
+        self._tell_torch(copy_of(result))
+
+    def _tell_torch(self, error: BaseException) -> None:
+        """Complete torch's future with an error, as its own `set_exception` does."""
+
+        def raise_it(result: BaseException) -> None:
+            raise result
+
+        super()._set_unwrap_func(raise_it)
+        super().set_result(error)
+
+    def _check_own(self) -> None:
+        if isinstance(self._outcome, Call):
+            raise RuntimeError("this is the future of a call, which completes it: make a Future()")
+        if self._outcome.settled:
+            raise RuntimeError("this future is done already")
 
     def _follow(self, call: Call) -> None:
         self._outcome = call
@@ -136,7 +164,7 @@ class Future(torch.futures.Future):  # type: ignore[type-arg]
             call.node.forget_call(call.number)
             call.open()
             if call.error is not None:
-                super().set_exception(copy_of(call.error))
+                self._tell_torch(copy_of(call.error))
             else:
                 super().set_result(call.value)
         finally:
@@ -165,11 +193,29 @@ class _Completion:
 
 
 def call_later(
-    node: Node, rank: int, to: Any, func: Any, args: Any, kwargs: Any, timeout: Any
+    node: Node,
+    rank: int,
+    to: Any,
+    func: Any,
+    args: Any,
+    kwargs: Any,
+    timeout: Any,
+    lend: bool = False,
 ) -> Future:
     """Begin a call; a future of what it gives."""
     future = Future()
-    node.start(PLAIN, rank, to, func, args, kwargs, timeout, later=True, prepare=future._follow)
+    node.start(
+        PLAIN,
+        rank,
+        to,
+        func,
+        args,
+        kwargs,
+        timeout,
+        later=True,
+        lend=lend,
+        prepare=future._follow,
+    )
     return future
 
 
@@ -194,20 +240,27 @@ def wait_all(futures: Iterable[Any], timeout: float | None = None) -> list[Any]:
             raise ArgumentError(f"wait_all takes futures, number {number} is {future!r:.60}")
     found = []
     for number, future in enumerate(wanted):
-        if not isinstance(future, Future):
-            found.append(future.wait())
-            continue
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
-            found.append(future.wait(left))
+            found.append(future.wait(left) if isinstance(future, Future) else _wait(future, left))
         except WaitTimeoutError as exc:
             if future.done():  # its own deadline was over
                 raise
+            what = getattr(future, "_outcome", "a future of torch's")
             raise WaitTimeoutError(
                 f"gave up after {seconds:g} s: {number} of {len(wanted)} calls were done, waiting "
-                f"for {future._outcome}"
+                f"for {what}"
             ) from exc
     return found
+
+
+def _wait(future: Any, timeout: float | None) -> Any:
+    """Wait for a future of torch's, whose own `wait` can't be interrupted."""
+    outcome = Outcome()
+    future.add_done_callback(lambda _: outcome.settle(None))
+    if not outcome.settled:
+        outcome.wait("a future of torch's", timeout)
+    return future.value()
 
 
 def async_execution(func: Any) -> Any:
@@ -228,3 +281,6 @@ def run_asked(func: Any, args: tuple[Any, ...]) -> Any:
         future.set_result(found)
         return future
     return found
+
+
+run_asked.rpc_words = lambda func, _: f"rpc of '{function_text(func)}'"

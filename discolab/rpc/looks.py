@@ -9,6 +9,7 @@ from .node import Node
 
 def debug_info(node: Node, rank: int) -> dict[str, int]:
     """Counts of `rank`: calls, threads, values, references. The call that asks is not counted."""
+    node.check_open()
     if node.is_here(rank):
         return node.debug_info(rank)
     call = node.start(PLAIN, rank_on(node), rank, _counts)

@@ -48,7 +48,7 @@ class Mail:
 
     # -- out ---------------------------------------------------------------------------------
 
-    def call_out(self, call: Call, tracked: Any, target_fork: Any, later: bool) -> None:
+    def call_out(self, call: Call, tracked: Any, target_fork: Any, lend: bool) -> None:
         """Send a call."""
         to = self._node.node_of(call.callee)
         context = None if call.context is None else call.context.id
@@ -71,7 +71,7 @@ class Mail:
         )
         try:
             self._node.check_lost(to)
-            wait = overlapping(call, (call.args, call.kwargs)) if later else None
+            wait = overlapping(call, (call.args, call.kwargs)) if lend else None
             self._send(to, message, wait)
         except BaseException:
             self._node.forget_call(call.number)
@@ -87,6 +87,7 @@ class Mail:
 
     def answer(self, call: CallIn, value: Any, tracked: tuple[int, ...]) -> None:
         """Send what a call has given; raises if that can't be sent."""
+        self._show_output()
         self._send(call.sender, (messages.RESULT, call.from_number, value, tracked))
         self.serving.pop((call.sender, call.from_number), None)
 
@@ -95,6 +96,7 @@ class Mail:
         self.serving.pop((call.sender, call.from_number), None)
         if self._node.closed or call.sender in self._node.lost:
             return
+        self._show_output()
         whole = (messages.ERROR, call.from_number, failure, kind, state)
         for message in (whole, (*whole[:4], None), (*whole[:3], None, None)):
             try:
@@ -102,6 +104,12 @@ class Mail:
                 return
             except Exception:  # its class, or what it holds, can't travel
                 continue
+
+    def _show_output(self) -> None:
+        """What a call has printed is on its way before its answer."""
+        for worker in self._node.workers.values():
+            if worker.link is not None:
+                worker.link.flush_waiting()
 
     def say(self, to: int, message: tuple[Any, ...]) -> None:
         """Send a message of the counting of references, or of streams; not to the dead."""

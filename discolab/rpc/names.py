@@ -52,7 +52,7 @@ def rank_of(to: Any, num_workers: int) -> int:
         digits = to.removeprefix("worker")
         if to == _NAME_OF_CONTROLLER:
             rank = CONTROLLER
-        elif to.startswith("worker") and digits.isascii() and digits.isdigit():
+        elif to.startswith("worker") and digits.isdigit() and digits == str(int(digits)):
             rank = int(digits)
     try:
         rank = rank.__index__()

@@ -52,8 +52,8 @@ class Node:
 
     Attributes
     ----------
-    default_timeout
-        Seconds for calls that say nothing, None for no limit.
+    controller_timeout
+        Seconds for calls of the controller that say nothing; workers' have `DEFAULT_TIMEOUT`.
     calls
         Those that were made here and are under way, by their numbers.
     lost
@@ -72,7 +72,7 @@ class Node:
         self.alone = len(workers) == num_workers
         self.lock = threading.RLock()
         self.closed = False
-        self.default_timeout: float | None = DEFAULT_TIMEOUT
+        self.controller_timeout = DEFAULT_TIMEOUT
         self.lost: dict[int, str] = {}
         self.on_lost: list[Callable[[int], None]] = []
         self.handlers: dict[str, Callable[[int, tuple[Any, ...]], None]] = {}
@@ -131,6 +131,7 @@ class Node:
         timeout: Any = None,
         *,
         later: bool = False,
+        lend: bool = False,
         target: Value | None = None,
         target_fork: Any = None,
         feed: Any = None,
@@ -142,8 +143,9 @@ class Node:
         Parameters
         ----------
         later
-            Nobody waits for it on a thread of his own: the keeper looks at its deadline, and large
-            tensors are sent while the caller goes on.
+            Nobody waits for it on a thread of his own: the keeper looks at its deadline.
+        lend
+            Large tensors are sent while the caller goes on; see overlap.py.
         target, target_fork
             Of a remote call: where its value goes on this node; what another one knows it by.
         prepare
@@ -156,7 +158,7 @@ class Node:
         callee = to if type(to) is int and CONTROLLER <= to < n else rank_of(to, n)
         if kwargs is None:
             kwargs = {}
-        seconds = self.seconds(timeout)
+        seconds = self.seconds(timeout, caller)
         if type(args) is not tuple or type(kwargs) is not dict:
             args, kwargs = _arguments(args, kwargs)
         if not fetches and not callable(func) and not isinstance(func, str):
@@ -175,9 +177,14 @@ class Node:
         if caller != callee:
             call.context = context
             if args or kwargs:
-                (call.args, call.kwargs), tracked = crossing.leave(
-                    self, context, (args, kwargs), callee, here
-                )
+                try:
+                    (call.args, call.kwargs), tracked = crossing.leave(
+                        self, context, (args, kwargs), callee, here
+                    )
+                except RecursionError:
+                    raise ArgumentError(
+                        f"an argument of the {call.words()} is nested too deep"
+                    ) from None
             elif context is not None:
                 crossing.leave(self, context, None, callee, here)
         else:
@@ -192,11 +199,11 @@ class Node:
         if here:
             self.pool(callee).submit(call)
         else:
-            self.mail.call_out(call, tracked, target_fork, later)
+            self.mail.call_out(call, tracked, target_fork, lend)
         return call
 
-    def seconds(self, timeout: Any) -> float | None:
-        """The time limit that a caller means, None for no limit.
+    def seconds(self, timeout: Any, rank: int) -> float | None:
+        """The time limit that the caller of a rank means, None for no limit.
 
         Raises
         ------
@@ -204,7 +211,7 @@ class Node:
             If it is no number of seconds.
         """
         if timeout is None:
-            return self.default_timeout
+            return self.controller_timeout if rank == CONTROLLER else DEFAULT_TIMEOUT
         found = check_timeout(timeout)
         return None if not found or math.isinf(found) else found
 
@@ -224,7 +231,12 @@ class Node:
                     place = Place(self, rank)
                     name = f"{self.id}-{rank}" if rank >= 0 else "controller"
                     found = Pool(
-                        worker, name, threads, lambda: bind_place(place), self.keeper.hurry
+                        worker,
+                        name,
+                        threads,
+                        lambda: bind_place(place),
+                        self.keeper.hurry,
+                        self.alone,
                     )
                     found.closed = self.closed or rank in self._left
                     self._pools[rank] = found

@@ -52,7 +52,7 @@ def node_of_session(session: Session) -> Node:
         raise session_closed()
     node = node_of_worker(session.workers_here()[0])
     if session.timeout is not None:
-        node.default_timeout = session.timeout
+        node.controller_timeout = session.timeout
     return node
 
 

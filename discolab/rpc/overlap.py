@@ -1,8 +1,9 @@
-"""Sending large tensors while the caller goes on: what it must not do meanwhile is noticed.
+"""Lending: large tensors are sent while the caller goes on computing.
 
 A tensor that is sent later is copied later. If the caller has changed it in place by then, which
-its version tells, nothing is sent and the call fails with a clear error. The router's sender thread
-calls `check` and `failed` (routes/router.py).
+its version tells, nothing is sent and the call fails with a clear error. That is a help and no
+guarantee: torch counts a change when it is over, so a copy made during one may go unnoticed. The
+router's sender thread calls `check` and `failed` (routes/router.py).
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ A `Pool` belongs to one rank. Its `lock` guards all of its fields. There are as 
 there is something to do, at most `MOST_RUNNING` of them at work; those that wait for something do
 not count, and queues.py says which call is next, so that calls back and forth never deadlock. Short
 calls are done sooner by a few threads than by many: only `AT_ONCE` are started as calls come, and
-the keeper (keeper.py) starts more while calls wait. A thread that has nothing to do looks for a
-moment for the next task, since to wake it takes longer than most calls, then sleeps, and after a
-while it ends.
+the keeper (keeper.py) starts more while calls wait. A thread that has nothing to do sleeps, and
+after a while it ends.
 
 A `Callee` is interrupted as a worker is (runtime/interruptible.py). Its `turn` guards `task`: who
 interrupts a task holds it, so that no other one is hit.
@@ -16,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -135,7 +135,14 @@ class Callee(Interruptible):
             self._owed = task
             with turn:
                 self.task = task
-            task.run(self)
+            try:
+                task.run(self)
+            except WorkerInterrupted:
+                raise
+            except BaseException as exc:  # a fault of ours: nobody may wait for it
+                self._absorb()
+                traceback.print_exc()
+                task.refuse(DiscoError(f"a fault of discolab in a call: {exc!r:.200}"))
             self._absorb()
             if not torch.is_grad_enabled():  # what one call has left is not for the next
                 torch.set_grad_enabled(True)
@@ -202,6 +209,9 @@ class Pool:
         Called on each thread when it begins.
     hurry
         Called when calls are left waiting: then `relieve` is to be called every `LONG` seconds.
+    looks
+        Whether a thread looks for its next task before it sleeps. Not where a receiving thread
+        brings them: the two would take Python's lock from each other.
     """
 
     def __init__(
@@ -211,6 +221,7 @@ class Pool:
         torch_threads: int,
         on_thread: Callable[[], None],
         hurry: Callable[[], None],
+        looks: bool,
     ) -> None:
         self.worker = worker
         self.name = name
@@ -218,6 +229,7 @@ class Pool:
         self.torch_threads = torch_threads
         self.on_thread = on_thread
         self.hurry = hurry
+        self.looks = looks
         self.lock = threading.Lock()
         self.closed = False
         self._tasks: Queues[Task] = Queues()
@@ -244,10 +256,7 @@ class Pool:
                     if self._stuck:  # all wait, and perhaps for this very call
                         self._stuck = False
                         self._tasks.withdraw(task)
-                        error = DiscoError(
-                            f"{in_words(self.rank)} serves {MOST_THREADS} calls already, and all "
-                            "of them wait for others: is there an endless chain of calls back?"
-                        )
+                        error = self._too_many()
         if error is not None:
             task.refuse(error)
         elif started is not None:
@@ -300,7 +309,7 @@ class Pool:
                 found = tasks.take()
                 if found is not None:
                     return found
-                look = not self._looking and not self.closed
+                look = self.looks and not self._looking and not self.closed
                 if look:
                     self._looking = 1
             if look:
@@ -330,13 +339,20 @@ class Pool:
 
         `parked` is its task if that waits for no other call, so that its depth says nothing.
         """
+        refused = None
         with self.lock:
             self._blocked += 1
             if parked is not None:
                 self._tasks.done(parked)
             waiting = self._tasks.ready() > self._looking
             started = self._one_more() if waiting else None
-            self._stuck = False  # what is queued was taken on in good faith
+            if self._stuck:  # it may wait for this very one
+                self._stuck = False
+                refused = self._tasks.first()
+                if refused is not None:
+                    self._tasks.withdraw(refused)
+        if refused is not None:
+            refused.refuse(self._too_many())
         if started is not None:
             self._start(started)
 
@@ -383,6 +399,12 @@ class Pool:
             current = callee.task
             if current is not None:
                 callee.interrupt_task(current)
+
+    def _too_many(self) -> DiscoError:
+        return DiscoError(
+            f"{in_words(self.rank)} serves {MOST_THREADS} calls already, and all of them wait for "
+            "others: is there an endless chain of calls back?"
+        )
 
     def _over(self) -> DiscoError:
         from .errors import session_over

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..runtime.errors import SessionError
 from .autograd import crossing
-from .calls import PLAIN, REMOTE
+from .calls import PLAIN, REMOTE, Deferred
 from .here import place_here, rank_on
 from .names import CONTROLLER, WorkerInfo, in_words, info_of, rank_of
 from .reference_records import Ref
@@ -163,7 +163,7 @@ class RRef:
         """The value, on its node."""
         node = self.node
         node.check_open()
-        seconds = node.seconds(timeout)
+        seconds = node.seconds(timeout, rank_on(node))
         value: Value = node.holdings.value_of(self.ref)
         if not value.settled:
             value.wait(value, seconds)
@@ -183,6 +183,10 @@ class RRef:
         """The same; gives an `RRef` of the result, which stays there."""
         return Proxy(self, "remote", timeout)
 
+    def stream(self, timeout: float | None = None, buffer: int = 8) -> Any:
+        """The same of methods that are generators; gives a `Stream` of what they yield."""
+        return Proxy(self, "stream", timeout, buffer)
+
     def backward(self, ctx: Any = None, retain_graph: bool = False) -> None:
         """Run backward from the value, a scalar tensor, on its owner.
 
@@ -199,25 +203,24 @@ class RRef:
 class Proxy:
     """Methods of a value, called where it is."""
 
-    __slots__ = ("_how", "_rref", "_timeout")
+    __slots__ = ("_buffer", "_how", "_rref", "_timeout")
 
-    def __init__(self, rref: RRef, how: str, timeout: float | None) -> None:
-        self._rref, self._how, self._timeout = rref, how, timeout
+    def __init__(self, rref: RRef, how: str, timeout: float | None, buffer: int = 8) -> None:
+        self._rref, self._how, self._timeout, self._buffer = rref, how, timeout, buffer
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name in _NOT_CALLED or name.startswith(("_repr_", "__array", "__torch", "_ipython_")):
             raise AttributeError(name)
-        rref, how, timeout = self._rref, self._how, self._timeout
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return _call_method(rref, how, timeout, name, args, kwargs)
+            return _call_method(self, name, args, kwargs)
 
         call.__name__ = call.__qualname__ = name
         return call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the value itself."""
-        return _call_method(self._rref, self._how, self._timeout, "__call__", args, kwargs)
+        return _call_method(self, "__call__", args, kwargs)
 
     def __repr__(self) -> str:
         return f"<{self._how} on {self._rref!r}>"
@@ -227,9 +230,8 @@ class Proxy:
 _NOT_CALLED = {"__copy__", "__deepcopy__", "__getstate__", "__setstate__", "__wrapped__", "__all__"}
 
 
-def _call_method(
-    rref: RRef, how: str, timeout: float | None, name: str, args: Any, kwargs: Any
-) -> Any:
+def _call_method(proxy: Proxy, name: str, args: Any, kwargs: Any) -> Any:
+    rref, how, timeout = proxy._rref, proxy._how, proxy._timeout
     node, rank = place_here_of(rref)
     given = (rref, name, args, kwargs)
     if how == "rpc_sync":
@@ -240,15 +242,24 @@ def _call_method(
 
         future: Future = call_later(node, rank, rref.owner_rank, _invoke, given, None, timeout)
         return future
+    if how == "stream":
+        from .streams import stream
+
+        return stream(node, rank, rref.owner_rank, _invoke, given, None, timeout, proxy._buffer)
     return remote(node, rank, rref.owner_rank, _invoke, given, None, timeout)
 
 
 def _invoke(rref: RRef, name: str, args: Any, kwargs: Any) -> Any:
     """Call a method of a value, on its owner."""
     value = rref._value(0)
-    if name == "__call__":
-        return value(*args, **kwargs)
-    return getattr(value, name)(*args, **kwargs)
+    method = value if name == "__call__" else getattr(value, name)
+    found = method(*args, **kwargs)
+    return Deferred(found) if getattr(method, "rpc_async_execution", False) else found
+
+
+_invoke.rpc_words = (  # type: ignore[attr-defined]
+    lambda rref, name, *_: f"rpc of '{name}' of a value of {in_words(rref.owner_rank)}"
+)
 
 
 def place_here_of(rref: RRef) -> tuple[Node, int]:
@@ -269,7 +280,16 @@ def held(node: Node, ref: Ref, owner_rank: int) -> RRef:
     return rref
 
 
-def remote(node: Node, rank: int, to: Any, func: Any, args: Any, kwargs: Any, timeout: Any) -> RRef:
+def remote(
+    node: Node,
+    rank: int,
+    to: Any,
+    func: Any,
+    args: Any,
+    kwargs: Any,
+    timeout: Any,
+    lend: bool = False,
+) -> RRef:
     """Have a function run on another rank, which keeps the result."""
     node.check_open()
     callee = rank_of(to, node.num_workers)
@@ -289,8 +309,8 @@ def remote(node: Node, rank: int, to: Any, func: Any, args: Any, kwargs: Any, ti
     rref = held(node, fork[:3], callee)
     try:
         node.start(
-            REMOTE, rank, callee, func, args, kwargs, timeout, later=True, target_fork=fork,
-            prepare=prepare,
+            REMOTE, rank, callee, func, args, kwargs, timeout, later=True, lend=lend,
+            target_fork=fork, prepare=prepare,
         )  # fmt: skip
     except BaseException:
         node.holdings.undo([fork])

@@ -19,6 +19,7 @@ from ..runtime.errors import ArgumentError, DiscoError
 from . import messages
 from .autograd import crossing
 from .calls import STREAM, Call, CallIn
+from .names import in_words
 from .outcome import look_for, waiter
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ class Inbox:
 
     def ready(self) -> bool:
         """Whether there is an item, or the stream is over."""
-        return bool(self._items) or self.call.settled
+        return bool(self._items) or self.call.settled or self.closed
 
     def take(self) -> Any:
         """The next item; raises `IndexError` if there is none."""
@@ -170,6 +171,7 @@ class Inbox:
     def close(self, why: str) -> None:
         """End it."""
         self.closed = True
+        self.call.wake_sleepers()
         self.call.end(why)
         self._node.forget_call(self.call.number)
         while self._items:
@@ -207,6 +209,8 @@ class Stream(Iterator[Any]):
             self._over = True
             raise
         self._over = True
+        if inbox.closed:  # on another thread
+            raise StopIteration
         inbox.closed = True
         call.node.forget_call(call.number)
         call.result()
@@ -238,7 +242,9 @@ class Stream(Iterator[Any]):
             pass  # never fully made
 
     def __repr__(self) -> str:
-        return f"<stream of {self._inbox.call.words()}{', over' if self._over else ''}>"
+        call = self._inbox.call
+        over = ", over" if self._over else ""
+        return f"<stream from {in_words(call.callee)}, {call.words()}{over}>"
 
 
 def stream(
@@ -249,4 +255,4 @@ def stream(
         raise ArgumentError(f"buffer is a number of items, 1 to {MOST_BUFFERED}, got {buffer!r}")
     inbox = Inbox(node, buffer)
     node.start(STREAM, rank, to, func, args, kwargs, timeout, feed=inbox)
-    return Stream(inbox, node.seconds(timeout))
+    return Stream(inbox, node.seconds(timeout, rank))

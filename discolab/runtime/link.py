@@ -32,6 +32,9 @@ class Link(Protocol):
     def call_failed(self, ordinal: int) -> None:
         """That call has failed: if it has told anything, say so, by the worker's state."""
 
+    def flush_waiting(self) -> None:
+        """Send what this worker has printed, before something else is said on another way."""
+
     def listen(self, service: str, handler: Callable[[Any], None]) -> None:
         """Have `handler` called with what the service says: on the link's thread, so be quick."""
 

@@ -184,6 +184,11 @@ class WireLink:
         with self._out:
             self._send_output()
 
+    def flush_waiting(self) -> None:
+        """See `Link`."""
+        if self.outlet.waiting:
+            self.flush()
+
     def _send_output(self) -> None:
         items: list[Any] = []
         size = 0

@@ -600,6 +600,9 @@ class _LinkHere:
     def listen(self, service: str, handler: Callable[[Any], None]) -> None:
         self._exchange.listen(service, handler)
 
+    def flush_waiting(self) -> None:
+        pass  # it goes where the controller's own goes, at once
+
 
 def _words(func: Any) -> str:
     return messages.own_words(func) or f"call of '{function_text(func)}'"

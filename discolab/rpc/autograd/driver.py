@@ -74,7 +74,7 @@ class Backward:
         self.others: set[int] = set()  # nodes that have heard of it
         self.answers: list[Any] = []  # futures of what was asked
         self.errors: list[BaseException] = []
-        self.timeout = node.default_timeout
+        self.timeout = node.seconds(None, here.rank_on(node))
         self.deadline = None if self.timeout is None else time.monotonic() + self.timeout
 
     def run(self) -> None:

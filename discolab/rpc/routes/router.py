@@ -25,7 +25,6 @@ from ...runtime.errors import DiscoError
 from ...runtime.protocol import Message
 from ...runtime.worker import Worker, bind_thread
 from ..channels import gpus_here
-from ..outcome import LOOK_FOR
 from .addresses import Address, address_of, place_here
 from .local import HAVE_LOCAL_ROUTES, LocalEnd
 from .many import scatter
@@ -107,7 +106,6 @@ class Router:
         self._scale = 1 if hasattr(select, "epoll") else 1000  # poll's unit of time
         self.bell = Bell()
         self._closing = False
-        self._until = 0.0
         self._start = threading.Lock()
         self._late: queue.SimpleQueue[tuple[_Peer, Message, Later] | None] = queue.SimpleQueue()
         self._sender: threading.Thread | None = None
@@ -286,9 +284,6 @@ class Router:
     def _turn(self) -> None:
         events = self._poll.poll(0)
         if not events and not self.bell.due:
-            if time.perf_counter() < self._until:
-                os.sched_yield()
-                return
             rest = self._look()
             if not self.bell.due:
                 events = self._poll.poll(rest * self._scale)
@@ -361,7 +356,6 @@ class Router:
             self._deliver(node, body, frames)
         except Exception:
             traceback.print_exc()
-        self._until = time.perf_counter() + LOOK_FOR
 
     def ended(self, node: int, why: str) -> None:
         """See `Station`."""
