@@ -1,7 +1,7 @@
 """A call from one rank to another: what is to be run, where it stands, and what came of it.
 
-`Call` is one within a node: caller and callee have the same object, by reference. `CallOut` is the
-caller's end of one to another node, `CallIn` the callee's. Each is settled once (outcome.py).
+`Call` is one within a node: caller and callee have the same object, by reference. The two ends of
+one between nodes are in far_calls.py. Each is settled once (outcome.py).
 
 The callee's thread alone runs a call. `given_up` is set by whoever wants it ended, before he looks
 which callee has it; the callee takes it up first and looks at `given_up` then.
@@ -9,15 +9,12 @@ which callee has it; the callee takes it up first and looks at `given_up` then.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from ..runtime.actions import function_text, site_text
 from ..runtime.errors import (
-    ArgumentError,
     DiscoError,
     WaitTimeoutError,
     WorkerError,
@@ -31,8 +28,8 @@ from .names import in_words
 from .outcome import Outcome
 
 if TYPE_CHECKING:
+    from .callees import Callee
     from .node import Node
-    from .pool import Callee
     from .values import Value
 
 PLAIN, REMOTE, STREAM = range(3)  # the value goes back; stays with the callee; many go back
@@ -219,8 +216,9 @@ class Call(Outcome):
         if self.given_up:
             self._ended()
             return
-        callee.running = True
         try:
+            self._open_call()  # first: an interrupt in the middle of an import leaves that locked
+            callee.running = True
             if callee.interrupts:
                 raise WorkerInterrupted(self.given_up or "interrupted")
             value = self._do()
@@ -235,6 +233,9 @@ class Call(Outcome):
             self._done(value)
         except BaseException as exc:  # it can't be sent, or what follows it raised
             self._failed(exc)
+
+    def _open_call(self) -> None:
+        """Make what came in a message what it was; nothing within a node."""
 
     def _do(self) -> Any:
         context = self.context
@@ -286,7 +287,7 @@ class Call(Outcome):
 
     def _failed(self, exc: BaseException) -> None:
         """Tell the caller what went wrong."""
-        if isinstance(exc, WorkerInterrupted) and self.node.is_over(self.callee):
+        if issubclass(type(exc), WorkerInterrupted) and self.node.is_over(self.callee):
             self.refuse(session_over())
             return
         failure, kind, state = self._failure(exc)
@@ -298,12 +299,20 @@ class Call(Outcome):
 
     def _failure(self, exc: BaseException) -> tuple[Failure, Any, Any]:
         """What is told of an exception: the failure, its class, its attributes."""
-        if self.given_up and isinstance(exc, WorkerInterrupted):
+        if self.given_up and issubclass(type(exc), WorkerInterrupted):
             exc = WorkerInterrupted(self.given_up)
-        if self.fetches and isinstance(exc, WorkerError):  # of the call that should have made it
+        if self.fetches and issubclass(
+            type(exc), WorkerError
+        ):  # of the call that should have made it
+            assert isinstance(exc, WorkerError)
             return exc.failures[0], original_type(exc), {}
         kind, state = original_type(exc), state_of(exc)
-        failure = Failure.from_exception(self.callee, self.words(), self.site_words(), exc)
+        words, site = self.words(), self.site_words()
+        try:
+            failure = Failure.from_exception(self.callee, words, site, exc)
+        except Exception:
+            message = "<an exception that can't be described>"
+            failure = Failure(self.callee, words, site, type(exc).__name__, message)
         return failure, kind, state
 
     def _let_go(self) -> None:
@@ -330,155 +339,4 @@ class Call(Outcome):
         if self.target is not None:
             self.target.settle(None, error)
         self.settle(None, error)
-        self._let_go()
-
-
-class CallOut(Call):
-    """A call to another node, at its caller; what comes back is opened by who takes it.
-
-    `_opening` guards that.
-    """
-
-    __slots__ = ("_opened", "_opening", "forks", "tracked")
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.tracked: tuple[int, ...] = ()
-        self.forks: list[Any] = []
-        self._opened = False
-        self._opening = threading.Lock()
-
-    def wait(self, what: Any, timeout: float | None) -> None:
-        """See `Outcome`. It does not look first: the receiving thread needs Python's lock."""
-        if not self.settled:
-            self.sleep_until(self.is_settled, what, timeout)
-
-    def end(self, why: str) -> None:
-        """See `Call`."""
-        if not self.settled:
-            self.given_up = why
-            self.node.mail.cancel(self, why)
-
-    def came(self, value: Any, tracked: tuple[int, ...], forks: list[Any]) -> None:
-        """The answer is there, as it came; on the receiving thread."""
-        if self.settled:
-            self.node.holdings.let_go(forks)
-            return
-        self.tracked, self.forks = tracked, forks
-        self.settle(value)
-        self._let_go()
-
-    def result(self) -> Any:
-        """See `Outcome`."""
-        self.open()
-        return super().result()
-
-    def open(self) -> None:
-        """See `Call`."""
-        if self.error is None and not self._opened:
-            with self._opening:
-                if not self._opened:
-                    self._open()
-
-    def _open(self) -> None:
-        try:
-            value = self.node.open(self.value, self.forks)
-            if self.tracked or self.context is not None:
-                value = crossing.arrive(
-                    self.node, self.context, value, self.callee, False, self.tracked
-                )
-            self.value = value
-        except Exception as exc:
-            words = f"what came as the answer to the {self.words()} can't be opened here: {exc}"
-            self.value, self.error = None, DiscoError(words)
-            self.error.__cause__ = exc
-        finally:
-            self._opened = True
-            self.forks = []
-
-
-class CallIn(Call):
-    """A call from another node, at its callee."""
-
-    __slots__ = ("called", "forks", "from_number", "opened", "sender", "tracked")
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.sender = 0
-        self.from_number = 0
-        self.called = ""
-        self.tracked: tuple[int, ...] = ()
-        self.forks: list[Any] = []
-        self.opened = False
-
-    def words(self) -> str:
-        """See `Call`."""
-        return self.called
-
-    def site_words(self) -> str:
-        """See `Call`."""
-        return str(self.site)
-
-    def _do(self) -> Any:
-        self._open()
-        return super()._do()
-
-    def _open(self) -> None:
-        """What came is opened on the callee's thread: that may run the user's code."""
-        if self.opened:
-            return
-        self.opened = True
-        forks, self.forks = self.forks, []
-        func, args, kwargs = self.node.open((self.func, self.args, self.kwargs), forks)
-        if self.tracked or self.context is not None:
-            args, kwargs = crossing.arrive(
-                self.node, self.context, (args, kwargs), self.caller, False, self.tracked
-            )
-        self.func, self.args, self.kwargs = func, args, kwargs
-
-    def _answer(self, value: Any) -> None:
-        if self.target is not None:
-            self.target.settle(value)
-            value = None
-        tracked: tuple[int, ...] = ()
-        if isinstance(value, Iterator):
-            raise ArgumentError(
-                f"a {type(value).__name__} can't be sent to another process: call the function "
-                "with rpc.stream, which takes what it yields item by item, or have it return a list"
-            )
-        if value is not None:
-            value, tracked = crossing.leave(self.node, self.context, value, self.caller, False)
-        try:
-            self.node.mail.answer(self, value, tracked)
-        except ArgumentError as exc:
-            raise ArgumentError(
-                f"what it returned can't be sent: {exc}. Or leave it there: rpc.remote gives an "
-                "RRef to it"
-            ) from None
-        self.settle(None)
-        self._let_go()
-
-    def _failed(self, exc: BaseException) -> None:
-        if isinstance(exc, WorkerInterrupted) and self.node.is_over(self.callee):
-            self.refuse(session_over())
-            return
-        failure, kind, state = self._failure(exc)
-        if self.target is not None:
-            self.target.settle(None, error_of(failure, kind, state))
-        self._tell(failure, kind, state)
-
-    def refuse(self, error: DiscoError) -> None:
-        """See `Task`."""
-        if self.target is not None:
-            self.target.settle(None, error)
-        if not self.node.closed:
-            failure = Failure.from_exception(self.callee, self.words(), self.site_words(), error)
-            self._tell(failure, type(error), {})
-
-    def _tell(self, failure: Failure, kind: Any, state: Any) -> None:
-        failure.exception = None
-        self.node.holdings.let_go(self.forks)
-        self.forks = []
-        self.node.mail.answer_failure(self, failure, kind, state)
-        self.settle(None)
         self._let_go()

@@ -16,8 +16,9 @@ from ..runtime.errors import SessionError
 from ..runtime.failures import Failure
 from . import messages
 from .autograd import crossing
-from .calls import STREAM, Call, CallIn, CallOut
+from .calls import STREAM, Call
 from .errors import error_of
+from .far_calls import CallIn, CallOut
 from .overlap import overlapping
 from .streams import FeedOut
 

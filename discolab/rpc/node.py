@@ -24,14 +24,16 @@ from ..runtime.errors import ArgumentError, SessionError
 from ..runtime.worker import Worker
 from . import messages
 from .autograd import contexts, crossing
-from .calls import PLAIN, Call, CallOut
+from .callees import depth_here
+from .calls import PLAIN, Call
 from .errors import WorkerLostError, session_closed, session_over
+from .far_calls import CallOut
 from .here import Place, bind_place
 from .holdings import Holdings
 from .keeper import Keeper
 from .mail import Mail
 from .names import CONTROLLER, rank_of
-from .pool import Pool, depth_here
+from .pool import Pool
 from .queues import DEEPEST
 from .values import Value
 

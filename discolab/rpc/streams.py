@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from ..runtime.errors import ArgumentError, DiscoError
 from . import messages
 from .autograd import crossing
-from .calls import STREAM, Call, CallIn
+from .calls import STREAM, Call
+from .far_calls import CallIn
 from .names import in_words
 from .outcome import look_for, waiter
 

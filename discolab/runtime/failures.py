@@ -26,6 +26,7 @@ _AROUND = 2  # source lines shown before and after the line of a cell
 _TRACEBACK: Any = vars(BaseException)["__traceback__"]
 _CAUSE: Any = vars(BaseException)["__cause__"]
 _CONTEXT: Any = vars(BaseException)["__context__"]
+_SUPPRESS: Any = vars(BaseException)["__suppress_context__"]
 
 Frames = tuple[tuple[str, int, str], ...]
 
@@ -101,7 +102,7 @@ class Failure:
             details=details,
             earlier=earlier,
             victim=victim,
-            interrupted=isinstance(exc, KeyboardInterrupt),
+            interrupted=issubclass(type(exc), KeyboardInterrupt),
             exception=exc,
         )
 
@@ -202,7 +203,7 @@ def user_frames(exc: BaseException) -> Frames:
     found: list[tuple[str, int, str]] = []
     times = 1
     ours = False
-    for frame, line in traceback.walk_tb(exc.__traceback__):
+    for frame, line in traceback.walk_tb(_TRACEBACK.__get__(exc)):
         code = frame.f_code
         here = (code.co_filename, line, code.co_name)
         ours = is_own_file(code.co_filename)
@@ -256,7 +257,8 @@ def _details(exc: BaseException, depth: int = 0) -> tuple[str, ...]:
     if name.endswith("." + type(exc).__name__):  # the module of the class says little here
         text = f"{type(exc).__name__}:{rest}"
     lines = [_cut(line) for line in text.rstrip().splitlines()[:_MOST_LINES]]
-    if isinstance(exc, BaseExceptionGroup) and depth < 3:
+    if issubclass(type(exc), BaseExceptionGroup) and depth < 3:
+        assert isinstance(exc, BaseExceptionGroup)
         for part in exc.exceptions[:_MOST_GROUPS]:
             lines += ["  | " + line for line in _details(part, depth + 1)]
     return tuple(lines)
@@ -269,7 +271,7 @@ def _earlier(exc: BaseException) -> tuple[tuple[Frames, tuple[str, ...], str], .
     one = exc
     while len(chain) < _MOST_GROUPS:
         cause = _CAUSE.__get__(one)
-        context = None if one.__suppress_context__ else _CONTEXT.__get__(one)
+        context = None if _SUPPRESS.__get__(one) else _CONTEXT.__get__(one)
         before = cause or context
         if before is None or id(before) in seen:
             break

@@ -1,6 +1,8 @@
 """Sessions for the tests of rpc, kept for a module and an engine; callers of every kind.
 
-No two kept sessions are open at a time, so the tests of a module run engine by engine.
+No two kept sessions are open at a time, so the tests of a module run engine by engine. Ray's
+workers are processes that talk as those of the other engines do, and take seconds to start: only
+what is marked ``every_engine`` runs there too.
 """
 
 import threading
@@ -23,20 +25,36 @@ CALLERS = ("controller", "worker", "callee")
 HERE = __name__.rpartition(".")[0]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Our own marker."""
+    config.addinivalue_line("markers", "every_engine: of rpc's tests, one that runs on ray too")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test that takes a `caller` once for each kind of caller."""
     if "caller" in metafunc.fixturenames:
         metafunc.parametrize("caller", CALLERS, indirect=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def _engine(item: pytest.Item) -> str:
+    return item.callspec.params.get("engine", "") if hasattr(item, "callspec") else ""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The tests of a module here run engine by engine; tests elsewhere stay where they are."""
 
+    def ours_and_not_for_ray(item: pytest.Item) -> bool:
+        ours = item.module.__name__.startswith(f"{HERE}.")
+        return ours and _engine(item) == "ray" and not item.get_closest_marker("every_engine")
+
     def order(item: pytest.Item) -> tuple[bool, str, int]:
-        engine = item.callspec.params.get("engine", "") if hasattr(item, "callspec") else ""
+        engine = _engine(item)
         place = ENGINES.index(engine) if engine else -1
         return engine == "ray", item.module.__name__, place
 
+    left_out = [item for item in items if ours_and_not_for_ray(item)]
+    items[:] = [item for item in items if not ours_and_not_for_ray(item)]
+    config.hook.pytest_deselected(items=left_out)
     ours = [n for n, item in enumerate(items) if item.module.__name__.startswith(f"{HERE}.")]
     ordered = sorted((items[n] for n in ours), key=order)
     for n, item in zip(ours, ordered, strict=True):

@@ -131,6 +131,12 @@ def sleep(seconds: float, path: str = "") -> float:
     return seconds
 
 
+def say_and_await(began: str, over: str) -> bool:
+    """The one file tells that it has begun; the other one ends it."""
+    touch(began)
+    return await_file(over, 1000)
+
+
 def die(path: str = "") -> None:
     """End this process, once the file is there."""
     if path:
@@ -383,6 +389,12 @@ def keep(name: str, value: Any) -> None:
 
 def kept(name: str) -> Any:
     """What is kept."""
+    return KEPT[name]
+
+
+def await_kept(name: str) -> Any:
+    """What is kept, once it is there."""
+    eventually(lambda: name in KEPT)
     return KEPT[name]
 
 

@@ -19,7 +19,37 @@ OPS: list[Op] = [
     lambda a, b: a + b.sin(),
     lambda a, b: (a - b).tanh(),
     lambda a, b: a.sigmoid() + (b * b).cos(),
+    lambda a, b: (clamped(a * 1.5) * b).sin(),
+    lambda a, b: hooked(a + b).tanh() + a,
 ]
+
+
+class _Clamped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0].clamp(-0.3, 0.3)
+
+
+def clamped(x: Tensor) -> Tensor:
+    """The same; its backward clamps, so it must see the whole gradient, once."""
+    return _Clamped.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def hooked(x: Tensor) -> Tensor:
+    """The same, with a hook that is not linear."""
+    y = x * 1.0
+    if y.requires_grad:
+        y.register_hook(lambda grad: grad.clamp(-0.2, 0.4) * (1 + grad.tanh()))
+    return y
+
+
+def square(x: Tensor) -> Tensor:
+    """Of each element."""
+    return x * x
 
 
 def contexts_here() -> int:

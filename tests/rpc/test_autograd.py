@@ -77,6 +77,8 @@ def pipeline(rpc: Any, nested: bool) -> tuple[Tensor, list[Any]]:
     return loss.detach(), found
 
 
+@pytest.mark.every_engine
+@pytest.mark.every_engine
 @pytest.mark.parametrize("nested", [False, True])
 def test_model_split_over_four_workers(sess: Session, caller: Caller, nested: bool) -> None:
     loss, found = caller(pipeline, nested)
@@ -232,6 +234,113 @@ def test_random_program_from_everywhere(caller: Caller) -> None:
     close(caller(graphs.run_there, 50, [0, 1, 2, -1], 25), graphs.run_here(50, [0, 1, 2, -1], 25))
 
 
+# -- gradients that come in parts --------------------------------------------------------------
+
+
+def used_at_levels(call: Any, x: Tensor, make: Any, levels: int) -> Tensor:
+    """A tensor that is used here and at the end of chains of 1, 2, … calls."""
+    h = make(x)
+    loss = h.sum()
+    for length in range(1, levels + 1):
+        y = h
+        for n in range(length):
+            y = call(1 + n % 2, y)
+        loss = loss + y.sum()
+    return loss
+
+
+def square_here(_: int, x: Tensor) -> Tensor:
+    return graphs.square(x)
+
+
+MAKERS: dict[str, Any] = {
+    "hook": graphs.hooked,
+    "function": graphs.clamped,
+    "both": lambda x: graphs.hooked(graphs.clamped(graphs.hooked(x)) * 0.7),
+}
+
+
+def levels_there(rpc: Any, name: str, levels: int, remote: bool) -> Tensor:
+    x = make_parameter(7)
+
+    def call(rank: int, y: Tensor) -> Tensor:
+        return rpc.rpc_sync(rank, graphs.square, (y,))  # type: ignore[no-any-return]
+
+    def make(y: Tensor) -> Tensor:
+        return rpc.rpc_sync(3, made_there, (name, y)) if remote else MAKERS[name](y)
+
+    with rpc.autograd.context() as ctx:
+        rpc.autograd.backward(ctx, [used_at_levels(call, x, make, levels)])
+        return rpc.autograd.get_gradients(ctx)[x]  # type: ignore[no-any-return]
+
+
+def made_there(name: str, x: Tensor) -> Tensor:
+    return MAKERS[name](x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("remote", [False, True])
+@pytest.mark.parametrize("levels", [2, 3])
+@pytest.mark.parametrize("name", list(MAKERS))
+def test_gradient_is_whole_before_hooks(
+    caller: Caller, name: str, levels: int, remote: bool
+) -> None:
+    x = make_parameter(7)
+    loss = used_at_levels(square_here, x, MAKERS[name], levels)
+    close(caller(levels_there, name, levels, remote), torch.autograd.grad(loss, [x])[0])
+
+
+def test_hooks_run_once(sess: Session) -> None:
+    rpc = sess.rpc
+    x = make_parameter(1)
+    of_leaf: list[Tensor] = []
+    of_inner: list[Tensor] = []
+    x.register_hook(of_leaf.append)
+    with rpc.autograd.context() as ctx:
+
+        def call(rank: int, y: Tensor) -> Tensor:
+            return rpc.rpc_sync(rank, graphs.square, (y,))  # type: ignore[no-any-return]
+
+        def make(y: Tensor) -> Tensor:
+            made = y * 2
+            made.register_hook(of_inner.append)
+            return made
+
+        rpc.autograd.backward(ctx, [used_at_levels(call, x, make, 3) + x.sum()])
+        found = rpc.autograd.get_gradients(ctx)[x]
+    assert len(of_inner) == len(of_leaf) == 1
+    close(of_leaf[0], found)
+    close(2 * of_inner[0] + 1, found)
+
+
+def first_operation(x: Tensor) -> Any:
+    """On a thread that is new to autograd: its nodes have the lowest numbers there are."""
+    found: list[Tensor] = []
+
+    def work() -> None:
+        found.append(x * 2)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(20)
+    return found[0]
+
+
+def test_graphs_of_new_threads(sess: Session) -> None:
+    rpc = sess.rpc
+    for _ in range(5):
+        x = make_parameter(1)
+        with rpc.autograd.context() as ctx:
+            h = first_operation(x)
+            y = rpc.rpc_sync(2, graphs.square, (h,))
+            z = rpc.rpc_sync(1, graphs.square, (first_operation(y),))
+            rpc.autograd.backward(ctx, [first_operation(z).sum() + first_operation(h).sum()])
+            wanted = 8 * (2 * x) ** 4 + 4 * x
+            close(
+                rpc.autograd.get_gradients(ctx)[x],
+                torch.autograd.grad(wanted.sum(), [x])[0],
+            )
+
+
 # -- several backwards, several contexts -------------------------------------------------------
 
 
@@ -344,6 +453,25 @@ def test_parameter_that_two_ranks_use(sess: Session) -> None:
         assert shared.grad is None
 
 
+def test_tensors_of_another_context(caller: Caller) -> None:
+    caller(of_another)
+
+
+def of_another(rpc: Any) -> None:
+    x = make_parameter(1)
+    with rpc.autograd.context() as outer:
+        y = rpc.rpc_sync(2, graphs.square, (x,))
+        with rpc.autograd.context() as inner:
+            with pytest.raises(SessionError, match="call backward in that one"):
+                rpc.autograd.backward(inner, [y.sum()])
+            z = rpc.rpc_sync(3, graphs.square, (y,))
+            with pytest.raises(SessionError, match="in another context"):
+                rpc.autograd.backward(inner, [z.sum()])
+            assert rpc.autograd.get_gradients(inner) == {}
+        rpc.autograd.backward(outer, [y.sum()])
+        close(rpc.autograd.get_gradients(outer)[x], (2 * x).detach())
+
+
 # -- what is not followed ----------------------------------------------------------------------
 
 
@@ -408,7 +536,8 @@ def wrong(rpc: Any) -> None:
                 autograd.backward(ctx, roots)
         autograd.backward(ctx, x.sum())
         close(autograd.get_gradients(None)[x], torch.ones_like(x))
-    for over in (ctx, ctx.id):
+    never = [n * 2**20 + node for n, node in ((0, 3), (0, 7), (900_000, 0), (900_000, 3))]
+    for over in (ctx, ctx.id, *never):
         with pytest.raises(SessionError, match="over"):
             autograd.backward(over, [x.sum()])
         with pytest.raises(SessionError, match="over"):
@@ -440,6 +569,7 @@ def test_backward_that_fails_elsewhere(sess: Session, caller: Caller) -> None:
     all_forgotten(sess)
 
 
+@pytest.mark.usefixtures("drops_exceptions")
 def test_interrupted_backward(sess: Session, gate: Any) -> None:
     def run(gate: Any) -> str:
         from discolab import current_worker

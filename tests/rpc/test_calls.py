@@ -14,7 +14,6 @@ from discolab import ArgumentError, Session, UnknownFunctionError, rpc
 from discolab.rpc import WorkerInfo
 from tests.rpc import functions
 from tests.rpc.conftest import Caller
-from tests.rpc.functions import eventually
 
 EVERYBODY = [-1, 0, 1, 2, 3]
 
@@ -35,6 +34,7 @@ def gives_results(rpc: Any) -> None:
     assert rpc.rpc_sync(2, "ab".join, (["1", "2"],)) == "1ab2"
 
 
+@pytest.mark.every_engine
 def test_results_and_arguments(caller: Caller) -> None:
     caller(gives_results)
 
@@ -65,6 +65,7 @@ def gives_back(rpc: Any, values: list[Any]) -> None:
         assert found is circle, "by reference"
 
 
+@pytest.mark.every_engine
 def test_values_come_back_as_they_went(caller: Caller) -> None:
     caller(gives_back, VALUES)
 
@@ -194,6 +195,7 @@ def goes_round(rpc: Any, me: int) -> None:
     assert rpc.rpc_sync(-1, functions.bounce, ([*everybody[1:], -1], 19)) == everybody * 4
 
 
+@pytest.mark.every_engine
 def test_calls_back_to_the_caller_twenty_deep(caller: Caller) -> None:
     caller(goes_round, caller.rank)
 
@@ -330,11 +332,3 @@ def test_a_session_of_one_worker(fresh: Any) -> None:
     session = fresh(1)
     assert session.rpc.rpc_sync(0, functions.bounce, ([-1, 0], 6)) == [0, -1, 0, -1, 0, -1, 0]
     assert session.rpc.remote(0, functions.add, (1, 2)).to_here() == 3
-
-
-def test_threads_that_are_idle_end(sess: Session) -> None:
-    from tests.rpc.conftest import counts
-
-    futures = [sess.rpc.rpc_async(2, functions.sleep, (0.05,)) for _ in range(12)]
-    sess.rpc.wait_all(futures)
-    eventually(lambda: counts(sess, "threads", ranks=[2])[0] <= 2, seconds=30)

@@ -93,8 +93,9 @@ def own_parameters(rpc: Any, mine: int) -> None:
         assert x.grad.tolist() == [7, 7, 7]
         optimizer.step()  # the current context
         close(x.detach(), before - there)
-    with pytest.raises(SessionError, match="over"):
-        optimizer.step(ctx)
+    for over in (ctx, 3, 7, 900_000 * 2**20 + 3):
+        with pytest.raises(SessionError, match="over"):
+            optimizer.step(over)
     with pytest.raises(SessionError, match="no context"):
         optimizer.step()
 

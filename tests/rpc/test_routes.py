@@ -426,12 +426,16 @@ def test_strangers_are_hung_up_on_and_hurt_nothing(pair: Session) -> None:
     assert not node.lost
 
 
-def test_nobody_gets_in_by_tcp_without_a_key_that_is_known() -> None:
+def test_nobody_gets_in_by_tcp_without_a_key_that_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import zmq
 
     from discolab.engines.nodes.keys import Keys
     from discolab.engines.remote.zmq_parts import set_options
+    from discolab.rpc.routes import tcp
 
+    monkeypatch.setattr(tcp, "_KNOCK", 1.0)
     with session_of("processes-tcp", 2) as session:
         node = here(session)
         node.send(1, b"echo")

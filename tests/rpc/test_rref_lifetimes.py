@@ -65,12 +65,12 @@ def test_kept_by_another_one_only(caller: Caller, sess: Session, tag: str) -> No
 
 
 def is_dropped_on_the_way(rpc: Any, tag: str) -> None:
-    for number in range(20):
+    for number in range(12):
         ref = rpc.remote(2, functions.counted, (tag, number))
         seconds = 0.01 * (number % 3)
         keeping = rpc.rpc_async(3, functions.slow_keep, (seconds, tag, ref))
         del ref
-        if number % 2:
+        if number == 5:
             gc.collect()
         keeping.wait()
         del keeping
@@ -155,6 +155,7 @@ def thousand(rpc: Any, tag: str) -> None:
         eventually(lambda: rpc.rpc_sync(owner, functions.alive, (tag,)) == 0)  # noqa: B023
 
 
+@pytest.mark.every_engine
 def test_a_thousand_in_a_row_leave_nothing(caller: Caller, sess: Session, tag: str) -> None:
     caller(thousand, tag)
     nothing_left(sess)

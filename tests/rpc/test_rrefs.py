@@ -40,6 +40,7 @@ def refers(rpc: Any, me: int) -> None:
     assert rpc.remote(2, functions.same, (None,)).to_here() is None
 
 
+@pytest.mark.every_engine
 def test_owner_and_value(caller: Caller) -> None:
     caller(refers, caller.rank)
 
@@ -87,6 +88,20 @@ def waits(rpc: Any, file: str) -> None:
 
 def test_a_value_that_is_still_being_made(caller: Caller, tmp_path: Path) -> None:
     caller(waits, str(tmp_path / "go"))
+
+
+@pytest.mark.parametrize("takers", [2, 3])
+@pytest.mark.parametrize("later", [2, 3])
+def test_a_hundred_calls_wait_for_what_a_later_call_gives(
+    sess: Session, tag: str, takers: int, later: int
+) -> None:
+    """They leave room for it, at the value's owner and elsewhere."""
+    ref = sess.rpc.remote(2, functions.await_kept, (tag,))
+    waiting = [sess.rpc.rpc_async(takers, functions.take, (ref,)) for _ in range(100)]
+    eventually(lambda: sess.rpc.debug_info(takers)["calls_running"] >= 64)
+    sess.rpc.rpc_sync(later, functions.call_on, (2, functions.keep, tag, 5))
+    assert sess.rpc.wait_all(waiting) == [5] * 100
+    sess.rpc.rpc_sync(2, functions.drop, (tag,))
 
 
 def owns(rpc: Any, me: int) -> None:
@@ -188,6 +203,7 @@ def travels(rpc: Any, name: str) -> None:
         eventually(lambda: rpc.rpc_sync(2, functions.alive, (name,)) == 0)
 
 
+@pytest.mark.every_engine
 def test_passed_on_through_several_workers(caller: Caller, tag: str) -> None:
     caller(travels, tag)
 

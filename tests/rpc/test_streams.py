@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from discolab import DiscoError, Session, WaitTimeoutError, WorkerError
+from discolab.rpc.queues import MOST_AT_DEPTH
 from tests.rpc import functions
 from tests.rpc.conftest import Caller, counts
 from tests.rpc.functions import eventually
@@ -29,6 +30,7 @@ def iterates(rpc: Any) -> None:
             next(items)
 
 
+@pytest.mark.every_engine
 def test_in_order_and_complete(caller: Caller) -> None:
     caller(iterates)
 
@@ -108,12 +110,12 @@ def test_an_item_that_does_not_come(caller: Caller, sess: Session, tag: str) -> 
 
 def test_the_deadline_is_for_each_item(sess: Session) -> None:
     """The consumer's own time does not count, nor is it for all items together."""
-    items = sess.rpc.stream(2, functions.numbers, (4,), timeout=3, buffer=1)
+    items = sess.rpc.stream(2, functions.numbers, (5,), timeout=1, buffer=1)
     found = []
     for item in items:
         found.append(item)
-        time.sleep(1.2)
-    assert found == [0, 1, 2, 3]
+        time.sleep(0.3)
+    assert found == [0, 1, 2, 3, 4]
 
 
 def interleaves(rpc: Any) -> None:
@@ -167,13 +169,14 @@ def test_a_function_of_a_cell(caller: Caller) -> None:
 
 
 def test_streams_that_nobody_reads_do_not_hold_up_calls(sess: Session, tag: str) -> None:
-    """A full buffer takes a thread, not the worker."""
-    unread = [sess.rpc.stream(2, functions.numbers, (100, tag), buffer=1) for _ in range(40)]
-    assert sess.rpc.rpc_sync(2, functions.my_rank) == 2
+    """A full buffer takes a thread, not the worker; there are more than calls of one depth."""
+    count = MOST_AT_DEPTH + 36
+    unread = [sess.rpc.stream(2, functions.numbers, (9, tag), buffer=1) for _ in range(count)]
+    eventually(lambda: sess.rpc.rpc_sync(2, functions.seen, (tag,)).count(0) == count)
+    assert list(unread.pop()) == list(range(9))
+    assert list(unread.pop(0)) == list(range(9))
     del unread
-    eventually(
-        lambda: sess.rpc.rpc_sync(2, functions.seen, (tag,)).count("closed") == 40, seconds=30
-    )
+    eventually(lambda: sess.rpc.rpc_sync(2, functions.seen, (tag,)).count("closed") == count)
 
 
 def test_the_worker_dies_in_the_middle(fresh: Any, engine: str) -> None:

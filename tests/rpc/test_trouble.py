@@ -67,6 +67,7 @@ def raises(rpc: Any) -> None:
             assert ("controller" if to < 0 else f"worker {to}") in shown
 
 
+@pytest.mark.every_engine
 def test_an_exception_keeps_its_type_and_shows_its_traceback(caller: Caller) -> None:
     caller(raises)
 
@@ -365,6 +366,7 @@ def mortal(fresh: Callable[..., Session], engine: str) -> Session:
     return fresh(4)
 
 
+@pytest.mark.every_engine
 def test_all_who_wait_for_a_worker_that_dies_are_told(mortal: Session, tmp_path: Path) -> None:
     rpc = mortal.rpc
     file = str(tmp_path / "die")
@@ -380,7 +382,7 @@ def test_all_who_wait_for_a_worker_that_dies_are_told(mortal: Session, tmp_path:
         with pytest.raises(ConnectionError, match="worker 2") as info:
             future.wait(30)
         assert isinstance(info.value, DiscoError)
-    with pytest.raises(WorkerLostError, match=r"exit code 3|exited|ended"):
+    with pytest.raises(WorkerLostError, match=r"exit code 3|exited|ended|crashed"):
         waiting[0].wait()
     with pytest.raises(WorkerLostError):
         ref.to_here()
@@ -484,15 +486,13 @@ def press_ctrl_c(file: str) -> threading.Thread:
 @pytest.mark.parametrize("how", ["sync", "wait", "to_here", "stream", "wait_all"])
 def test_ctrl_c_while_the_controller_waits(sess: Session, tmp_path: Path, how: str) -> None:
     rpc = sess.rpc
-    file = str(tmp_path / "began")
+    file, over = str(tmp_path / "began"), str(tmp_path / "over")
     waits: dict[str, Callable[[], Any]] = {
         "sync": lambda: rpc.rpc_sync(2, functions.sleep, (1000, file)),
-        "wait": lambda: rpc.rpc_async(2, functions.sleep, (1000, file), timeout=3).wait(),
-        "to_here": lambda: rpc.remote(2, functions.sleep, (1000, file), timeout=3).to_here(),
+        "wait": lambda: rpc.rpc_async(2, functions.say_and_await, (file, over)).wait(),
+        "to_here": lambda: rpc.remote(2, functions.say_and_await, (file, over)).to_here(),
         "stream": lambda: list(rpc.stream(2, _slow_items, (file,))),
-        "wait_all": lambda: rpc.wait_all(
-            [rpc.rpc_async(2, functions.sleep, (1000, file), timeout=3)]
-        ),
+        "wait_all": lambda: rpc.wait_all([rpc.rpc_async(2, functions.say_and_await, (file, over))]),
     }
     thread = press_ctrl_c(file)
     begin = time.monotonic()
@@ -504,6 +504,7 @@ def test_ctrl_c_while_the_controller_waits(sess: Session, tmp_path: Path, how: s
     works(sess)
     if how in ("sync", "stream"):  # nobody has a handle on it: it ends there too
         idle(sess, 2)
+    functions.touch(over)
 
 
 def _slow_items(file: str) -> Iterator[int]:
@@ -511,6 +512,7 @@ def _slow_items(file: str) -> Iterator[int]:
     functions.sleep(1000, file)
 
 
+@pytest.mark.usefixtures("drops_exceptions")
 def test_an_interrupt_while_workers_wait_for_calls(sess: Session, tmp_path: Path) -> None:
     file = str(tmp_path / "began")
 
@@ -577,7 +579,11 @@ def test_the_session_ends_while_calls_are_in_flight(fresh: Any, tmp_path: Path) 
         thread.join(20)
     assert not any(thread.is_alive() for thread in threads)
     assert time.monotonic() - begin < 25
-    assert [type(error) for error in errors] == [SessionClosedError] * 5, errors
+    assert len(errors) == 5
+    for error in errors:  # of the call within a call, worker 1 may have been told first
+        assert isinstance(error, SessionClosedError | WorkerError), error
+        assert "session was shut down" in str(error), error
+    assert sum(isinstance(error, SessionClosedError) for error in errors) >= 4, errors
 
 
 def test_a_with_block_that_ends_while_calls_are_in_flight(fresh: Any) -> None:

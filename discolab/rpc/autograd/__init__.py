@@ -192,6 +192,8 @@ def _look_up(node: Node, context: Any, join: bool) -> NodeContext:
         return found
     id = _id(context)
     known: contexts.Contexts = node.autograd
+    if not known.is_open(id):
+        raise over(Context(id))
     found = known.joined(id) if join else known.look(id)
     if found.closed:
         raise over(Context(id))

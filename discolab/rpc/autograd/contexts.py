@@ -15,6 +15,7 @@ from collections import OrderedDict
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from .. import here
 from .records import NODES, Context, NodeContext
 
 if TYPE_CHECKING:
@@ -57,6 +58,20 @@ class Contexts:
                 else:
                     self.table[id] = found
         return found
+
+    def is_open(self, id: int) -> bool:
+        """Whether there is one of that id; asks the node that would have made it, if need be."""
+        found = self.table.get(id)
+        if found is not None:
+            return not found.closed
+        creator = id % NODES
+        node = self.node
+        if creator == node.id or id in self._over or id < NODES or creator in node.lost:
+            return False
+        if all(node.node_of(rank) != creator for rank in range(node.num_workers)):
+            return False
+        with running_in(None):
+            return bool(node.ask_node(creator, is_open_here, id).wait())
 
     def joined(self, id: int) -> NodeContext:
         """As `get`, for who has the id from elsewhere than a call in that context."""
@@ -164,6 +179,12 @@ def context_of(node: Node, id: int) -> NodeContext:
     contexts: Contexts = node.autograd
     found = contexts.table.get(id)
     return found if found is not None else contexts.get(id)
+
+
+def is_open_here(id: int) -> bool:
+    """Whether this node has made such a context, and it has not ended."""
+    contexts: Contexts = here.current_node().autograd
+    return id % NODES == contexts.node.id and contexts.is_open(id)
 
 
 # -- the current one ---------------------------------------------------------------------------

@@ -18,13 +18,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd.graph import get_gradient_edge
 
 from ...runtime.errors import SessionError
 from .. import here
 from ..names import CONTROLLER
 from .containers import has_grad, swap
 from .contexts import context_of, current, running_in
+from .gates import leaving, numbered
 from .records import NodeContext, Recv, Send
 
 if TYPE_CHECKING:
@@ -48,18 +48,18 @@ class Crossing(torch.autograd.Function):
     """The identity, between two ranks; the same memory, no view, so it may be changed in place."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, from_rank: int, to_rank: int) -> Tensor:
-        """`from_rank`: to whom that belongs from which the tensor was made."""
-        ctx.from_rank, ctx.to_rank = from_rank, to_rank
+    def forward(ctx: Any, tensor: Tensor, from_rank: int, to_rank: int, context: int) -> Tensor:
+        """`from_rank`: to whom that belongs from which the tensor was made; `context`: in which."""
+        ctx.from_rank, ctx.to_rank, ctx.context = from_rank, to_rank, context
         return tensor.detach()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Any, None, None]:
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, None, None, None]:
         """The gradient as it is."""
-        return grads[0], None, None
+        return grads[0], None, None, None
 
 
-_crossed: Callable[[Tensor, int, int], Tensor] = Crossing.apply
+_crossed: Callable[[Tensor, int, int, int], Tensor] = Crossing.apply
 
 
 def rank_here() -> int:
@@ -120,7 +120,7 @@ def leave_from(
     if from_rank is None:
         from_rank = rank_here()
     if same_node:
-        return _leave_within(value, from_rank, to_rank), ()
+        return _leave_within(context, value, from_rank, to_rank), ()
     return _leave_node(context, value, from_rank)
 
 
@@ -130,7 +130,7 @@ def _cut(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _leave_within(value: Any, from_rank: int, to_rank: int) -> Any:
+def _leave_within(context: NodeContext, value: Any, from_rank: int, to_rank: int) -> Any:
     if from_rank == to_rank:
         return value
     made: dict[int, Tensor] = {}  # the same tensor twice is the same tensor twice there
@@ -139,7 +139,7 @@ def _leave_within(value: Any, from_rank: int, to_rank: int) -> Any:
         if not tensor.requires_grad:
             return tensor
         if id(tensor) not in made:
-            made[id(tensor)] = _crossed(tensor, from_rank, to_rank)
+            made[id(tensor)] = _crossed(tensor, from_rank, to_rank, context.id)
         return made[id(tensor)]
 
     return swap(value, change)
@@ -154,9 +154,10 @@ def _leave_node(context: NodeContext, value: Any, from_rank: int) -> tuple[Any, 
             numbers.append(0)
             return tensor
         if id(tensor) not in made:
-            # the edge, not the tensor: it stays where it is if the tensor is changed in place
-            send = Send(get_gradient_edge(tensor), tensor.device, from_rank)
-            made[id(tensor)] = tensor.detach(), context.enter_send(send)
+            # it stays at its place in the graph if the tensor is changed in place
+            entry = leaving(tensor)
+            made[id(tensor)] = tensor.detach(), context.enter_send(Send(entry, from_rank))
+            numbered(entry, made[id(tensor)][1])
         sent, number = made[id(tensor)]
         numbers.append(number)
         return sent
@@ -191,7 +192,7 @@ def arrive(
             if me is None:
                 me = rank_here()
             # as between threads what the callee gets is no leaf, and may be changed in place
-            made[number] = _crossed(leaf, from_rank, me)
+            made[number] = _crossed(leaf, from_rank, me, context.id)
         return made[number]
 
     with torch.enable_grad():

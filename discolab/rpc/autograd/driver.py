@@ -7,7 +7,8 @@ No state but a counter. The node on which it is called runs it:
    depend on take no part.
 2. Levels. A send is one level above the highest one of those that lead to it: of a node, what is of
    one level can be run at once, and its gradients are complete by then.
-3. Passes. Each node goes through its levels as the gradients come (passes.py).
+3. The pass. Each node differentiates its graph once, and takes gradients in level by level as they
+   come (passes.py).
 
 A backward that leaves no node is one call of `torch.autograd.grad`.
 """
@@ -24,6 +25,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from ...runtime.errors import DiscoError, WaitTimeoutError
 from .. import here
+from ..outcome import copy_of
 from .contexts import context_of, running_in
 from .graph import differentiate, walk
 from .passes import ROOTS, Roots, Run
@@ -51,11 +53,11 @@ def run_backward(
     )
     with context.lock:
         recvs = dict(context.recvs)
-    found = walk([(edge, rank) for edge in start.edges], recvs)
+    found = walk([(edge, rank) for edge in start.edges], recvs, context.id)
     if found.recvs:
         Backward(node, context, start, retain_graph).run()
         return
-    gradients, _ = differentiate(found, start.edges, start.grads, retain_graph)
+    gradients = differentiate(found, start.edges, start.grads, retain_graph, set())
     with context.lock:
         if context.closed:
             raise over(context)
@@ -134,21 +136,26 @@ class Backward:
             plans.setdefault(node, {})[number] = level
         own = plans.pop(me)
         waits = [self._watched(node, passes_here, plan) for node, plan in plans.items()]
-        self.mine.begin(own, self.retain_graph)
-        if not self.errors and self.mine.error is not None:
-            raise self.mine.error
-        if len(own) > 1 and not self.errors:
-            waits.append(self._watched(me, done_here))
-        for wait in waits:
+        if len(own) > 1:  # a thread that can be stopped at the deadline
+            waits.append(self._watched(me, passes_here, own))
+        elif not self.errors:
             try:
-                self._wait(wait)
-            except WaitTimeoutError:
+                self.mine.begin(own, self.retain_graph)
+            except Exception:
+                if self.errors:  # that is why it was ended here
+                    raise copy_of(self.errors[0]) from None
                 raise
-            except Exception as exc:
-                self.errors.append(exc)
-                break
+        try:
+            while waits:
+                self._wait(waits.pop(0))
+        except WaitTimeoutError:
+            raise
+        except Exception as exc:
+            self.errors.append(exc)
+        finally:  # torch's futures hold what Python's collector can't see, and our frame them
+            waits.clear()
         if self.errors:
-            raise self.errors[0]
+            raise copy_of(self.errors[0])
 
     def _watched(self, node: int, func: Any, *args: Any) -> Any:
         """Ask for something; the first one that fails ends it for all nodes."""
@@ -162,7 +169,7 @@ class Backward:
         try:
             answer.value()
         except BaseException as exc:
-            self.errors.append(exc)
+            self.errors.append(copy_of(exc))
             if len(self.errors) == 1:
                 self._end("it failed on another node")
 
@@ -179,11 +186,12 @@ class Backward:
         left = None if self.deadline is None else max(0.001, self.deadline - time.monotonic())
         try:
             return answer.wait(left)
-        except WaitTimeoutError as exc:
+        except WaitTimeoutError:
             if self.deadline is None or time.monotonic() < self.deadline:
                 raise
             raise WaitTimeoutError(
-                f"backward gave up after {self.timeout:g} s; see rpc.DEFAULT_TIMEOUT: {exc}"
+                f"backward gave up after {self.timeout:g} s (rpc.DEFAULT_TIMEOUT, or the session's "
+                "timeout from the controller)"
             ) from None
 
     def _end(self, why: str) -> None:
@@ -253,18 +261,9 @@ def walk_here(id: int, key: Sequence[int], numbers: Sequence[int]) -> dict[int, 
     return _run(id, key).walk_from(numbers)
 
 
-def passes_here(
-    id: int, key: Sequence[int], levels: Mapping[int, int], retain_graph: bool
-) -> torch.futures.Future[None]:
-    """`Run.begin` on this node; done when it is."""
-    run = _run(id, key)
-    run.begin(levels, retain_graph)
-    return run.done
-
-
-def done_here(id: int, key: Sequence[int]) -> torch.futures.Future[None]:
-    """Done when this node has nothing more to do."""
-    return _run(id, key).done
+def passes_here(id: int, key: Sequence[int], levels: Mapping[int, int], retain_graph: bool) -> None:
+    """`Run.begin` on this node; back when it is done."""
+    _run(id, key).begin(levels, retain_graph)
 
 
 def end_here(id: int, key: Sequence[int], why: str) -> None:
@@ -274,7 +273,3 @@ def end_here(id: int, key: Sequence[int], why: str) -> None:
         run = context.runs.get((key[0], key[1]))
     if run is not None:
         run.end(why)
-
-
-for _func in (passes_here, done_here):
-    vars(_func)["rpc_async_execution"] = True  # as rpc.async_execution does

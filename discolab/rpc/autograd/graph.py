@@ -14,7 +14,9 @@ from torch.autograd.graph import GradientEdge, Node
 
 from ...runtime.errors import SessionError
 from .crossing import Crossing
-from .records import Gradients, Recv
+from .gates import make_room
+from .imports import imported
+from .records import Context, Gradients, Recv
 
 Tensor = torch.Tensor
 Place = tuple[Node | None, int]  # a node of the graph and which of its inputs; None: a root itself
@@ -56,7 +58,9 @@ class Walk:
         found[1].setdefault(rank, []).append(place)
 
 
-def walk(roots: Iterable[tuple[GradientEdge, int]], recvs: Mapping[int, Recv]) -> Walk:
+def walk(
+    roots: Iterable[tuple[GradientEdge, int]], recvs: Mapping[int, Recv], context: int
+) -> Walk:
     """Walk the graph from some edges to its leaves.
 
     Parameters
@@ -66,6 +70,13 @@ def walk(roots: Iterable[tuple[GradientEdge, int]], recvs: Mapping[int, Recv]) -
         from which that came; what can be reached from several ranks, to the first one.
     recvs
         The context's, by ``id(leaf)``.
+    context
+        The context's id.
+
+    Raises
+    ------
+    SessionError
+        If something behind them came here in another context.
     """
     found = Walk()
     nodes = found.nodes
@@ -78,7 +89,10 @@ def walk(roots: Iterable[tuple[GradientEdge, int]], recvs: Mapping[int, Recv]) -
             todo.append((edge.node, rank))
     while todo:
         node, rank = todo.pop()
+        make_room(node)
         if isinstance(node, _CROSSING):
+            if node.context != context:
+                raise _of_another(node.context, context)
             rank = node.from_rank
         for index, (behind, _) in enumerate(node.next_functions):
             if behind is None:
@@ -96,7 +110,9 @@ def differentiate(
     outputs: Sequence[GradientEdge],
     grad_outputs: Sequence[Tensor],
     retain_graph: bool,
-) -> tuple[Gradients, dict[int, Tensor]]:
+    taken: set[int],
+    send_on: Callable[[int, Tensor | None], None] | None = None,
+) -> Gradients:
     """The gradients of all leaves of a walk, by one call of `torch.autograd.grad`.
 
     Parameters
@@ -105,12 +121,16 @@ def differentiate(
         The walk from `outputs`.
     outputs, grad_outputs
         Where the gradients enter the graph, and those.
+    taken
+        Memory (`memory`) that no gradient may share; grows.
+    send_on
+        Called with the ``id`` of each leaf that came from another node once its gradient is there.
 
     Returns
     -------
-    gradients, recvs
-        Of the leaves that belong to this node, by rank; and of the others, by ``id(leaf)``.
-        Leaves on which the outputs do not depend are in neither. Each has memory of its own.
+    gradients
+        Of the leaves that belong to this node, by rank. Those on which the outputs do not depend
+        are not in it. Each has memory of its own.
 
     Raises
     ------
@@ -119,8 +139,11 @@ def differentiate(
     """
     keys = list(found.leaves)
     if not keys or not outputs:
-        return {}, {}
+        return {}
+    imported()
     parts, handles = _watch_parts(found, grad_outputs)
+    if send_on is not None:
+        handles += _watch_recvs(found, send_on)
     try:
         with torch.autograd.set_multithreading_enabled(False):
             grads = torch.autograd.grad(
@@ -138,19 +161,16 @@ def differentiate(
         for handle in handles:
             handle.remove()
     gradients: Gradients = {}
-    came: dict[int, Tensor] = {}
-    owned = {_memory(grad) for grad in grad_outputs}
+    owned = taken
+    owned |= {memory(grad) for grad in grad_outputs}
     for key, grad in zip(keys, grads, strict=True):
-        if grad is None:
-            continue
-        if key in found.recvs:
-            came[key] = grad.detach()
+        if grad is None or key in found.recvs:
             continue
         leaf, ranks = found.leaves[key]
         of_ranks = parts[key] if key in parts else {next(iter(ranks)): grad}
         for rank, part in of_ranks.items():
             gradients.setdefault(rank, {})[leaf] = _own(part.detach(), owned)
-    return gradients, came
+    return gradients
 
 
 def used_up() -> SessionError:
@@ -159,6 +179,27 @@ def used_up() -> SessionError:
         "a backward went through this graph before, and what it needs is gone: give "
         "retain_graph=True to all but the last backward of a context"
     )
+
+
+def _of_another(came: int, context: int) -> SessionError:
+    return SessionError(
+        f"a tensor behind the roots of this backward came in another context ({Context(came)!r}, "
+        f"this is {Context(context)!r}): call backward in that one"
+    )
+
+
+def _watch_recvs(found: Walk, send_on: Callable[[int, Tensor | None], None]) -> list[Any]:
+    """Have the gradients of leaves that came from other nodes noted as soon as they are there."""
+    me = threading.get_ident()
+
+    def note(key: int) -> Callable[[Any], None]:
+        def hook(grad: Any) -> None:
+            if threading.get_ident() == me:  # another backward may use the same leaf
+                send_on(key, None if grad is None else grad.detach())
+
+        return hook
+
+    return [recv.leaf.register_hook(note(key)) for key, recv in found.recvs.items()]
 
 
 def _watch_parts(
@@ -197,7 +238,7 @@ def _watch_parts(
     return parts, handles
 
 
-def _memory(tensor: Tensor) -> int:
+def memory(tensor: Tensor) -> int:
     """What two tensors have in common that share memory; 0 where that is not known."""
     if tensor.layout is not torch.strided:
         return 0
@@ -206,7 +247,7 @@ def _memory(tensor: Tensor) -> int:
 
 def _own(grad: Tensor, taken: set[int]) -> Tensor:
     """The gradient, in memory of its own: programs change gradients in place."""
-    where = _memory(grad)
+    where = memory(grad)
     if where and (where in taken or _is_expanded(grad)):
         return grad.clone(memory_format=torch.contiguous_format)
     taken.add(where)

@@ -1,27 +1,31 @@
-"""A backward at one node: its roots, level by level, each level one call of autograd.
+"""A backward at one node: its graph, differentiated by one call of autograd.
 
 The node that runs a backward has each node walk its graph first (`Run.walk_from`), and then gives
-each a plan (`Run.begin`): the level of each of its sends that take part. The gradients of a send
-come when those who used it have been through all levels in which they use it. Gradients come in
-any order, levels are gone through in theirs, so what is summed is summed in the same order always.
-No thread waits meanwhile: the gradient that completes a level has a callee run it.
+each a plan (`Run.begin`): the level of each of its sends that take part. Gradients come in any
+order and enter the graph level by level, each level when it is complete and nothing else can be
+done (gates.py); so what is summed is summed in the same order always. The gradient of a tensor that
+came from another node goes there as soon as it is there. It needs levels below only, and the send
+there is of a level above; so nodes do not wait for each other in circles.
 
-The context's lock guards a `Run`; who has set `_busy` alone is in a pass.
+The context's lock guards a `Run`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ...runtime.errors import SessionError
 from ...runtime.waiter import waiter_here
-from ..pool import Callee
-from .graph import Walk, differentiate, used_up, walk
-from .records import Gradients, NodeContext, Recv
+from ..callees import Callee
+from ..outcome import Outcome
+from .gates import gates, giving
+from .graph import differentiate, memory, used_up, walk
+from .records import Gradients, NodeContext, Recv, Send
 
 Tensor = torch.Tensor
 
@@ -34,6 +38,17 @@ class Roots(NamedTuple):
     edges: list[GradientEdge]
     grads: list[Tensor]
     rank: int
+
+
+class _Level:
+    """Sends whose gradients enter the graph together."""
+
+    __slots__ = ("complete", "missing", "sends")
+
+    def __init__(self, sends: Sequence[Send], missing: set[int]) -> None:
+        self.sends = sends
+        self.missing = missing
+        self.complete = Outcome()
 
 
 class Run:
@@ -50,8 +65,6 @@ class Run:
 
     Attributes
     ----------
-    done
-        Completed once this node has nothing more to do.
     error
         Why it has failed, None if it has not.
     """
@@ -61,19 +74,16 @@ class Run:
     ) -> None:
         self.context = context
         self.key = key
-        self.done: torch.futures.Future[None] = torch.futures.Future()
         self.error: BaseException | None = None
         self._roots = roots
-        self._walks: dict[int, Walk] = {}
-        self._arrived: dict[int, Tensor | None] = {ROOTS: None}
-        self._levels: list[list[int]] | None = None  # numbers of sends that are still to be done
-        self._users: dict[tuple[int, int], int] = {}  # a send elsewhere -> levels that lead to it
+        self._arrived: dict[int, Tensor | None] = {}
+        self._levels: dict[int, _Level] = {}  # by the numbers of their sends
+        self._leaves: dict[tuple[int, int], int] = {}  # a send elsewhere -> leaves to be done
         self._for_others: dict[tuple[int, int], Tensor] = {}
         self._found: Gradients = {}
         self._used: set[int] = set()
-        self._tasks: list[tuple[Any, Any]] = []  # callees that are in a pass, and their tasks
+        self._task: tuple[Callee, Any] | None = None  # who is at it, and as what
         self._retain = False
-        self._busy = False
         self._over = False
         self._failed = False
         self._kept = False
@@ -88,9 +98,7 @@ class Run:
             with context.lock:
                 edges, rank = self._edges(number)
                 recvs = dict(context.recvs)
-            found = walk([(edge, rank) for edge in edges], recvs)
-            with context.lock:
-                self._walks[number] = found
+            found = walk([(edge, rank) for edge in edges], recvs, context.id)
             behind[number] = [(recv.node, recv.number) for recv in found.recvs.values()]
         return behind
 
@@ -98,154 +106,131 @@ class Run:
         """Where a send enters the graph, and its rank; under the lock."""
         if number == ROOTS and self._roots is not None:
             return self._roots.edges, self._roots.rank
+        send = self._send(number)
+        return [get_gradient_edge(send.entry)], send.rank
+
+    def _send(self, number: int) -> Send:
         send = self.context.sends.get(number)
         if send is not None:
-            return [send.edge], send.rank
+            return send
         if number in self.context.used:
             raise used_up()
         raise SessionError(f"{self.context!r} is over on node {self.context.node.id}")
 
-    # -- passes ------------------------------------------------------------------------------
+    # -- the pass ----------------------------------------------------------------------------
 
     def begin(self, levels: Mapping[int, int], retain_graph: bool) -> None:
-        """Go through the levels from now on, as gradients come.
+        """Differentiate the graph, as gradients come; back when all is done.
 
         Parameters
         ----------
         levels
             Of each send that takes part; 0 for the roots.
         """
+        me = waiter_here()
+        task = me.task if isinstance(me, Callee) else None
+        try:
+            with self.context.lock:
+                if self._over:
+                    raise self.error or SessionError("this backward has ended")
+                if isinstance(me, Callee) and task is not None:
+                    self._task = me, task
+            self._differentiate(levels, retain_graph)
+        except BaseException as exc:
+            self._fail(exc)
+            raise
+        finally:
+            with self.context.lock:
+                self._task = None
+
+    def _differentiate(self, levels: Mapping[int, int], retain_graph: bool) -> None:
+        context = self.context
+        roots = self._roots if ROOTS in levels else None
+        edges = [] if roots is None else list(roots.edges)
+        grads = [] if roots is None else list(roots.grads)
+        starts = [(edge, roots.rank) for edge in edges] if roots is not None else []
         ordered: dict[int, list[int]] = {}
-        for number in sorted(levels, key=lambda n: (levels[n], n)):
+        for number in sorted(levels.keys() - {ROOTS}, key=lambda n: (levels[n], n)):
             ordered.setdefault(levels[number], []).append(number)
-        with self.context.lock:
+        planned: list[_Level] = []
+        with context.lock:
             self._retain = retain_graph
             self._used = set(levels) - {ROOTS}
             for numbers in ordered.values():
-                reached = {
-                    (recv.node, recv.number)
-                    for number in numbers
-                    for recv in self._walks[number].recvs.values()
-                }
-                for send in reached:
-                    self._users[send] = self._users.get(send, 0) + 1
-            self._levels = list(ordered.values())
-        if self._roots is None:
-            self._go_on_as_task()
-        else:
-            self._go_on()
+                sends = [self._send(number) for number in numbers]
+                level = _Level(sends, {n for n in numbers if n not in self._arrived})
+                planned.append(level)
+                starts += [(get_gradient_edge(send.entry), send.rank) for send in sends]
+                self._levels |= dict.fromkeys(numbers, level)
+            recvs: dict[int, Recv] = dict(context.recvs)
+        found = walk(starts, recvs, context.id)
+        for recv in found.recvs.values():
+            send_there = recv.node, recv.number
+            self._leaves[send_there] = self._leaves.get(send_there, 0) + 1
+        taken: set[int] = set()
+
+        def wait_for(level: _Level) -> None:
+            if level.missing:
+                level.complete.wait("gradients from other nodes", None)
+            level.complete.result()
+            with context.lock:
+                self._check()
+                came = [self._arrived.get(n) for n, of in self._levels.items() if of is level]
+            taken.update(memory(grad) for grad in came if grad is not None)
+
+        def send_on(key: int, grad: Tensor | None) -> None:
+            if grad is not None:
+                taken.add(memory(grad))
+            self._send_on(found.recvs[key], grad)
+
+        gate = gates(
+            [(partial(wait_for, level), [s.entry for s in level.sends]) for level in planned]
+        )
+        if gate is not None:
+            edges.append(gate)
+            grads.append(torch.ones(()))
+        with giving(self._arrived):
+            gradients = differentiate(found, edges, grads, retain_graph, taken, send_on)
+        with context.lock:
+            self._check()
+            self._found = gradients
+            self._over = True
+            self._arrived, self._levels = {}, {}
+
+    def _check(self) -> None:
+        if self._failed:
+            raise self.error or SessionError("this backward has ended")
 
     def gradient_came(self, number: int, grad: Tensor | None) -> None:
         """For one of our sends, None if there is none; on the receiving thread."""
         with self.context.lock:
+            if self._over:
+                return
             self._arrived[number] = grad
-            ready = self._is_ready()
-        if ready:
-            self.context.node.on_pool(self._go_on_as_task)
-
-    def _is_ready(self) -> bool:
-        """Whether there is something to do now; under the lock."""
-        if self._busy or self._over or self._levels is None:
-            return False
-        return not self._levels or all(number in self._arrived for number in self._levels[0])
-
-    def _go_on_as_task(self) -> None:
-        """The same on a callee's thread, which `end` may interrupt: nothing else is its task."""
-        me = waiter_here()
-        task = me.task if isinstance(me, Callee) else None
-        if task is not None:
-            self._tasks.append((me, task))
-        try:
-            self._go_on()
-        finally:
-            if task is not None:
-                self._tasks.remove((me, task))
-
-    def _go_on(self) -> None:
-        """Do all levels whose gradients are there; whatever is raised is this run's error."""
-        lock = self.context.lock
-        while True:
-            with lock:
-                if not self._is_ready():
-                    return
-                assert self._levels is not None
-                last = not self._levels
-                numbers = self._levels.pop(0) if not last else []
-                self._busy = True
-                self._over = last
-            if last:
-                self.done.set_result(None)
+            level = self._levels.get(number)
+            if level is None:
                 return
-            try:
-                self._pass(numbers)
-            except BaseException as exc:
-                self._fail(exc)
-                if not isinstance(exc, Exception):
-                    raise
-                return
-            with lock:
-                self._busy = False
+            level.missing.discard(number)
+            complete = not level.missing
+        if complete:
+            level.complete.settle(None)
 
-    def _pass(self, numbers: Sequence[int]) -> None:
-        """One level."""
+    def _send_on(self, recv: Recv, grad: Tensor | None) -> None:
+        """Send a gradient to where its tensor came from."""
         context = self.context
-        edges: list[GradientEdge] = []
-        grads: list[Tensor] = []
-        ranks: list[int] = []
-        with context.lock:
-            reached = {
-                (recv.node, recv.number): key
-                for number in numbers
-                for key, recv in self._walks[number].recvs.items()
-            }
-            for number in numbers:
-                if number == ROOTS and self._roots is not None:
-                    edges += self._roots.edges
-                    grads += self._roots.grads
-                    ranks += [self._roots.rank] * len(self._roots.edges)
-                    continue
-                grad = self._arrived.pop(number)
-                send = context.sends.get(number)
-                if send is None:
-                    raise SessionError(f"{context!r} has ended, or another backward has used it up")
-                if grad is not None:
-                    edges.append(send.edge)
-                    grads.append(grad.to(send.device))
-                    ranks.append(send.rank)
-            later = [n for level in self._levels or () for n in level]
-            recvs: dict[int, Recv] = dict(context.recvs)
-        found = self._walks[numbers[0]]
-        if len(numbers) > 1:
-            found = walk(zip(edges, ranks, strict=True), recvs)
-        needed = self._retain or any(
-            not found.nodes.keys().isdisjoint(self._walks[n].nodes.keys()) for n in later
-        )
-        gradients, came = differentiate(found, edges, grads, needed)
-        with context.lock:
-            if not later:
-                self._walks = {}
-            for rank, of_leaves in gradients.items():
-                mine = self._found.setdefault(rank, {})
-                for leaf, grad in of_leaves.items():
-                    mine[leaf] = mine[leaf] + grad if leaf in mine else grad
-        self._pass_on(reached, came)
-
-    def _pass_on(self, reached: Mapping[tuple[int, int], int], came: Mapping[int, Tensor]) -> None:
-        """Send the gradients that are complete now to where their tensors came from."""
-        context = self.context
-        for send, key in reached.items():
-            grad, before = came.get(key), self._for_others.pop(send, None)
-            if grad is not None and before is not None:
-                grad = before + grad
-            elif grad is None:
-                grad = before
-            self._users[send] -= 1
-            if self._users[send]:
-                if grad is not None:
-                    self._for_others[send] = grad
-                continue
-            node, number = send
-            context.node.post(node, "autograd.gradient", context.id, self.key, number, grad)
+        send = recv.node, recv.number
+        before = self._for_others.pop(send, None)
+        if grad is not None and before is not None:
+            grad = before + grad
+        elif grad is None:
+            grad = before
+        self._leaves[send] -= 1
+        if not self._leaves[send]:
+            context.node.post(
+                recv.node, "autograd.gradient", context.id, self.key, recv.number, grad
+            )
+        elif grad is not None:
+            self._for_others[send] = grad
 
     # -- the end -----------------------------------------------------------------------------
 
@@ -269,14 +254,17 @@ class Run:
             context.runs.pop(self.key, None)
         if why:
             self._fail(SessionError(f"this backward was ended: {why}"))
-            for callee, task in tuple(self._tasks):
-                callee.interrupt_task(task)
+            with context.lock:
+                if self._task is not None:
+                    callee, task = self._task
+                    callee.interrupt_task(task)
 
     def _fail(self, error: BaseException) -> None:
         with self.context.lock:
             if self._over:
                 return
             self._over, self._failed, self.error = True, True, error
-            self._walks, self._arrived, self._for_others, self._found = {}, {}, {}, {}
-        shown = error if isinstance(error, Exception) else SessionError("this backward was ended")
-        self.done.set_exception(shown)  # type: ignore[arg-type]
+            levels = set(self._levels.values())
+            self._arrived, self._levels, self._for_others, self._found = {}, {}, {}, {}
+        for level in levels:
+            level.complete.settle(None, SessionError("this backward was ended"))

@@ -11,7 +11,6 @@ import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.autograd.graph import GradientEdge
 
 from ...runtime.errors import SessionError
 from ...runtime.protocol import register_type
@@ -62,8 +61,7 @@ register_type(
 class Send(NamedTuple):
     """A tensor that went to another node: where its gradient enters the graph here."""
 
-    edge: GradientEdge
-    device: torch.device
+    entry: Tensor  # see gates.py
     rank: int  # that sent it
 
 
@@ -161,6 +159,6 @@ class NodeContext:
 def over(context: object) -> SessionError:
     """The error for a context that has ended."""
     return SessionError(
-        f"{context!r} is over (or of another session): use a context inside of its "
+        f"{context!r} is over, of another session, or never was: use a context inside of its "
         "`with rpc.autograd.context() as ctx:`"
     )
