@@ -57,9 +57,16 @@ class RpcCaller(Caller):
 # -- discolab ----------------------------------------------------------------------------------
 
 
+class DiscolabCaller(RpcCaller):
+    """A caller for `discolab.rpc`."""
+
+    def lend(self, rank: int, function: Callable[..., Any], *args: Any) -> Any:
+        return self.rpc.rpc_async(rank, function, args, lend=True)
+
+
 def discolab_caller(rpc: Any) -> RpcCaller:
     """The caller for `discolab.rpc` or the ``rpc`` of a session."""
-    return RpcCaller(rpc, rpc.wait_all, range(WORKERS))
+    return DiscolabCaller(rpc, rpc.wait_all, range(WORKERS))
 
 
 def discolab_there(figure: str, calls: int, seconds: float) -> dict[str, Any]:
