@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ..runtime.dref import DRef
+from ..runtime.errors import session_closed
 from ..runtime.session import Session
 from . import drefs, futures, rref, streams
 from .autograd import Bound
 from .calls import PLAIN
 from .futures import Future
 from .here import place_here
+from .looks import debug_info
 from .modules import RemoteModule
 from .names import CONTROLLER, WorkerInfo, info_of, rank_of
 from .node import Node
@@ -251,8 +253,6 @@ class SessionRpc:
 
     def debug_info(self, rank: int | None = None) -> dict[str, int]:
         """What is under way, seen from one rank (None: the controller); waits for its answer."""
-        from .looks import debug_info
-
         asked = CONTROLLER if rank is None else rank_of(rank, self.node.num_workers)
         return debug_info(self.node, asked)
 
@@ -261,8 +261,6 @@ class SessionRpc:
         """Whose it is."""
         found = self._session()
         if found is None:
-            from .errors import session_closed
-
             raise session_closed()
         return found
 

@@ -162,7 +162,7 @@ class Call(Outcome):
             if not self.settled:
                 self.wait(self, self.timeout)
         except BaseException as exc:
-            self.give_up(exc)
+            self.give_up(late=isinstance(exc, WaitTimeoutError))
             raise
         finally:
             self.node.forget_call(self.number)
@@ -179,9 +179,8 @@ class Call(Outcome):
     def open(self) -> None:
         """Open what came, where that is still to be done."""
 
-    def give_up(self, exc: BaseException | str) -> None:
-        """Nobody wants it any more: end it at the callee."""
-        late = isinstance(exc, WaitTimeoutError)
+    def give_up(self, *, late: bool) -> None:
+        """Nobody wants it any more, as its time is over or for another reason: end it."""
         self.end(f"its caller gave up after {self.timeout:g} s" if late else "its caller has left")
 
     def end(self, why: str) -> None:
@@ -197,7 +196,7 @@ class Call(Outcome):
         """Its deadline is over, and nobody waits for it on a thread of his own."""
         assert self.timeout is not None
         error = WaitTimeoutError(f"gave up after {self.timeout:g} s waiting for {self}")
-        self.give_up(error)
+        self.give_up(late=True)
         self.settle(None, error)
         if self.target is not None:
             self.target.settle(None, error)
@@ -291,10 +290,12 @@ class Call(Outcome):
             self.refuse(session_over())
             return
         failure, kind, state = self._failure(exc)
-        error = error_of(failure, kind, state)
         if self.target is not None:
-            self.target.settle(None, error)
-        self.settle(None, error)
+            self.target.settle(None, error_of(failure, kind, state))
+        self._tell(failure, kind, state)
+
+    def _tell(self, failure: Failure, kind: Any, state: Any) -> None:
+        self.settle(None, error_of(failure, kind, state))
         self._let_go()
 
     def _failure(self, exc: BaseException) -> tuple[Failure, Any, Any]:

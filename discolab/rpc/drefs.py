@@ -84,22 +84,19 @@ def dref_of(
         if not isinstance(rref, RRef) or rref.node is not node:
             what = "belongs to another session" if isinstance(rref, RRef) else "is no RRef"
             raise ArgumentError(f"dref takes references of this session: number {number} {what}")
-    tickets = [_Ticket(node, rref, rank) for rank, rref in enumerate(given)]
-    made = session.call_packed(take, [ticket.packed for ticket in tickets])
+    tickets = [_ticket(node, rref, rank) for rank, rref in enumerate(given)]
+    made = session.call_packed(take, tickets)
     made.placements = placements
     return made
 
 
-class _Ticket:
-    """A reference on its way to a worker in a command: its fork, or what it is here."""
-
-    def __init__(self, node: Node, rref: RRef, rank: int) -> None:
-        holdings, to = node.holdings, node.node_of(rank)
-        if to == node.id:
-            holdings.hold(rref.ref)
-            self.packed = [rref.owner_rank, *rref.ref]
-        else:
-            self.packed = [rref.owner_rank, *holdings.fork(rref.ref, to)]
+def _ticket(node: Node, rref: RRef, rank: int) -> list[int]:
+    """A reference on its way to a worker in a command: owner, and fork or what it is here."""
+    to = node.node_of(rank)
+    if to == node.id:
+        node.holdings.hold(rref.ref)
+        return [rref.owner_rank, *rref.ref]
+    return [rref.owner_rank, *node.holdings.fork(rref.ref, to)]
 
 
 def take(tickets: list[list[int]]) -> Any:

@@ -20,14 +20,6 @@ def session_over() -> SessionClosedError:
     return SessionClosedError("the session was shut down while the call was under way")
 
 
-def session_closed() -> SessionClosedError:
-    """What a call is refused with after the session has ended."""
-    return SessionClosedError(
-        "this session was shut down: make a new one "
-        "(in a notebook: %disco_session or %disco_restart)"
-    )
-
-
 def original_type(exc: BaseException) -> type[BaseException]:
     """The class of an exception; of one that was told from another worker, of the first."""
     kind: type[BaseException] = getattr(type(exc), "disco_original", type(exc))

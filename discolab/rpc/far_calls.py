@@ -9,11 +9,10 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from ..runtime.errors import ArgumentError, DiscoError, WorkerInterrupted
+from ..runtime.errors import ArgumentError, DiscoError
 from ..runtime.failures import Failure
 from .autograd import crossing
 from .calls import Call
-from .errors import error_of, session_over
 
 
 class CallOut(Call):
@@ -136,15 +135,6 @@ class CallIn(Call):
             ) from None
         self.settle(None)
         self._let_go()
-
-    def _failed(self, exc: BaseException) -> None:
-        if issubclass(type(exc), WorkerInterrupted) and self.node.is_over(self.callee):
-            self.refuse(session_over())
-            return
-        failure, kind, state = self._failure(exc)
-        if self.target is not None:
-            self.target.settle(None, error_of(failure, kind, state))
-        self._tell(failure, kind, state)
 
     def refuse(self, error: DiscoError) -> None:
         """See `Task`."""

@@ -108,7 +108,7 @@ class Holdings:
             actions = self._references.received(tuple(message), sender)
         self._do(actions)
 
-    def lost(self, node: int, error: DiscoError) -> None:
+    def lost(self, node: int) -> None:
         """Another node has died."""
         with self._lock:
             actions = self._references.lost(node)
@@ -130,11 +130,9 @@ class Holdings:
             if found is None:
                 if self._references.refused(ref):
                     raise DiscoError(_NO_VALUE)
-                found = self.values[ref] = Value(self._owner_of(ref))
+                # the rank is that of the node: more is not known before the request for it comes
+                found = self.values[ref] = Value(ref[0])
         return found
-
-    def _owner_of(self, ref: Ref) -> int:
-        return ref[0]  # more is not known before the request for it comes
 
     def _refuse_unmade(self) -> None:
         """Say of values that were to come, and can't any more, that it is so."""
@@ -153,11 +151,6 @@ class Holdings:
         """How many references are known here."""
         with self._lock:
             return len(self._references.refs())
-
-    def story(self, ref: Ref) -> list[tuple[str, int]]:
-        """What has happened to a reference here."""
-        with self._lock:
-            return self._references.story(ref)
 
     # -- what follows ------------------------------------------------------------------------
 

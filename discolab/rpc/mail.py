@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..runtime import protocol
 from ..runtime.actions import site_text
 from ..runtime.errors import SessionError
 from ..runtime.failures import Failure
@@ -82,9 +83,7 @@ class Mail:
 
     def cancel(self, call: Call, why: str) -> None:
         """Have another node end a call."""
-        to = self._node.node_of(call.callee)
-        if not self._node.closed and to not in self._node.lost:
-            self._send(to, (messages.CANCEL, call.number, why))
+        self.say(self._node.node_of(call.callee), (messages.CANCEL, call.number, why))
 
     def answer(self, call: CallIn, value: Any, tracked: tuple[int, ...]) -> None:
         """Send what a call has given; raises if that can't be sent."""
@@ -113,7 +112,7 @@ class Mail:
                 worker.link.flush_waiting()
 
     def say(self, to: int, message: tuple[Any, ...]) -> None:
-        """Send a message of the counting of references, or of streams; not to the dead."""
+        """Send a message that nobody waits for; not to the dead, nor after the end."""
         if not self._node.closed and to not in self._node.lost:
             self._send(to, message)
 
@@ -207,9 +206,9 @@ class Mail:
         call = self._node.calls.get(number)
         if call is None:
             return
-        failure = messages.opened(failure)
+        failure = protocol.open_all(failure)
         try:
-            kind, state = messages.opened(kind), messages.opened(state)
+            kind, state = protocol.open_all(kind), protocol.open_all(state)
         except Exception:  # of a class that is not known here
             kind = state = None
         call.settle(None, error_of(failure, kind, state))

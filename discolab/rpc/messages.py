@@ -25,6 +25,7 @@ from ..runtime.worker import current_worker_or_none
 from . import channels
 from .autograd.containers import tensors_in
 from .rref import RRef
+from .within import within
 
 if TYPE_CHECKING:
     from .node import Node
@@ -61,12 +62,8 @@ def pack(
     if message[0] not in _WITH_VALUES:
         return protocol.encode(message)
     message = _shared_kept(channels.outgoing(message, same_gpus))
-    before = getattr(_travel, "out", None)
-    _travel.out = node, to, forks
-    try:
+    with within(_travel, "out", (node, to, forks)):
         return protocol.encode((*message, forks))
-    finally:
-        _travel.out = before
 
 
 def _shared_kept(message: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -86,11 +83,9 @@ def unpack(
 ) -> tuple[tuple[Any, ...], list[Any]]:
     """A message, and the forks that came with it, each held once; on the receiving thread."""
     claims: list[RRef] = []
-    _travel.come = node, claims
-    try:
-        message = protocol.decode(body, frames, place=_place)
-    finally:
-        _travel.come = None
+    with within(_travel, "come", (node, claims)):
+        # what was on a GPU stays on the host until it is opened
+        message = protocol.decode(body, frames, place=channels.placed)
     if message[0] not in _WITH_VALUES:
         return message, []
     forks = message[-1]
@@ -100,29 +95,15 @@ def unpack(
     return message[:-1], forks
 
 
-def opened(value: Any) -> Any:
-    """A value with its pickles opened, as it needs no node."""
-    return protocol.open_all(value)
-
-
 def opened_here(node: Node, value: Any) -> Any:
     """A value with its pickles opened; the references in it are this node's."""
-    before = getattr(_travel, "come", None)
-    _travel.come = node, None
-    try:
+    with within(_travel, "come", (node, None)):
         return channels.incoming(protocol.open_all(value), _own_device())
-    finally:
-        _travel.come = before
 
 
 def _own_device() -> torch.device:
     worker = current_worker_or_none()
     return torch.device("cpu") if worker is None else worker.device
-
-
-def _place(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Put a tensor that was on a GPU where it belongs here; until it is opened, nowhere else."""
-    return channels.placed(tensor, device)
 
 
 # -- references on the wire ---------------------------------------------------------------------
@@ -135,7 +116,7 @@ def _write(rref: RRef, buffer: memoryview) -> None:
 def _out(rref: RRef) -> bytes:
     travel = getattr(_travel, "out", None)
     if travel is None:
-        refuse_travel()
+        _refuse_travel()
     node, to, forks = travel
     if rref.node is not node:
         raise ArgumentError("this RRef belongs to another session")
@@ -147,7 +128,7 @@ def _out(rref: RRef) -> bytes:
 def _in(data: Any) -> RRef:
     travel = getattr(_travel, "come", None)
     if travel is None:
-        refuse_travel()
+        _refuse_travel()
     node, claims = travel
     owner, *fork = _PACKED.unpack(data)
     rref = RRef(node, tuple(fork[:3]), owner)
@@ -158,7 +139,7 @@ def _in(data: Any) -> RRef:
     return rref
 
 
-def refuse_travel() -> NoReturn:
+def _refuse_travel() -> NoReturn:
     """A reference is counted, so it travels in calls of rpc only."""
     raise ArgumentError(
         "an RRef travels only in arguments and results of discolab.rpc, where it is counted: give "

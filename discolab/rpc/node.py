@@ -20,13 +20,13 @@ from typing import Any
 import torch
 
 from ..runtime.controller import call_site, check_timeout
-from ..runtime.errors import ArgumentError, SessionError
+from ..runtime.errors import ArgumentError, SessionError, session_closed
 from ..runtime.worker import Worker
 from . import messages
 from .autograd import contexts, crossing
 from .callees import depth_here
 from .calls import PLAIN, Call
-from .errors import WorkerLostError, session_closed, session_over
+from .errors import WorkerLostError, session_over
 from .far_calls import CallOut
 from .here import Place, bind_place
 from .holdings import Holdings
@@ -156,8 +156,7 @@ class Node:
         self.check_open()
         if self.holdings.dropped:
             self.holdings.drain()
-        n = self.num_workers
-        callee = to if type(to) is int and CONTROLLER <= to < n else rank_of(to, n)
+        callee = rank_of(to, self.num_workers)
         if kwargs is None:
             kwargs = {}
         seconds = self.seconds(timeout, caller)
@@ -167,30 +166,24 @@ class Node:
             raise ArgumentError(
                 f"what to call is a function, or the name of a registered one, got {func!r:.80}"
             )
-        here = self.alone or max(callee, 0) == self.id
+        here = self.is_here(callee)
         site = call_site(3)
         made = Call if here else CallOut
         call = made(self, kind, caller, callee, func, args, kwargs, seconds, site)
         call.number = number = next(self._numbers)
         call.target, call.feed, call.fetches = target, feed, fetches
         call.depth = depth_here()
-        context = crossing.current(self)
+        call.context = context = crossing.current(self)
         tracked: tuple[int, ...] = ()
-        if caller != callee:
-            call.context = context
-            if args or kwargs:
-                try:
-                    (call.args, call.kwargs), tracked = crossing.leave(
-                        self, context, (args, kwargs), callee, here
-                    )
-                except RecursionError:
-                    raise ArgumentError(
-                        f"an argument of the {call.words()} is nested too deep"
-                    ) from None
-            elif context is not None:
-                crossing.leave(self, context, None, callee, here)
-        else:
-            call.context = context
+        if caller != callee and (args or kwargs or context is not None):
+            try:
+                (call.args, call.kwargs), tracked = crossing.leave(
+                    self, context, (args, kwargs), callee, here
+                )
+            except RecursionError:
+                raise ArgumentError(
+                    f"an argument of the {call.words()} is nested too deep"
+                ) from None
         if feed is not None:
             feed.call = call
         if prepare is not None:
@@ -310,7 +303,7 @@ class Node:
         for (sender, _), served in list(self.mail.serving.items()):
             if sender == node:
                 Call.end(served, f"worker {node}, which called it, has died")
-        self.holdings.lost(node, error)
+        self.holdings.lost(node)
         for func in tuple(self.on_lost):
             try:
                 func(node)

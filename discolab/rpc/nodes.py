@@ -8,10 +8,10 @@ from __future__ import annotations
 import threading
 
 from ..engines import hooks
+from ..runtime.errors import session_closed
 from ..runtime.session import Session
 from ..runtime.worker import Worker
 from . import routes
-from .errors import session_closed
 from .node import Node
 from .routes import open_router
 

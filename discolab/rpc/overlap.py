@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..runtime.errors import ArgumentError
-from .autograd.containers import swap
+from .autograd.containers import tensors_in
 
 if TYPE_CHECKING:
     from .calls import Call
@@ -50,13 +50,7 @@ class Unchanged:
 
 def overlapping(call: Call, value: Any) -> Unchanged | None:
     """How to send a call later, None if that is not worth it or can't be watched."""
-    tensors: list[torch.Tensor] = []
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        tensors.append(tensor)
-        return tensor
-
-    swap(value, note)
+    tensors = tensors_in(value)
     if not any(t.numel() * t.element_size() >= LARGE and not t.is_cuda for t in tensors):
         return None
     if any(t.is_inference() for t in tensors):  # these have no version

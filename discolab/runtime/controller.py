@@ -32,6 +32,7 @@ from .errors import (
     SessionClosedError,
     SessionError,
     WaitTimeoutError,
+    session_closed,
 )
 from .failures import name_ranks
 from .interruptible import TICK
@@ -331,10 +332,7 @@ class Controller:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise SessionClosedError(
-                "this session was shut down: make a new one "
-                "(in a notebook: %disco_session or %disco_restart)"
-            )
+            raise session_closed()
 
     def _check_rank(self, worker_id: Any) -> int:
         try:

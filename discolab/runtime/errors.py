@@ -35,6 +35,14 @@ class SessionClosedError(SessionError):
     """The session was shut down; make a new one."""
 
 
+def session_closed() -> SessionClosedError:
+    """What whoever uses a session is told after its end."""
+    return SessionClosedError(
+        "this session was shut down: make a new one "
+        "(in a notebook: %disco_session or %disco_restart)"
+    )
+
+
 class ForeignDRefError(SessionError):
     """A DRef was used with a session that did not make it."""
 

@@ -39,6 +39,40 @@ class Link(Protocol):
         """Have `handler` called with what the service says: on the link's thread, so be quick."""
 
 
+class Ears:
+    """Who listens to services at a worker's end, and what was said before anybody did.
+
+    Any thread may use it; single operations on its dicts need no lock.
+    """
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, Callable[[Any], None]] = {}
+        self._early: dict[str, list[Any]] = {}
+
+    def listen(self, service: str, handler: Callable[[Any], None]) -> None:
+        """See `Link`; what was said before is given to the handler now."""
+        self._hand_over(service, handler)
+        self._handlers[service] = handler
+        self._hand_over(service, handler)
+
+    def hear(self, worker: Worker, service: str, value: Any) -> None:
+        """A service has said something to the worker."""
+        handler = self._handlers.get(service)
+        if handler is not None:
+            handler(value)
+            return
+        self._early.setdefault(service, []).append(value)
+        if service in LISTENERS:
+            LISTENERS[service](worker)
+        handler = self._handlers.get(service)
+        if handler is not None:  # it may have begun to listen before the value was among these
+            self._hand_over(service, handler)
+
+    def _hand_over(self, service: str, handler: Callable[[Any], None]) -> None:
+        for value in self._early.pop(service, ()):
+            handler(value)
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerState:
     """What one worker was at one moment; made where it lives.

@@ -25,7 +25,7 @@ import torch
 from ...runtime import protocol, sources
 from ...runtime.actions import Command, DiscoAction
 from ...runtime.failures import Failure
-from ...runtime.link import LISTENERS, state_of
+from ...runtime.link import Ears, state_of
 from ...runtime.probes import SERVICE as PROBES
 from ...runtime.probes import answer as probe_answer
 from ...runtime.worker import Worker
@@ -129,8 +129,7 @@ class WireLink:
         self._told_in = -1  # the last call that has told something
         self._failed_since = False  # a call that has told nothing
         self._pool = SegmentPool()
-        self._handlers: dict[str, Callable[[Any], None]] = {}
-        self._early: dict[str, list[Any]] = {}
+        self._ears = Ears()
         self._said_at = time.monotonic()
         self.outlet = streams.Outlet(wire.wake)
         self.worker: Worker | None = None
@@ -173,11 +172,7 @@ class WireLink:
 
     def listen(self, service: str, handler: Callable[[Any], None]) -> None:
         """See `Link`; what was said before is given to the handler now."""
-        for value in self._early.pop(service, ()):
-            handler(value)
-        self._handlers[service] = handler
-        for value in self._early.pop(service, ()):
-            handler(value)
+        self._ears.listen(service, handler)
 
     def flush(self) -> None:
         """Send what was put out."""
@@ -272,21 +267,8 @@ class WireLink:
         elif kind == messages.ASK_STATE:
             self.tell_state()
         elif kind == messages.SAY:
-            self._said(message[1], message[2])
-
-    def _said(self, service: str, value: Any) -> None:
-        handler = self._handlers.get(service)
-        if handler is not None:
-            handler(value)
-            return
-        self._early.setdefault(service, []).append(value)
-        if service in LISTENERS:
             assert self.worker is not None
-            LISTENERS[service](self.worker)
-        handler = self._handlers.get(service)
-        if handler is not None:  # it may have begun to listen before the value was among these
-            for early in self._early.pop(service, ()):
-                handler(early)
+            self._ears.hear(self.worker, message[1], message[2])
 
 
 def _pieces(item: tuple[str, str]) -> list[tuple[str, str]]:

@@ -30,7 +30,7 @@ from ...runtime.actions import Command, DiscoAction, function_text, site_text
 from ...runtime.arguments import Register
 from ...runtime.channel import ThreadChannel, Ticket
 from ...runtime.failures import Failure
-from ...runtime.link import LISTENERS, SERVICES, Service, WorkerState, state_of
+from ...runtime.link import SERVICES, Ears, Service, WorkerState, state_of
 from ...runtime.probes import SERVICE as PROBES
 from ...runtime.worker import Worker
 from . import messages
@@ -160,8 +160,7 @@ class Exchange:
         self.hosts: list[str] = []  # equal for workers of one machine; empty: all are on one
         self._why_ended = why_ended
         self._here: dict[int, Worker] = {}
-        self._handlers: dict[str, Callable[[Any], None]] = {}
-        self._early: dict[str, list[Any]] = {}
+        self._ears = Ears()  # worker 0's
         self._tickets: dict[int, tuple[Ticket, list[None]]] = {}
         self._numbers = itertools.count(1)
         self._packed: tuple[Command, Parcel, str, Any, tuple[int, ...]] | None = None
@@ -274,22 +273,9 @@ class Exchange:
     def tell(self, rank: int, service: str, value: Any) -> None:
         """Say something to a service's handler on a worker; any thread."""
         if rank in self._here:
-            self._tell_here(self._here[rank], service, value)
+            self._ears.hear(self._here[rank], service, value)
         else:
             self.control(rank, messages.SAY, service, value)
-
-    def _tell_here(self, worker: Worker, service: str, value: Any) -> None:
-        handler = self._handlers.get(service)
-        if handler is not None:
-            handler(value)
-            return
-        self._early.setdefault(service, []).append(value)
-        if service in LISTENERS:
-            LISTENERS[service](worker)
-        handler = self._handlers.get(service)
-        if handler is not None:  # it may have begun to listen before the value was among these
-            for early in self._early.pop(service, ()):
-                handler(early)
 
     def ask_states(self, ranks: Iterable[int]) -> None:
         """Ask workers what they do; the answers come as `states`, and to the services."""
@@ -337,9 +323,7 @@ class Exchange:
 
     def listen(self, service: str, handler: Callable[[Any], None]) -> None:
         """Of worker 0: see `Link`."""
-        self._handlers[service] = handler
-        for value in self._early.pop(service, ()):
-            handler(value)
+        self._ears.listen(service, handler)
 
     # -- receiving ---------------------------------------------------------------------------
 

@@ -30,7 +30,6 @@ from ...runtime.errors import ArgumentError, SessionError
 from .. import here
 from . import contexts
 from .contexts import Scope
-from .crossing import rank_here
 from .driver import run_backward
 from .records import Context, NodeContext, over
 from .roots import check_roots
@@ -168,11 +167,11 @@ class Bound:
         retain_graph: bool = False,
     ) -> None:
         """See `autograd.backward`."""
-        _backward(self._node, rank_here(), context, roots, retain_graph)
+        _backward(self._node, here.rank_on(self._node), context, roots, retain_graph)
 
     def get_gradients(self, context: Context | int | None) -> dict[Tensor, Tensor]:
         """See `autograd.get_gradients`."""
-        return _get_gradients(self._node, rank_here(), context)
+        return _get_gradients(self._node, here.rank_on(self._node), context)
 
 
 def _backward(node: Node, rank: int, context: Any, roots: Any, retain_graph: bool) -> None:

@@ -13,9 +13,10 @@ import itertools
 import threading
 from collections import OrderedDict
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from .. import here
+from ..within import within
 from .records import NODES, Context, NodeContext
 
 if TYPE_CHECKING:
@@ -198,26 +199,9 @@ def current(node: Node | None = None) -> NodeContext | None:
     return found
 
 
-class running_in:  # noqa: N801 - used as a function
+def running_in(context: NodeContext | None) -> within:
     """Within it a context is the calling thread's current one; None: there is none."""
-
-    __slots__ = ("_before", "_context")
-
-    def __init__(self, context: NodeContext | None) -> None:
-        self._context = context
-
-    def __enter__(self) -> Self:
-        self._before = getattr(_local, "context", None)
-        _local.context = self._context
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        _local.context = self._before
+    return within(_local, "context", context)
 
 
 class Scope:
@@ -225,13 +209,13 @@ class Scope:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._entered: list[tuple[NodeContext, running_in]] = []
+        self._entered: list[tuple[NodeContext, within]] = []
 
     def __enter__(self) -> Context:
         made = self._node.autograd.create()
-        within = running_in(made)
-        within.__enter__()
-        self._entered.append((made, within))
+        block = running_in(made)
+        block.__enter__()
+        self._entered.append((made, block))
         return Context(made.id)
 
     def __exit__(
@@ -240,6 +224,6 @@ class Scope:
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        made, within = self._entered.pop()
-        within.__exit__(kind, exc, trace)
+        made, block = self._entered.pop()
+        block.__exit__(kind, exc, trace)
         self._node.autograd.drop(made.id, self._node.id)

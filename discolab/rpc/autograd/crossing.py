@@ -19,9 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...runtime.errors import SessionError
 from .. import here
-from ..names import CONTROLLER
 from .containers import has_grad, swap
 from .contexts import context_of, current, running_in
 from .gates import leaving, numbered
@@ -37,7 +35,6 @@ __all__ = [
     "current",
     "leave",
     "leave_from",
-    "rank_here",
     "running_in",
 ]
 
@@ -60,14 +57,6 @@ class Crossing(torch.autograd.Function):
 
 
 _crossed: Callable[[Tensor, int, int, int], Tensor] = Crossing.apply
-
-
-def rank_here() -> int:
-    """The calling thread's rank; the controller's on threads of which nothing is known."""
-    try:
-        return here.current_rank()
-    except SessionError:
-        return CONTROLLER
 
 
 def leave(
@@ -118,7 +107,7 @@ def leave_from(
     if context is None or context.closed or not torch.is_grad_enabled():
         return swap(value, _cut), ()
     if from_rank is None:
-        from_rank = rank_here()
+        from_rank = here.rank_on(node)
     if same_node:
         return _leave_within(context, value, from_rank, to_rank), ()
     return _leave_node(context, value, from_rank)
@@ -190,7 +179,7 @@ def arrive(
             leaf = tensor.detach().requires_grad_()
             context.enter_recv(Recv(leaf, sender, number))
             if me is None:
-                me = rank_here()
+                me = here.rank_on(node)
             # as between threads what the callee gets is no leaf, and may be changed in place
             made[number] = _crossed(leaf, from_rank, me, context.id)
         return made[number]

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, MutableMapping, Sequence
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+from ..within import within
 
 Tensor = torch.Tensor
 Arrived = MutableMapping[int, Tensor | None]  # by the number of the send
@@ -103,22 +104,6 @@ def make_room(node: Node) -> None:
         found._set_sequence_nr(1)
 
 
-class giving:  # noqa: N801 - used as a function
+def giving(arrived: Arrived) -> within:
     """Within it a backward on this thread finds its gradients there."""
-
-    __slots__ = ("_arrived", "_before")
-
-    def __init__(self, arrived: Arrived) -> None:
-        self._arrived = arrived
-
-    def __enter__(self) -> None:
-        self._before = getattr(_local, "arrived", None)
-        _local.arrived = self._arrived
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        _local.arrived = self._before
+    return within(_local, "arrived", arrived)
