@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from ..runtime import autograd_function
 from . import checks, ops, p2p
 from .choose import backend_name
 from .groups import Group
@@ -27,8 +28,8 @@ _NUMBERS, _GRADIENTS = 1 << 29, 1 << 30
 
 
 def apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
-    """A node's result, for type checkers."""
-    return _tensor(function.apply(*args))
+    """A node's result."""
+    return _tensor(autograd_function.apply(function, *args))
 
 
 def token() -> Tensor:

@@ -8,6 +8,7 @@
   (randomness.py, host_randomness.py).
 - ``__main__``: for a worker it is its own program (main_module.py).
 - torch's number of threads for threads to come, which the workers' own setting changes.
+- ``torch.autograd.Function.apply``: safe for leaves that workers share (shared_leaves.py).
 - What layers above have added with `extend`.
 - A keeper thread that sends the registers nobody holds any more when no command does.
 
@@ -33,7 +34,7 @@ from ..runtime.errors import WaitTimeoutError
 from ..runtime.session import Session
 from ..runtime.waiter import bind_waiter, waiter_here
 from ..runtime.worker import Worker, bind_thread, current_worker_or_none
-from . import host_randomness, main_module, randomness
+from . import host_randomness, main_module, randomness, shared_leaves
 
 SWITCH_INTERVAL = 0.0005  # seconds; 50 us was erratic, 5 ms (Python's own) slow
 _KEEPER_PERIOD = 0.25  # seconds
@@ -123,6 +124,7 @@ def _install() -> None:
     randomness.install()
     host_randomness.install()
     main_module.install()
+    shared_leaves.install()
     for extension in _extensions:
         extension.install()
 
@@ -144,6 +146,7 @@ def settle() -> bool:
         randomness.uninstall()
         host_randomness.uninstall()
         main_module.uninstall()
+        shared_leaves.uninstall()
         _rest.set()
         return True
 

@@ -19,10 +19,11 @@ def facts() -> tuple[Any, ...]:
 
 
 @pytest.fixture(autouse=True)
-def all_is_put_back() -> Iterator[None]:
+def all_is_put_back(request: pytest.FixtureRequest) -> Iterator[None]:
     before = facts()
     yield
-    assert facts() == before
+    if "[ray" not in request.node.name:  # whose session is kept for other tests
+        assert facts() == before
 
 
 def keepers() -> int:

@@ -14,11 +14,11 @@ Only tensors in lists, tuples, dicts and dataclasses are followed. No state here
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...runtime import autograd_function
 from .. import here
 from .containers import has_grad, swap
 from .contexts import context_of, current, running_in
@@ -56,7 +56,9 @@ class Crossing(torch.autograd.Function):
         return grads[0], None, None, None
 
 
-_crossed: Callable[[Tensor, int, int, int], Tensor] = Crossing.apply
+def _crossed(tensor: Tensor, from_rank: int, to_rank: int, context_id: int) -> Tensor:
+    made: Tensor = autograd_function.apply(Crossing, tensor, from_rank, to_rank, context_id)
+    return made
 
 
 def leave(

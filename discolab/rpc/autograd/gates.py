@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from ...runtime import autograd_function
 from ..within import within
 
 Tensor = torch.Tensor
@@ -64,13 +65,13 @@ class Gate(torch.autograd.Function):
         return (None,) * (1 + ctx.count)
 
 
-_leaving: Callable[[Tensor], Tensor] = Leaving.apply
 _gate: Callable[..., Tensor] = Gate.apply
 
 
 def leaving(tensor: Tensor) -> Tensor:
     """What stands for a tensor that goes to another node; see `numbered`."""
-    return _leaving(tensor)
+    entry: Tensor = autograd_function.apply(Leaving, tensor)
+    return entry
 
 
 def numbered(entry: Tensor, number: int) -> None:

@@ -1,0 +1,79 @@
+"""Autograd functions on leaves that several threads use at the same time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import torch
+
+from discolab.runtime import autograd_function
+
+SHARED_LEAF = """
+import sys, threading, time
+import torch
+from discolab.runtime import autograd_function
+
+class Same(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+leaf = torch.ones(4, requires_grad=True)
+end = time.monotonic() + 3
+
+def operate():
+    while time.monotonic() < end:
+        leaf * 2
+
+def apply():
+    while time.monotonic() < end:
+        autograd_function.apply(Same, leaf)
+        with torch.no_grad():
+            autograd_function.apply(Same, leaf)
+
+threads = [threading.Thread(target=work, daemon=True) for work in (operate, operate, apply)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print("all ended")
+"""
+
+
+class Twice(torch.autograd.Function):
+    """Two tensors, of which one is doubled; the other is nobody's business."""
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor, times: int, other: torch.Tensor) -> torch.Tensor:
+        return x * times
+
+    @staticmethod
+    def backward(ctx: object, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+        return grad * 2, None, None
+
+
+def test_threads_that_share_a_leaf_do_not_wait_for_each_other() -> None:
+    """In a process of its own: where they do, nothing in it runs any more, not even a timeout."""
+    result = subprocess.run(
+        [sys.executable, "-c", SHARED_LEAF], capture_output=True, text=True, timeout=60
+    )
+    assert result.stdout == "all ended\n", result.stderr
+
+
+def test_gradients_are_those_of_the_function() -> None:
+    leaf, other = torch.ones(3, requires_grad=True), torch.ones(2)
+    autograd_function.apply(Twice, leaf, 2, other).sum().backward()
+    autograd_function.apply(Twice, leaf * 1, 2, other).sum().backward()
+    assert leaf.grad is not None
+    assert leaf.grad.tolist() == [4.0] * 3
+
+
+def test_without_gradients_there_is_no_graph() -> None:
+    leaf = torch.ones(3, requires_grad=True)
+    with torch.no_grad():
+        assert autograd_function.apply(Twice, leaf, 2, leaf).grad_fn is None
