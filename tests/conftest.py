@@ -17,9 +17,28 @@ from typing import Any, Self
 import pytest
 
 from discolab import DiscoError, Session, WorkerError, current_worker, make_session
+from tests.watchdog import Watchdog
 
 THREAD_PREFIX = "discolab-"
 GRACE_SECONDS = 5.0
+HUNG_SECONDS = 300.0  # above the timeout of a test with that of what ends its sessions
+WATCHDOG = pytest.StashKey[Watchdog]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have somebody look on who can end a run that hangs."""
+    config.stash[WATCHDOG] = Watchdog(HUNG_SECONDS)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    """Tell the watchdog which test begins."""
+    item.config.stash[WATCHDOG].begins(item.nodeid)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Nothing can hang any more."""
+    config.stash[WATCHDOG].close()
 
 
 def _discolab_threads() -> set[threading.Thread]:

@@ -1,0 +1,69 @@
+"""Ends a run of the tests in which one test hangs so hard that its own timeout can't end it.
+
+pytest-timeout raises in the main thread, once for each test. That does not end a main thread that
+stands in C++ code, nor one that hangs again while the test is taken down. So this process beside
+the tests hears of each one that begins. If for long it hears of none, it says which one hangs,
+lets the run print where every thread stands (pytest's faulthandler does on SIGABRT), and ends it.
+
+Started by conftest.py: ``python watchdog.py PID SECONDS``, a line on stdin for each test.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+SECONDS_TO_PRINT = 15.0
+
+
+class Watchdog:
+    """The watchdog of this process, and how to talk to it."""
+
+    def __init__(self, seconds: float) -> None:
+        command = [sys.executable, "-S", __file__, str(os.getpid()), str(seconds)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE)
+
+    def begins(self, test: str) -> None:
+        """A test begins."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{test}\n".encode())
+        self._process.stdin.flush()
+
+    def close(self) -> None:
+        """No test comes any more."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def watch(pid: int, seconds: float) -> None:
+    """Wait for lines; return when there are no more to come."""
+    test, heard = "no test yet", time.monotonic()
+    while os.getppid() == pid:
+        if select.select([sys.stdin], [], [], 1.0)[0]:
+            line = os.read(sys.stdin.fileno(), 65536).decode(errors="replace")
+            if not line:
+                return
+            test, heard = line.splitlines()[-1], time.monotonic()
+        elif time.monotonic() - heard > seconds:
+            end(pid, f"\n{test} hangs: it and its fixtures took more than {seconds:g} s")
+            return
+
+
+def end(pid: int, why: str) -> None:
+    """Say why, have the process print its threads, end it, and say it again below them."""
+    print(why, file=sys.stderr, flush=True)
+    os.kill(pid, signal.SIGABRT)
+    deadline = time.monotonic() + SECONDS_TO_PRINT
+    while os.getppid() == pid and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if os.getppid() == pid:
+        os.kill(pid, signal.SIGKILL)
+    print(why, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
+    watch(int(sys.argv[1]), float(sys.argv[2]))
