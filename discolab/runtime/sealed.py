@@ -143,6 +143,17 @@ def unmarked(value: Any) -> Any:
     return value
 
 
+def needing_grad(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of a pickle that is to be differentiated by."""
+    return tensor.requires_grad_()
+
+
+def storage_of(data: torch.Tensor) -> torch.UntypedStorage:
+    """A storage of exactly these bytes."""
+    storage = data.untyped_storage()
+    return storage if storage.nbytes() == data.numel() else data.clone().untyped_storage()
+
+
 def restore(tensor: torch.Tensor, state: tuple[Any, dict[str, Any]]) -> None:
     """Give a tensor of a pickle its gradient and the attributes that a program gave it."""
     grad, attributes = state
@@ -187,10 +198,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         state = None
         if kind is torch.Tensor or kind is torch.nn.Parameter:
             if tensor_head(TENSOR, obj) is None:
+                if kind is torch.Tensor and obj.layout is torch.sparse_coo and obj.requires_grad:
+                    return needing_grad, (obj.detach(),)  # which torch's own pickles forget
                 return NotImplemented
             grad = obj.grad if obj.is_leaf else None
             if grad is not None or obj.__dict__:
                 state = grad, obj.__dict__
+        elif kind is torch.UntypedStorage:  # torch's own pickles of it can't be read
+            return storage_of, (torch.empty(0, dtype=torch.uint8, device=obj.device).set_(obj),)
         elif kind is Register:
             return referred, (int(obj),)
         elif kind is Pickled and self._unmark:

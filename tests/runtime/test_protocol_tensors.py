@@ -132,6 +132,25 @@ def test_a_tensor_of_another_kind_is_pickled() -> None:
         assert (got.dtype, got.layout, got.device) == (value.dtype, value.layout, value.device)
 
 
+@pytest.mark.parametrize("kind", [torch.Tensor, torch.nn.Parameter])
+@pytest.mark.parametrize("needs", [False, True])
+def test_a_sparse_leaf_is_still_one(kind: type[torch.Tensor], needs: bool) -> None:
+    value = torch.eye(2).to_sparse()
+    if kind is torch.nn.Parameter:
+        value = torch.nn.Parameter(value)
+    got = there_and_back(value.requires_grad_(needs), trusted=True).open()
+    assert (type(got), got.is_leaf, got.requires_grad) == (kind, True, needs)
+    assert torch.equal(got.detach().to_dense(), torch.eye(2))
+
+
+def test_a_storage() -> None:
+    data = torch.arange(5, dtype=torch.int16)
+    for value in (data.untyped_storage(), data[3:].untyped_storage(), torch.UntypedStorage(0)):
+        got = there_and_back(value, trusted=True).open()
+        assert type(got) is torch.UntypedStorage
+        assert got.tolist() == value.tolist()
+
+
 def test_a_tensor_that_has_no_memory_to_show_is_refused() -> None:
     def send(x: torch.Tensor) -> torch.Tensor:
         with pytest.raises(ArgumentError, match="a Tensor can't be sent to another process"):
