@@ -6,12 +6,12 @@ counts frames of the user's from there: 0 is the innermost.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
 from ..runtime.errors import ArgumentError
+from ..runtime.frames import frame_of
 from ..runtime.probes import probe
 from ..runtime.worker import Worker
 from . import frames, nan_hunt
@@ -49,7 +49,7 @@ def found(worker: Worker, frame: FrameType) -> tuple[str, dict[str, Any]] | None
 @probe
 def seen(worker: Worker, depth: int, with_variables: bool) -> tuple[Any, ...]:
     """The stack of a worker at this moment, and the variables of one of its frames."""
-    innermost = sys._current_frames().get(worker.thread_id)
+    innermost = frame_of(worker.thread_id)
     if innermost is None or worker.current is None:
         return (), {}
     found = frames.user_frames(innermost)

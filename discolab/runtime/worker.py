@@ -32,6 +32,7 @@ from .errors import (
     WorkerInterrupted,
 )
 from .failures import Failure, is_own_file
+from .frames import frame_of
 from .functions import find_func
 from .interruptible import Interruptible
 from .sources import is_cell, place
@@ -510,7 +511,7 @@ class Worker(Interruptible):
 
     def _place_now(self) -> str:
         """`` at file:line`` of the user's code that runs on this thread at this moment."""
-        frame = sys._current_frames().get(self.thread_id)
+        frame = frame_of(self.thread_id)
         found = None
         while frame is not None and frame.f_code is not _CALL_PACKED:
             if not is_own_file(frame.f_code.co_filename):

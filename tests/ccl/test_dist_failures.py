@@ -281,6 +281,7 @@ def test_interrupt_ends_a_wait(start: Start, func: Callable[[], None]) -> None:
 
 
 @pytest.mark.any_engine
+@pytest.mark.usefixtures("drops_exceptions")
 @may_print
 def test_interrupt_lands_anywhere(start: Start) -> None:
     with start(3) as sess:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -11,6 +9,7 @@ import torch
 from torch.autograd import Function
 
 from discolab import ThreadedSession
+from tests.alone import output_of
 
 SHARED_LEAF = """
 import time
@@ -57,11 +56,7 @@ class Double(Function):
 
 
 def test_workers_that_share_a_leaf_do_not_wait_for_each_other() -> None:
-    """In a process of its own: where they do, nothing in it runs any more, not even a timeout."""
-    result = subprocess.run(
-        [sys.executable, "-c", SHARED_LEAF], capture_output=True, text=True, timeout=60
-    )
-    assert result.stdout == "all ended\n", result.stderr
+    assert output_of(SHARED_LEAF) == "all ended\n"
 
 
 def test_torch_gets_its_own_back() -> None:

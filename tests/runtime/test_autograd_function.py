@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import torch
 
 from discolab.runtime import autograd_function
+from tests.alone import output_of
 
 SHARED_LEAF = """
 import sys, threading, time
@@ -58,11 +56,7 @@ class Twice(torch.autograd.Function):
 
 
 def test_threads_that_share_a_leaf_do_not_wait_for_each_other() -> None:
-    """In a process of its own: where they do, nothing in it runs any more, not even a timeout."""
-    result = subprocess.run(
-        [sys.executable, "-c", SHARED_LEAF], capture_output=True, text=True, timeout=60
-    )
-    assert result.stdout == "all ended\n", result.stderr
+    assert output_of(SHARED_LEAF) == "all ended\n"
 
 
 def test_gradients_are_those_of_the_function() -> None:
