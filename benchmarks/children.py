@@ -1,6 +1,6 @@
 """Run a measurement as a child process of its own, and leave nothing of it behind.
 
-Used by control_plane.py and engines.py. A child writes JSON objects, one a line; the last one
+Used by the benchmarks that compare runtimes. A child writes JSON objects, one a line; the last one
 counts. Runtimes under test start processes of their own, some of them in sessions of their own:
 on Linux whatever a child has started is found by a mark in its environment, and ended by process
 id once the child is done. No state but the running child; used on the main thread.

@@ -1,31 +1,23 @@
 """Measure one runtime whose workers are processes, in a process of its own.
 
-Started by engines.py. It prints the figures so far as one JSON object on one line, again after each
-figure: a runtime that takes the process down with it leaves those before. Everything here runs
-on the main thread, which is the controller.
+Started by engines.py; what it prints is in rounds_child.py. Everything here runs on the main
+thread, which is the controller.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import statistics
 import sys
-import tempfile
-import time
 import traceback
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from engines_sides import SIDES, WORKERS, Side, make_big
+from rounds_child import Clock, Say, repeat, run, time_calls
 
 AGAIN = 5  # starts after the first one, at most
 BATCH = 40_000  # commands of a pipelined batch, at most
-
-Clock = time.perf_counter
 
 
 def time_start(side: Side) -> float:
@@ -43,25 +35,6 @@ def time_starts(side: Side, seconds: float) -> dict[str, float | None]:
         side.stop()
         again.append(time_start(side))
     return {"first_s": first, "again_s": statistics.median(again) if again else None}
-
-
-def repeat(act: Callable[[], Any], seconds: float, least: int, most: int) -> list[float]:
-    """Sorted seconds of each of `least` to `most` calls of `act`, as many as fit in `seconds`."""
-    taken: list[float] = []
-    end = Clock() + seconds
-    while len(taken) < most and (len(taken) < least or Clock() < end):
-        begin = Clock()
-        act()
-        taken.append(Clock() - begin)
-    return sorted(taken)
-
-
-def time_calls(act: Callable[[], Any], calls: int, seconds: float) -> dict[str, float]:
-    """Median and 99th percentile, in microseconds, after a warm-up."""
-    repeat(act, seconds / 4, least=10, most=300)
-    taken = repeat(act, seconds, least=50, most=calls)
-    middle, late = statistics.median(taken), taken[int(len(taken) * 0.99)]
-    return {"median_us": middle * 1e6, "p99_us": late * 1e6, "calls": len(taken)}
 
 
 def time_pipelined(side: Side, seconds: float) -> float:
@@ -108,7 +81,7 @@ def time_big(fetch: Callable[[], torch.Tensor], seconds: float) -> dict[str, flo
     return {name: statistics.median(times) for name, times in taken.items()}
 
 
-def measure(name: str, calls: int, seconds: float, say: Callable[[dict[str, Any]], None]) -> None:
+def measure(name: str, calls: int, seconds: float, say: Say) -> None:
     """Measure one side, and say all that was found after each figure.
 
     A figure that can't be had is left out, and told in ``errors``.
@@ -148,7 +121,7 @@ def measure(name: str, calls: int, seconds: float, say: Callable[[dict[str, Any]
     side.stop()
 
 
-def measure_in_turns(name: str, say: Callable[[dict[str, Any]], None]) -> None:
+def measure_in_turns(name: str, say: Say) -> None:
     """Measure a no-op once for each line that comes in."""
     side = SIDES[name]()
     time_start(side)
@@ -158,31 +131,5 @@ def measure_in_turns(name: str, say: Callable[[dict[str, Any]], None]) -> None:
     side.stop()
 
 
-def main() -> None:
-    """Measure as the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("side", choices=SIDES)
-    parser.add_argument("--calls", type=int, default=2000)
-    parser.add_argument("--seconds", type=float, default=2.0, help="for each figure, about")
-    parser.add_argument("--turns", action="store_true", help="only a no-op, once a line of input")
-    args = parser.parse_args()
-    out = os.dup(1)
-    os.dup2(2, 1)  # what the runtimes write must not come between the figures
-
-    def say(found: dict[str, Any]) -> None:
-        os.write(out, (json.dumps(found) + "\n").encode())
-
-    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-    with tempfile.TemporaryDirectory(prefix="discolab-benchmark-") as folder:
-        tempfile.tempdir = folder  # for keys
-        os.environ["IPYTHONDIR"] = folder  # ipyparallel writes its profile there
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        if args.turns:
-            measure_in_turns(args.side, say)
-        else:
-            measure(args.side, args.calls, args.seconds, say)
-    sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__ or "", SIDES, 2.0, measure, measure_in_turns)

@@ -1,18 +1,24 @@
-"""Tables and the verdict for engines.py. Pure functions of `EngineResults`.
-
-As in control_plane_report.py, a ratio is taken between two sides of one round, and the tables
-show the median over the rounds with the least and the greatest.
-"""
+"""Tables and the verdict for engines.py. Pure functions of `EngineResults`."""
 
 from __future__ import annotations
 
 import operator
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
 
-from control_plane_report import Row, Sample, show, table
+from control_plane_report import Row, Sample, table
+from rounds_report import (
+    Figure,
+    Results,
+    figures_table,
+    of,
+    print_head,
+    print_notes,
+    print_verdicts,
+    show_range,
+    show_ratio,
+    verdict,
+)
 
 BIG_GB = 64 * 2**20 / 1e9
 OURS, RIVAL = "discolab-processes", "tvm-processes"
@@ -28,52 +34,15 @@ NAMES = {
     "nbdistributed": "nbdistributed",
 }
 
-Figure = Callable[[Sample], float | None]
 
+class EngineResults(Results):
+    """What was measured; the turns are of a no-op of two sides."""
 
-@dataclass
-class EngineResults:
-    """Everything that was measured: one sample is one side in one round."""
-
-    machine: dict[str, Any]
-    samples: list[Sample] = field(default_factory=list)
-    turns: list[dict[str, Sample]] = field(default_factory=list)  # a no-op of two sides, in turns
-    notes: list[str] = field(default_factory=list)
-
-    def sides(self) -> list[str]:
-        """The sides that gave figures, in a fixed order."""
-        found = {sample["side"] for sample in self.samples}
-        return [side for side in NAMES if side in found]
-
-    def of(self, side: str, figure: Figure) -> dict[int, float]:
-        """A figure of one side by round, where it was found."""
-        mine = {s["round"]: figure(s) for s in self.samples if s["side"] == side}
-        return {turn: value for turn, value in mine.items() if value is not None}
-
-    def ratios(self, figure: Figure, side: str, peer: str) -> list[float]:
-        """`side` / `peer`, one for each round in which both were found."""
-        mine, theirs = self.of(side, figure), self.of(peer, figure)
-        return [mine[turn] / theirs[turn] for turn in mine if turn in theirs]
-
-
-def turn_ratios(results: EngineResults, what: str) -> list[float]:
-    """Ours / TVM's of two that ran within a second, one for each turn."""
-    return [turn[OURS][what] / turn[RIVAL][what] for turn in results.turns]
+    NAMES = NAMES
+    OURS = OURS
 
 
 # -- figures -----------------------------------------------------------------------------------
-
-
-def of(*path: str, scale: float = 1.0) -> Figure:
-    """A number that lies at these keys of a sample."""
-
-    def figure(sample: Sample) -> float | None:
-        value: Any = sample
-        for key in path:
-            value = (value or {}).get(key)
-        return None if value is None else float(value) * scale
-
-    return figure
 
 
 def of_big(what: Callable[[dict[str, float]], float]) -> Figure:
@@ -97,6 +66,7 @@ NOOP, NOOP_LATE = of("noop", "median_us"), of("noop", "p99_us")
 PYTHON = of("others", "python", "median_us")
 SMALL, SMALL_LATE = of("fetch", "median_us"), of("fetch", "p99_us")
 PIPELINED = of("pipelined")
+TURN_NOOP, TURN_LATE = of("median_us"), of("p99_us")
 FETCH, FETCH_SUM = (
     of_big(operator.itemgetter("fetch_s")),
     of_big(operator.itemgetter("fetch_sum_s")),
@@ -107,39 +77,6 @@ SUM_TO_CLONE = of_big(lambda way: way["clone_sum_s"] / way["fetch_sum_s"])
 
 
 # -- the tables --------------------------------------------------------------------------------
-
-
-def show_range(values: Sequence[float]) -> str:
-    """Median and extremes."""
-    if not values:
-        return "–"
-    return f"{show(statistics.median(values))} ({show(min(values))}–{show(max(values))})"
-
-
-def show_ratio(ratios: Sequence[float]) -> str:
-    """Median and extremes of ratios, small ones with three digits."""
-    if not ratios:
-        return "–"
-    middle, *ends = (
-        f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.4f}"
-        for ratio in (statistics.median(ratios), min(ratios), max(ratios))
-    )
-    return f"{middle} ({'–'.join(ends)})"
-
-
-def figures_table(
-    results: EngineResults, head: dict[str, Figure], ratios: dict[str, Figure]
-) -> str:
-    """One row for each side: figures, and what discolab's processes need or do beside it."""
-    rows = []
-    for side in results.sides():
-        row = [NAMES[side]]
-        row += [show_range([*results.of(side, figure).values()]) for figure in head.values()]
-        for figure in ratios.values():
-            same = side == OURS
-            row.append("" if same else show_ratio(results.ratios(figure, OURS, side)))
-        rows.append(row)
-    return table(["4 workers", *head, *ratios], rows)
 
 
 def big_table(results: EngineResults) -> str:
@@ -170,7 +107,7 @@ def _scaled(value: float | None, factor: float) -> float | None:
 def verdicts(results: EngineResults) -> list[Row]:
     """Each target with what was measured, and whether it is met."""
     rows: list[Row] = []
-    noop = turn_ratios(results, "median_us") or results.ratios(NOOP, OURS, RIVAL)
+    noop = results.best_ratios(NOOP, TURN_NOOP, OURS, RIVAL)
     for text, ratios, most in (
         ("first start, processes / TVM ProcessSession", results.ratios(FIRST, OURS, RIVAL), 1.0),
         ("start again, processes / TVM ProcessSession", results.ratios(AGAIN, OURS, RIVAL), 1.0),
@@ -178,58 +115,30 @@ def verdicts(results: EngineResults) -> list[Row]:
         ("no-op, processes / ipyparallel", results.ratios(NOOP, OURS, "ipyparallel"), 0.1),
     ):
         good = statistics.median(ratios) <= most if ratios else None
-        rows.append((text, f"<= {most}", show_ratio(ratios), _verdict(good)))
+        rows.append((text, f"<= {most}", show_ratio(ratios), verdict(good)))
     for text, figure in (
         ("64 MB, processes: clone / fetch", TO_CLONE),
         ("64 MB, processes: clone + sum / fetch + sum", SUM_TO_CLONE),
     ):
         found = [*results.of(OURS, figure).values()]
         good = statistics.median(found) >= 0.5 if found else None
-        rows.append((text, ">= 0.5", show_ratio(found), _verdict(good)))
+        rows.append((text, ">= 0.5", show_ratio(found), verdict(good)))
     return rows
-
-
-def _verdict(good: bool | None) -> str:
-    return "not measured" if good is None else "met" if good else "MISSED"
 
 
 def turns_table(results: EngineResults) -> str:
     """The no-op of two sides that took turns."""
     rows = []
-    for what, text in (("median_us", "median, µs"), ("p99_us", "99th percentile, µs")):
-        sides = [show_range([turn[side][what] for turn in results.turns]) for side in (OURS, RIVAL)]
-        rows.append([text, *sides, show_ratio(turn_ratios(results, what))])
+    for figure, text in ((TURN_NOOP, "median, µs"), (TURN_LATE, "99th percentile, µs")):
+        values = {side: [figure(turn[side]) for turn in results.turns] for side in (OURS, RIVAL)}
+        sides = [show_range([v for v in found if v is not None]) for found in values.values()]
+        rows.append([text, *sides, show_ratio(results.turn_ratios(figure, OURS, RIVAL))])
     return table(["no-op", NAMES[OURS], NAMES[RIVAL], "ours / it"], rows)
-
-
-def all_notes(results: EngineResults) -> list[str]:
-    """What was noted in the run, and what the samples tell beside their figures."""
-    notes = dict.fromkeys(results.notes)  # in order, each once
-    for sample in results.samples:
-        name = NAMES[sample["side"]]
-        for figure, text in sample["errors"].items():
-            notes[f"{name}: no figure {figure!r}: {text.strip().splitlines()[-1]}"] = None
-        if "failed" in sample:
-            last = sample["failed"].splitlines()[-1]
-            notes[f"{name}: its process did not end well: {last}"] = None
-        if sample.get("left_behind"):
-            notes[f"{name}: left {sample['left_behind']} processes behind"] = None
-    return list(notes)
 
 
 def print_engines(results: EngineResults) -> None:
     """Print all tables, the targets last."""
-    machine = results.machine
-    versions = {NAMES[s["side"]]: s["version"] for s in results.samples}
-    rounds = len({sample["round"] for sample in results.samples})
-    print("\n# Workers in processes of their own\n")
-    print("; ".join(f"{name} {version}" for name, version in versions.items()))
-    loads = [sample["load"] for sample in results.samples if sample["load"] is not None]
-    print(
-        f"Python {machine['python']}, {machine['system']}, {machine['cores']} cores"
-        + (f", load {min(loads)} to {max(loads)} as sides were started" if loads else "")
-    )
-    print(f"{rounds} rounds: median (min–max) over the rounds; ours is discolab, processes")
+    print_head("Workers in processes of their own", results)
     print("\n## Start until all have answered, s (less is better)\n")
     print(figures_table(results, {"first": FIRST, "again": AGAIN}, {"ours / it, first": FIRST}))
     print(
@@ -256,7 +165,5 @@ def print_engines(results: EngineResults) -> None:
     )
     print("\n## Fetch of 64 MB of float32 from a worker in another process\n")
     print(big_table(results))
-    print("\n## Targets\n")
-    print(table(["target", "wanted", "found", "verdict"], verdicts(results)))
-    for note in all_notes(results):
-        print(f"\nNote: {note}")
+    print_verdicts(verdicts(results))
+    print_notes(results)

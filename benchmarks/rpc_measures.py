@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from engines_child import Clock, time_calls
 from engines_sides import BIG, make_big
+from rounds_child import Clock, time_calls
 
 WORKERS = 4
 FROM, TO = 1, 2  # the worker that calls, and the one that is called

@@ -1,19 +1,26 @@
-"""Tables and the verdict for rpc.py. Pure functions of `RpcResults`.
-
-As in engines_report.py, a ratio is taken between two sides of one round, and the tables show the
-median over the rounds with the least and the greatest. The tables are Markdown.
-"""
+"""Tables and the verdict for rpc.py. Pure functions of `RpcResults`."""
 
 from __future__ import annotations
 
 import operator
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from control_plane_report import Row, Sample, table
-from engines_report import BIG_GB, Figure, of, show_range, show_ratio
+from engines_report import BIG_GB
+from rounds_report import (
+    Figure,
+    Results,
+    figures_table,
+    of,
+    print_head,
+    print_notes,
+    print_verdicts,
+    show_range,
+    show_ratio,
+    verdict,
+)
 
 OURS, THREADS, TENSORPIPE, RAY = "discolab-processes", "discolab-threads", "torch-rpc", "ray"
 NAMES = {
@@ -24,40 +31,11 @@ NAMES = {
 }
 
 
-@dataclass
-class RpcResults:
-    """Everything that was measured: one sample is one side in one round."""
+class RpcResults(Results):
+    """What was measured; the turns are of a no-op and 64 MB of the sides that targets compare."""
 
-    machine: dict[str, Any]
-    samples: list[Sample] = field(default_factory=list)
-    turns: list[dict[str, Sample]] = field(default_factory=list)  # each side once, in turns
-    notes: list[str] = field(default_factory=list)
-
-    def sides(self) -> list[str]:
-        """The sides that gave figures, in a fixed order."""
-        found = {sample["side"] for sample in self.samples}
-        return [side for side in NAMES if side in found]
-
-    def of(self, side: str, figure: Figure) -> dict[int, float]:
-        """A figure of one side by round, where it was found."""
-        mine = {s["round"]: figure(s) for s in self.samples if s["side"] == side}
-        return {turn: value for turn, value in mine.items() if value is not None}
-
-    def ratios(self, figure: Figure, side: str, peer: str) -> list[float]:
-        """`side` / `peer`, one for each round in which both were found."""
-        mine, theirs = self.of(side, figure), self.of(peer, figure)
-        return [mine[turn] / theirs[turn] for turn in mine if turn in theirs]
-
-    def turn_ratios(self, figure: Figure, side: str, peer: str) -> list[float]:
-        """`side` / `peer` of two that ran within a second or two, one for each turn."""
-        pairs = [(figure(turn[side]), figure(turn[peer])) for turn in self.turns if side in turn]
-        return [mine / theirs for mine, theirs in pairs if mine and theirs]
-
-    def best_ratios(self, figure: Figure, side: str, peer: str) -> list[float]:
-        """Those of the turns, where the two took turns; else those of the rounds."""
-        if any({side, peer} <= turn.keys() for turn in self.turns):
-            return self.turn_ratios(figure, side, peer)
-        return self.ratios(figure, side, peer)
+    NAMES = NAMES
+    OURS = OURS
 
 
 # -- figures -----------------------------------------------------------------------------------
@@ -110,24 +88,10 @@ SEND, COMPUTE, BOTH = (
 OVERLAP = of_ways(
     lambda way: (way["send_s"] + way["compute_s"]) / way["both_s"], "overlap", by="send_s"
 )
-TURN_NOOP, TURN_LATE, TURN_ARGUMENT = of("median_us"), of("p99_us"), ARGUMENT
+TURN_NOOP, TURN_LATE = of("median_us"), of("p99_us")
 
 
 # -- the tables --------------------------------------------------------------------------------
-
-
-def figures_table(
-    results: RpcResults, head: dict[str, Figure], ratios: dict[str, Figure] | None = None
-) -> str:
-    """One row for each side: figures, and discolab's processes beside it (ours / it)."""
-    rows = []
-    for side in results.sides():
-        row = [NAMES[side]]
-        row += [show_range([*results.of(side, figure).values()]) for figure in head.values()]
-        for figure in (ratios or {}).values():
-            row.append("" if side == OURS else show_ratio(results.ratios(figure, OURS, side)))
-        rows.append(row)
-    return table(["4 workers", *head, *(ratios or {})], rows)
 
 
 def turns_table(results: RpcResults) -> str:
@@ -138,7 +102,7 @@ def turns_table(results: RpcResults) -> str:
     for text, figure in (
         ("no-op, median, µs", TURN_NOOP),
         ("no-op, 99th percentile, µs", TURN_LATE),
-        ("64 MB argument, ms", TURN_ARGUMENT),
+        ("64 MB argument, ms", ARGUMENT),
     ):
         row = [text]
         for side in sides:
@@ -155,33 +119,24 @@ def turns_table(results: RpcResults) -> str:
 
 def verdicts(results: RpcResults) -> list[Row]:
     """Each target with what was measured, and whether it is met."""
-    rows: list[Row] = []
-    turns = bool(results.turns)
-    noop, argument = (TURN_NOOP, TURN_ARGUMENT) if turns else (NOOP, ARGUMENT)
-    most = results.best_ratios(noop, OURS, TENSORPIPE)
-    rows.append(_row("no-op, processes / TensorPipe", "<= 1.0", most, operator.le, 1.0))
-    for text, wanted, ratios in (
-        ("64 MB argument, throughput, processes / TensorPipe", 2.0, (argument, TENSORPIPE, OURS)),
-        ("no-op, TensorPipe / threads", 10.0, (noop, TENSORPIPE, THREADS)),
-    ):
-        found = results.best_ratios(*ratios)
-        rows.append(_row(text, f">= {wanted:g}", found, operator.ge, wanted))
-    found = results.ratios(NOOP, RAY, THREADS)
-    rows.append(_row("no-op, Ray / threads", ">= 10", found, operator.ge, 10.0))
-    return rows
+    best = results.best_ratios
+    return [
+        _row("no-op, processes / TensorPipe", "<=", 1.0, best(NOOP, TURN_NOOP, OURS, TENSORPIPE)),
+        _row(
+            "64 MB argument, throughput, processes / TensorPipe",
+            ">=",
+            2.0,
+            best(ARGUMENT, ARGUMENT, TENSORPIPE, OURS),
+        ),
+        _row("no-op, TensorPipe / threads", ">=", 10.0, best(NOOP, TURN_NOOP, TENSORPIPE, THREADS)),
+        _row("no-op, Ray / threads", ">=", 10.0, results.ratios(NOOP, RAY, THREADS)),
+    ]
 
 
-def _row(
-    text: str,
-    wanted: str,
-    found: Sequence[float],
-    good: Callable[[float, float], bool],
-    limit: float,
-) -> Row:
-    verdict = "not measured"
-    if found:
-        verdict = "met" if good(statistics.median(found), limit) else "MISSED"
-    return (text, wanted, show_ratio(found), verdict)
+def _row(text: str, sign: str, limit: float, found: Sequence[float]) -> Row:
+    good = {"<=": operator.le, ">=": operator.ge}[sign]
+    met = good(statistics.median(found), limit) if found else None
+    return (text, f"{sign} {limit:g}", show_ratio(found), verdict(met))
 
 
 def others(results: RpcResults) -> list[Row]:
@@ -205,34 +160,9 @@ def others(results: RpcResults) -> list[Row]:
     return rows
 
 
-def all_notes(results: RpcResults) -> list[str]:
-    """What was noted in the run, and what the samples tell beside their figures."""
-    notes = dict.fromkeys(results.notes)  # in order, each once
-    for sample in results.samples:
-        name = NAMES[sample["side"]]
-        for figure, text in sample["errors"].items():
-            notes[f"{name}: no figure {figure!r}: {text.strip().splitlines()[-1]}"] = None
-        if "failed" in sample:
-            last = sample["failed"].splitlines()[-1]
-            notes[f"{name}: its process did not end well: {last}"] = None
-        if sample.get("left_behind"):
-            notes[f"{name}: left {sample['left_behind']} processes behind"] = None
-    return list(notes)
-
-
 def print_report(results: RpcResults) -> None:
     """Print all tables, the targets last."""
-    machine = results.machine
-    versions = {NAMES[s["side"]]: s["version"] for s in results.samples}
-    rounds = len({sample["round"] for sample in results.samples})
-    loads = [sample["load"] for sample in results.samples if sample["load"] is not None]
-    print("\n# Remote calls\n")
-    print("; ".join(f"{name} {version}" for name, version in versions.items()))
-    print(
-        f"Python {machine['python']}, {machine['system']}, {machine['cores']} cores"
-        + (f", load {min(loads)} to {max(loads)} as sides were started" if loads else "")
-    )
-    print(f"{rounds} rounds: median (min–max) over the rounds; ours is discolab, processes")
+    print_head("Remote calls", results)
     print("\n## No-op, round trip, µs (less is better)\n")
     head = {"median": NOOP, "99th percentile": NOOP_LATE}
     head |= {"worker to worker": THERE, "its 99th percentile": THERE_LATE}
@@ -253,10 +183,8 @@ def print_report(results: RpcResults) -> None:
     if results.turns:
         print(f"\n## In {len(results.turns)} turns of 300 no-ops and some 64 MB each\n")
         print(turns_table(results))
-    print("\n## Targets\n")
-    print(table(["target", "wanted", "found", "verdict"], verdicts(results)))
+    print_verdicts(verdicts(results))
     if rows := others(results):
         print("\n## Other ratios of times\n")
         print(table(["", "found"], rows))
-    for note in all_notes(results):
-        print(f"\nNote: {note}")
+    print_notes(results)
