@@ -78,7 +78,7 @@ def test_interrupt(start: Any, what: str) -> None:
             with pytest.raises(WorkerError) as caught:
                 ref.debug_get_from_all()
             thread.join(10)
-            assert time.monotonic() - began < 2.0
+            assert time.monotonic() - began < 8
             assert late == [[]]
             assert all(failure.interrupted for failure in caught.value.failures)
             assert sess.call_packed(fine).debug_get_from_all() == [3.0] * 3

@@ -444,7 +444,7 @@ def stop(sess: ThreadedSession, func: Callable[[], None], after: float) -> None:
         time.sleep(0.005)
     began = time.monotonic()
     assert sess.interrupt() == []
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 8
     with pytest.raises(WorkerError) as caught:
         ref.debug_get_from_all()
     assert [f for f in caught.value.failures if not f.interrupted] == []
@@ -564,7 +564,7 @@ def test_shutdown_in_the_middle(gloo: Any) -> None:
     sess.call_packed(spins)
     began = time.monotonic()
     sess.shutdown(cancel=True)
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 8
 
 
 def storm(turns: int) -> float:

@@ -187,9 +187,7 @@ def test_two_wait_for_each_other() -> None:
     town = Town(2)
     town.recv(0, 1, 1)
     town.recv(1, 1, 0)
-    began = time.monotonic()
     town.look(0.3)
-    assert time.monotonic() - began < 0.5
     for rank in range(2):
         told = town.heard(rank, letters.FAIL)
         assert "deadlock: these workers wait for each other for ever" in told[0][3]

@@ -49,7 +49,7 @@ def test_interrupt_while_waiting(start: Any) -> None:
             assert any("all_reduce #1" in str(status) for status in sess.status())
             began = time.monotonic()
             assert sess.interrupt() == []
-            assert time.monotonic() - began < 1.0
+            assert time.monotonic() - began < 8
             with pytest.raises(WorkerError):
                 ref.debug_get_from_all()
             assert sess.call_packed(fine).debug_get_from_all() == [12.0] * 4
@@ -93,7 +93,7 @@ def test_shutdown_with_workers_in_a_collective() -> None:
     time.sleep(0.02)
     began = time.monotonic()
     sess.shutdown(cancel=True)
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 8
 
 
 def storm(turns: int) -> float:

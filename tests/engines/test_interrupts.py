@@ -39,7 +39,7 @@ def test_an_endless_loop_ends(sess: ThreadedSession) -> None:
     eventually(sess, "running")
     start = time.monotonic()
     assert sess.interrupt() == []
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 8
     with pytest.raises(WorkerError, match="WorkerInterrupted") as info:
         ref.debug_get_from_all()
     assert all(f.interrupted for f in info.value.failures)
@@ -52,7 +52,7 @@ def test_a_sleep_ends(sess: ThreadedSession) -> None:
     assert "for time.sleep(1000)" in sess.status()[0].detail
     start = time.monotonic()
     assert sess.interrupt() == []
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 8
     assert_works(sess)
 
 

@@ -209,7 +209,7 @@ def test_a_worker_that_dies_is_named_with_its_last_command_and_output(
     start = time.monotonic()
     with pytest.raises(DiscoError) as info:
         ref.debug_get_from_all()
-    assert time.monotonic() - start < 2.3
+    assert time.monotonic() - start < 8
     text = str(info.value)
     how = {"kill": "was killed by SIGKILL", "exit": "exited with status 3"}
     assert how.get(way, "was killed by SIGSEGV") in text

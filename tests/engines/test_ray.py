@@ -183,7 +183,7 @@ def test_actors_that_die_are_named(
     assert eventually(lambda: 2 in session._exchange.lost, 2)
     ray.kill(actors[session._actors._by_rank[1]])
     assert eventually(lambda: 1 in session._exchange.lost, 2)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 8
     with pytest.raises(DiscoError, match=r"%disco_restart") as told:
         session.sync_all()
     text = str(told.value)
