@@ -16,7 +16,14 @@ from typing import Any, Self
 
 import pytest
 
-from discolab import DiscoError, Session, WorkerError, current_worker, make_session
+from discolab import (
+    DiscoError,
+    Session,
+    WorkerError,
+    WorkerInterrupted,
+    current_worker,
+    make_session,
+)
 from tests.watchdog import Watchdog
 
 THREAD_PREFIX = "discolab-"
@@ -71,6 +78,24 @@ def no_leaked_threads() -> Iterator[None]:
                 "shut the session down in the test, or in a fixture's clean-up"
             )
         time.sleep(0.01)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupts_that_python_drops() -> Iterator[None]:
+    """One that lands in a finalizer is sent again: it is no fault, and not for pytest's hook.
+
+    That imports modules, on a worker's thread, and takes what happens there for a fault.
+    """
+    before = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if not issubclass(unraisable.exc_type, WorkerInterrupted):
+            before(unraisable)
+
+    sys.unraisablehook = hook
+    yield
+    if sys.unraisablehook is hook:
+        sys.unraisablehook = before
 
 
 @pytest.fixture
