@@ -156,17 +156,20 @@ class Call(Outcome):
 
     # -- the caller's side -------------------------------------------------------------------
 
+    def settle(self, value: Any, error: BaseException | None = None) -> None:
+        """See `Outcome`."""
+        self.node.forget_call(self.number)
+        super().settle(value, error)
+
     def wait_and_take(self) -> Any:
         """Wait for the answer and take it; whoever gives up ends the call at the callee too."""
         try:
             if not self.settled:
                 self.wait(self, self.timeout)
+            self.open()
         except BaseException as exc:
             self.give_up(late=isinstance(exc, WaitTimeoutError))
             raise
-        finally:
-            self.node.forget_call(self.number)
-        self.open()
         error = self.error
         if error is None:
             return self.value
@@ -181,6 +184,7 @@ class Call(Outcome):
 
     def give_up(self, *, late: bool) -> None:
         """Nobody wants it any more, as its time is over or for another reason: end it."""
+        self.node.forget_call(self.number)
         self.end(f"its caller gave up after {self.timeout:g} s" if late else "its caller has left")
 
     def end(self, why: str) -> None:
@@ -204,7 +208,6 @@ class Call(Outcome):
     def not_sent(self, error: DiscoError) -> None:
         """It could not be sent after all."""
         self.settle(None, error)
-        self.node.forget_call(self.number)
         self._let_go()
 
     # -- the callee's side: a `pool.Task` ----------------------------------------------------

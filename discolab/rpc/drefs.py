@@ -13,6 +13,7 @@ from ..runtime.worker import current_worker
 from .names import CONTROLLER, rank_of
 from .node import Node
 from .nodes import node_of_worker
+from .outcome import whole
 from .reference_records import Fork
 from .rref import RRef, held
 from .values import Value
@@ -49,8 +50,9 @@ def adopt_here(register: int, owner: int, ref: list[int]) -> None:
     if worker.worker_id == owner:
         holdings = node_of_worker(worker).holdings
         key = (ref[0], ref[1], ref[2])
-        _fill(holdings.value_of(key), worker.registers.get(register))
-        holdings.release(key)
+        with whole():
+            _fill(holdings.value_of(key), worker.registers.get(register))
+            holdings.release(key)
 
 
 def adopt(register: int, owner: int, fork: list[int]) -> None:
@@ -58,8 +60,9 @@ def adopt(register: int, owner: int, fork: list[int]) -> None:
     worker = current_worker()
     if worker.worker_id == owner:
         found: Fork = (fork[0], fork[1], fork[2], fork[3], fork[4])
-        value = node_of_worker(worker).holdings.adopted(found, 0, owner)
-        _fill(value, worker.registers.get(register))
+        with whole():
+            value = node_of_worker(worker).holdings.adopted(found, 0, owner)
+            _fill(value, worker.registers.get(register))
 
 
 def _fill(value: Value, found: Any) -> None:
@@ -105,9 +108,10 @@ def take(tickets: list[list[int]]) -> Any:
     node = node_of_worker(worker)
     owner, *name = tickets[worker.worker_id]
     ref = (name[0], name[1], name[2])
-    if len(name) == 5:
-        node.holdings.arrived([(*ref, name[3], name[4])], 0)
-    rref = held(node, ref, owner)  # the ticket's hold is its own from here
+    with whole():
+        if len(name) == 5:
+            node.holdings.arrived((*ref, name[3], name[4]), 0)
+        rref = held(node, ref, owner)  # the ticket's hold is its own from here
     return rref.local_value() if owner == worker.worker_id else rref.to_here()
 
 

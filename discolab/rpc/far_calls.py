@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..runtime.errors import ArgumentError, DiscoError
 from ..runtime.failures import Failure
+from . import messages
 from .autograd import crossing
 from .calls import Call
+
+if TYPE_CHECKING:
+    from .holdings import Brought
 
 
 class CallOut(Call):
@@ -21,12 +25,12 @@ class CallOut(Call):
     `_opening` guards that.
     """
 
-    __slots__ = ("_opened", "_opening", "forks", "tracked")
+    __slots__ = ("_opened", "_opening", "brought", "tracked")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.tracked: tuple[int, ...] = ()
-        self.forks: list[Any] = []
+        self.brought: Brought | None = None
         self._opened = False
         self._opening = threading.Lock()
 
@@ -41,14 +45,12 @@ class CallOut(Call):
             self.given_up = why
             self.node.mail.cancel(self, why)
 
-    def came(self, value: Any, tracked: tuple[int, ...], forks: list[Any]) -> None:
+    def came(self, value: Any, tracked: tuple[int, ...], brought: Brought | None) -> None:
         """The answer is there, as it came; on the receiving thread."""
-        if self.settled:
-            self.node.holdings.let_go(forks)
-            return
-        self.tracked, self.forks = tracked, forks
-        self.settle(value)
-        self._let_go()
+        if not self.settled:
+            self.tracked, self.brought = tracked, brought
+            self.settle(value)
+            self._let_go()
 
     def result(self) -> Any:
         """See `Outcome`."""
@@ -64,7 +66,7 @@ class CallOut(Call):
 
     def _open(self) -> None:
         try:
-            value = self.node.open(self.value, self.forks)
+            value = messages.opened_here(self.node, self.value)
             if self.tracked or self.context is not None:
                 value = crossing.arrive(
                     self.node, self.context, value, self.callee, False, self.tracked
@@ -76,13 +78,13 @@ class CallOut(Call):
             self.error.__cause__ = exc
         finally:
             self._opened = True
-            self.forks = []
+            self.brought = None
 
 
 class CallIn(Call):
     """A call from another node, at its callee."""
 
-    __slots__ = ("called", "forks", "from_number", "opened", "sender", "tracked")
+    __slots__ = ("brought", "called", "from_number", "opened", "sender", "tracked")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -90,7 +92,7 @@ class CallIn(Call):
         self.from_number = 0
         self.called = ""
         self.tracked: tuple[int, ...] = ()
-        self.forks: list[Any] = []
+        self.brought: Brought | None = None
         self.opened = False
 
     def words(self) -> str:
@@ -106,8 +108,9 @@ class CallIn(Call):
         if self.opened:
             return
         self.opened = True
-        forks, self.forks = self.forks, []
-        func, args, kwargs = self.node.open((self.func, self.args, self.kwargs), forks)
+        brought, self.brought = self.brought, None
+        func, args, kwargs = messages.opened_here(self.node, (self.func, self.args, self.kwargs))
+        del brought
         if self.tracked or self.context is not None:
             args, kwargs = crossing.arrive(
                 self.node, self.context, (args, kwargs), self.caller, False, self.tracked
@@ -146,8 +149,7 @@ class CallIn(Call):
 
     def _tell(self, failure: Failure, kind: Any, state: Any) -> None:
         failure.exception = None
-        self.node.holdings.let_go(self.forks)
-        self.forks = []
+        self.brought = None
         self.node.mail.answer_failure(self, failure, kind, state)
         self.settle(None)
         self._let_go()

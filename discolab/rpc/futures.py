@@ -161,7 +161,6 @@ class Future(torch.futures.Future):  # type: ignore[type-arg]
         bind_place(Place(call.node, call.caller))
         bind_thread(call.node.workers.get(call.caller))
         try:
-            call.node.forget_call(call.number)
             call.open()
             if call.error is not None:
                 self._tell_torch(copy_of(call.error))

@@ -2,24 +2,43 @@
 
 The counting itself is pure state (references.py). The node's lock guards it and `values`; what it
 asks for is done after the lock was let go, since a message that leaves late does no harm.
-`dropped` takes what finalizers put in, which may take no lock: references to be released, and
-functions to be called. The keeper, or the next call, sees to them.
+Handles, and what a message has brought, are objects; who holds one need not release it, even if an
+interrupt cuts him short. Those that nobody holds any more come into `dropped`, by the callback of a
+weak reference that is C code: it takes no lock, and no interrupt lands in it, as one may in a
+`__del__`. The keeper, or the next call, sees to them. `_handles` holds those weak references;
+single operations on it are atomic.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..runtime.errors import DiscoError
 from . import messages
+from .outcome import whole
 from .reference_records import Fork, Free, Ref, Refused, Send
 from .references import References
 from .values import Value
 
 if TYPE_CHECKING:
     from .node import Node
+
+
+class Handle(weakref.ref[Any]):
+    """Somebody's handle, and what is to be done without it: release references, or end a call."""
+
+    __slots__ = ("meant",)
+
+    meant: Sequence[Ref] | Callable[[], None]
+
+
+class Brought:
+    """Holds the references that a message has brought, as long as it lives."""
+
+    __slots__ = ("__weakref__",)
 
 
 class Holdings:
@@ -39,7 +58,8 @@ class Holdings:
         self._lock = node.lock
         self._references = References(node.id, 1 if node.alone else node.num_workers)
         self.values: dict[Ref, Value] = {}
-        self.dropped: deque[Ref | Callable[[], None]] = deque()
+        self.dropped: deque[Handle] = deque()
+        self._handles: dict[int, Handle] = {}
 
     # -- references --------------------------------------------------------------------------
 
@@ -62,6 +82,12 @@ class Holdings:
         with self._lock:
             self._references.hold(ref)
 
+    def when_dropped(self, handle: Any, meant: Sequence[Ref] | Callable[[], None]) -> None:
+        """Release references, or call a function, once nobody holds a handle any more."""
+        noted = Handle(handle, self.dropped.append)
+        noted.meant = meant
+        self._handles[id(noted)] = noted
+
     def release(self, ref: Ref) -> None:
         """Hold it once less."""
         with self._lock:
@@ -80,17 +106,22 @@ class Holdings:
                 actions = self._references.dropped(fork)
             self._do(actions)
 
-    def arrived(self, forks: Iterable[Fork], sender: int) -> None:
-        """Forks have come with a message, which holds each once."""
-        for fork in forks:
-            with self._lock:
-                actions = self._references.arrived(fork, sender)
-            self._do(actions)
+    def arrived(self, fork: Fork, sender: int) -> None:
+        """A fork has come from another node; it is held once."""
+        with self._lock:
+            actions = self._references.arrived(fork, sender)
+        self._do(actions)
 
-    def let_go(self, forks: Iterable[Fork]) -> None:
-        """That message holds them no more."""
+    def brought(self, forks: Sequence[Fork], sender: int) -> Brought | None:
+        """Forks have come with a message; what is returned holds them, each once."""
+        if not forks:
+            return None
+        self._node.keeper.begin()
         for fork in forks:
-            self.release(fork[:3])
+            self.arrived(fork, sender)
+        brought = Brought()
+        self.when_dropped(brought, [fork[:3] for fork in forks])
+        return brought
 
     def adopted(self, fork: Fork, sender: int, owner: int) -> Value:
         """Another node asks for a value to be made here, and refers to it."""
@@ -155,17 +186,20 @@ class Holdings:
     # -- what follows ------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """See to what finalizers have left."""
+        """See to what was dropped."""
         dropped = self.dropped
-        while dropped:
-            try:
-                item = dropped.popleft()
-            except IndexError:  # another thread was faster
-                return
-            if callable(item):
-                item()
-            else:
-                self.release(item)
+        with whole():
+            while dropped:
+                try:
+                    handle = dropped.popleft()
+                except IndexError:  # another thread was faster
+                    return
+                del self._handles[id(handle)]
+                if callable(handle.meant):
+                    handle.meant()
+                else:
+                    for ref in handle.meant:
+                        self.release(ref)
 
     def _do(self, actions: Sequence[Any]) -> None:
         if not actions:
@@ -189,6 +223,7 @@ class Holdings:
         with self._lock:
             values = list(self.values.values())
             self.values.clear()
+        self._handles.clear()
         self.dropped.clear()
         for value in values:
             value.settle(None, error)

@@ -20,10 +20,12 @@ from .autograd import crossing
 from .calls import STREAM, Call
 from .errors import error_of
 from .far_calls import CallIn, CallOut
+from .outcome import whole
 from .overlap import overlapping
 from .streams import FeedOut
 
 if TYPE_CHECKING:
+    from .holdings import Brought
     from .node import Node
 
 _OPEN = 10.0  # seconds that making a router may take
@@ -71,13 +73,9 @@ class Mail:
             None if call.feed is None else call.feed.buffer,
             call.depth,
         )
-        try:
-            self._node.check_lost(to)
-            wait = overlapping(call, (call.args, call.kwargs)) if lend else None
-            self._send(to, message, wait)
-        except BaseException:
-            self._node.forget_call(call.number)
-            raise
+        self._node.check_lost(to)
+        wait = overlapping(call, (call.args, call.kwargs)) if lend else None
+        self._send(to, message, wait)
         if to in self._node.lost:  # it has died meanwhile: perhaps before the call was in the table
             call.settle(None, self._node.lost_error(to))
 
@@ -122,13 +120,14 @@ class Mail:
             self._node.check_open()
             raise SessionError("this node has no way to others")
         forks: list[Any] = [] if later is None else later.forks
-        try:
-            near = self.router.same_gpus(to)
-            packed = messages.pack(self._node, to, message, forks, near)
-        except BaseException:
-            self._node.holdings.undo(forks)
-            raise
-        self.router.send(to, packed, later)
+        with whole():  # the message is sent whole, or nothing of it
+            try:
+                near = self.router.same_gpus(to)
+                packed = messages.pack(self._node, to, message, forks, near)
+            except BaseException:
+                self._node.holdings.undo(forks)
+                raise
+            self.router.send(to, packed, later)
 
     # -- in ----------------------------------------------------------------------------------
 
@@ -136,24 +135,20 @@ class Mail:
         """Take in what has come from another node; on the receiving thread."""
         if self.router is None:
             self.opened.wait(_OPEN)  # it is just being made, and a message was faster
-        message, forks = messages.unpack(self._node, sender, body, frames)
+        message, brought = messages.unpack(self._node, sender, body, frames)
         kind = message[0]
         if kind == messages.RESULT:
             found = self._node.calls.get(message[1])
             if isinstance(found, CallOut):
-                found.came(message[2], message[3], forks)
-            else:
-                self._node.holdings.let_go(forks)
+                found.came(message[2], message[3], brought)
         elif kind == messages.CALL:
-            self._take_call(sender, message, forks)
+            self._take_call(sender, message, brought)
         elif kind == messages.REFERENCES:
             self._node.holdings.heard(sender, message[1])
         elif kind == messages.ITEM:
             found = self._node.calls.get(message[1])
             if found is not None:
-                found.feed.came(message[2], message[3], forks)
-            else:
-                self._node.holdings.let_go(forks)
+                found.feed.came(message[2], message[3], brought)
         elif kind == messages.CREDIT:
             served = self.serving.get((sender, message[1]))
             if served is not None:
@@ -166,9 +161,8 @@ class Mail:
                 Call.end(call, message[2])
         elif kind == messages.POST:
             self.handle(sender, message[1], messages.opened_here(self._node, message[2]))
-            self._node.holdings.let_go(forks)
 
-    def _take_call(self, sender: int, message: tuple[Any, ...], forks: list[Any]) -> None:
+    def _take_call(self, sender: int, message: tuple[Any, ...], brought: Brought | None) -> None:
         _, number, caller, callee, kind, words, site, func, args, kwargs, context, *rest = message
         tracked, fork, feed, call_depth = rest
         call = CallIn(
@@ -176,7 +170,7 @@ class Mail:
         )
         call.sender, call.from_number, call.called = sender, number, words
         call.depth = call_depth
-        call.tracked, call.forks = tracked, forks
+        call.tracked, call.brought = tracked, brought
         call.fetches = bool(kind & messages.FETCHES)
         self.serving[sender, number] = call
         if context is not None:

@@ -28,6 +28,7 @@ from .rref import RRef
 from .within import within
 
 if TYPE_CHECKING:
+    from .holdings import Brought
     from .node import Node
 
 # (kind, number of the call at its caller, …)
@@ -80,19 +81,21 @@ def _shared_kept(message: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def unpack(
     node: Node, sender: int, body: Any, frames: Sequence[Any]
-) -> tuple[tuple[Any, ...], list[Any]]:
-    """A message, and the forks that came with it, each held once; on the receiving thread."""
+) -> tuple[tuple[Any, ...], Brought | None]:
+    """A message, and who holds the references in it till they are opened; on the receiving thread.
+
+    The references of what needs no opening are in the message already, as handles of their own.
+    """
     claims: list[RRef] = []
     with within(_travel, "come", (node, claims)):
         # what was on a GPU stays on the host until it is opened
         message = protocol.decode(body, frames, place=channels.placed)
     if message[0] not in _WITH_VALUES:
-        return message, []
-    forks = message[-1]
-    node.holdings.arrived(forks, sender)
+        return message, None
+    brought = node.holdings.brought(message[-1], sender)
     for rref in claims:
         rref._claim()
-    return message[:-1], forks
+    return message[:-1], brought
 
 
 def opened_here(node: Node, value: Any) -> Any:

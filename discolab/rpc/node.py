@@ -33,6 +33,7 @@ from .holdings import Holdings
 from .keeper import Keeper
 from .mail import Mail
 from .names import CONTROLLER, rank_of
+from .outcome import whole
 from .pool import Pool
 from .queues import DEEPEST
 from .values import Value
@@ -173,29 +174,43 @@ class Node:
         call.number = number = next(self._numbers)
         call.target, call.feed, call.fetches = target, feed, fetches
         call.depth = depth_here()
-        call.context = context = crossing.current(self)
+        call.context = crossing.current(self)
+        if feed is not None:
+            feed.call = call
+        if prepare is not None:
+            prepare(call)
+        if later and seconds is not None:
+            call.due = self.now() + seconds
+        try:
+            with whole():  # what half of a call has left would be nobody's
+                self._begin(call, here, target_fork, lend)
+        except BaseException as exc:
+            call.unfollow()
+            if isinstance(exc, Exception):
+                self.forget_call(number)
+            else:  # an interrupt: it has begun
+                call.give_up(late=False)
+            raise
+        return call
+
+    def _begin(self, call: Call, here: bool, target_fork: Any, lend: bool) -> None:
+        """Hand a call to a thread of its callee, or have it sent."""
+        caller, callee, context = call.caller, call.callee, call.context
         tracked: tuple[int, ...] = ()
-        if caller != callee and (args or kwargs or context is not None):
+        if caller != callee and (call.args or call.kwargs or context is not None):
             try:
                 (call.args, call.kwargs), tracked = crossing.leave(
-                    self, context, (args, kwargs), callee, here
+                    self, context, (call.args, call.kwargs), callee, here
                 )
             except RecursionError:
                 raise ArgumentError(
                     f"an argument of the {call.words()} is nested too deep"
                 ) from None
-        if feed is not None:
-            feed.call = call
-        if prepare is not None:
-            prepare(call)
-        self.calls[number] = call
-        if later and seconds is not None:
-            call.due = self.now() + seconds
+        self.calls[call.number] = call
         if here:
             self.pool(callee).submit(call)
         else:
             self.mail.call_out(call, tracked, target_fork, lend)
-        return call
 
     def seconds(self, timeout: Any, rank: int) -> float | None:
         """The time limit that the caller of a rank means, None for no limit.
@@ -263,13 +278,6 @@ class Node:
 
         return call_later(self, self.ranks()[-1], to, run_asked, (func, args), None, timeout)
 
-    def open(self, value: Any, forks: list[Any]) -> Any:
-        """What came in a message, its pickles opened; raises what that raises."""
-        try:
-            return messages.opened_here(self, value)
-        finally:
-            self.holdings.let_go(forks)
-
     def relieve(self) -> bool:
         """Start threads for calls that have waited for long; whether any wait still."""
         waiting = [pool.relieve() for pool in tuple(self._pools.values())]
@@ -286,7 +294,6 @@ class Node:
         for call in list(self.calls.values()):
             if call.due is not None and now > call.due and not call.settled:
                 call.time_out()
-                self.forget_call(call.number)
 
     # -- deaths and the end ------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from ..runtime.session import Session
 from ..runtime.worker import Worker
 from . import routes
 from .node import Node
+from .outcome import whole
 from .routes import open_router
 
 NODE = "discolab.rpc.node"  # where in a worker's `shared` its node is
@@ -23,7 +24,7 @@ def node_of_worker(worker: Worker) -> Node:
     found: Node | None = worker.shared.get(NODE)
     if found is not None and (found.alone or found.mail.router is not None):
         return found
-    with _making:
+    with whole(), _making:  # or half a node would hear what is for the one made in its place
         found = worker.shared.get(NODE)
         if found is None:
             alone = worker.link is None

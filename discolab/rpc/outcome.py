@@ -15,8 +15,10 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from ..runtime import ctrl_c
 from ..runtime.errors import DiscoError
 from ..runtime.interruptible import Interruptible
 from ..runtime.waiter import waiter_here
@@ -35,6 +37,17 @@ def waiter() -> Interruptible:
         if found is None:
             found = _of_thread.waiter = Interruptible()
     return found
+
+
+def whole() -> AbstractContextManager[None]:
+    """What is within is done whole: an interrupt of the calling thread, or Ctrl-C, raises after it.
+
+    In waits it raises at once, but for Ctrl-C: so there should be none.
+    """
+    me = waiter_here()
+    if me is not None:
+        return me.held_back(in_any_case=True) if me.running else nullcontext()
+    return ctrl_c.held_back()
 
 
 def look_for(ready: Callable[[], bool]) -> bool:
@@ -91,6 +104,10 @@ class Outcome:
             except IndexError:  # another thread was faster
                 return
             func(self)
+
+    def unfollow(self) -> None:
+        """Have nothing called: it would keep alive, in a circle, what waits in vain."""
+        self._followers.clear()
 
     def is_settled(self) -> bool:
         """Whether it is known."""

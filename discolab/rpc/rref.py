@@ -1,11 +1,12 @@
 """RRef: a reference to a value that one rank owns, held by anybody.
 
-An `RRef` is a handle: it holds its reference once on its node, and `__del__` only notes that it
-does so no more. It never changes, so any number of threads may use it.
+An `RRef` is a handle: it holds its reference once on its node, which is told when nobody holds the
+handle any more. It never changes, so any number of threads may use it.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,6 +15,7 @@ from .autograd import crossing
 from .calls import PLAIN, REMOTE, Deferred
 from .here import place_here, rank_on
 from .names import CONTROLLER, WorkerInfo, in_words, info_of, rank_of
+from .outcome import whole
 from .reference_records import Ref
 from .values import Value, ready
 
@@ -34,12 +36,11 @@ class RRef:
         Where the handle is, what it refers to, and whose value that is.
     """
 
-    __slots__ = ("__weakref__", "_held", "node", "owner_rank", "ref")
+    __slots__ = ("__weakref__", "node", "owner_rank", "ref")
 
     node: Node
     ref: Ref
     owner_rank: int
-    _held: bool
     on_reduce: ClassVar[Callable[[RRef], tuple[Any, ...]]]
 
     def __new__(cls, value: Any, ref: Ref | None = None, owner_rank: int = CONTROLLER) -> RRef:
@@ -55,20 +56,13 @@ class RRef:
             return own(node, rank, value)
         made = object.__new__(cls)
         made.node, made.ref, made.owner_rank = value, ref, owner_rank
-        made._held = False
         return made
 
     def _claim(self) -> None:
         """Hold the reference, on behalf of this handle."""
-        self.node.holdings.hold(self.ref)
-        self._held = True
-
-    def __del__(self) -> None:
-        try:
-            if self._held:
-                self.node.holdings.dropped.append(self.ref)
-        except AttributeError:
-            pass  # never fully made, or the interpreter is going down
+        with whole():
+            self.node.holdings.hold(self.ref)
+            self.node.holdings.when_dropped(self, (self.ref,))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RRef.on_reduce(self)
@@ -270,13 +264,14 @@ def place_here_of(rref: RRef) -> tuple[Node, int]:
 def own(node: Node, rank: int, value: Any) -> RRef:
     """A reference to a value of `rank`, which lives on `node`."""
     node.check_open()
-    return held(node, node.holdings.own(ready(rank, value)), rank)
+    with whole():
+        return held(node, node.holdings.own(ready(rank, value)), rank)
 
 
 def held(node: Node, ref: Ref, owner_rank: int) -> RRef:
     """A handle for a reference that is held once already."""
     rref = RRef(node, ref, owner_rank)
-    rref._held = True
+    node.holdings.when_dropped(rref, (ref,))
     return rref
 
 
@@ -294,28 +289,23 @@ def remote(
     node.check_open()
     callee = rank_of(to, node.num_workers)
 
-    def prepare(call: Any) -> None:
-        call.follow(lambda call: node.forget_call(call.number))
-
-    if node.is_here(callee):
-        value = Value(callee)
-        rref = held(node, node.holdings.own(value), callee)
-        node.start(
-            REMOTE, rank, callee, func, args, kwargs, timeout, later=True, target=value,
-            prepare=prepare,
-        )  # fmt: skip
+    begin = functools.partial(
+        node.start, REMOTE, rank, callee, func, args, kwargs, timeout, later=True, lend=lend
+    )
+    with whole():  # or it would not be known who holds it, and whether the fork was sent
+        if node.is_here(callee):
+            value = Value(callee)
+            rref = held(node, node.holdings.own(value), callee)
+            begin(target=value)
+            return rref
+        fork = node.holdings.create(node.node_of(callee))
+        rref = held(node, fork[:3], callee)
+        try:
+            begin(target_fork=fork)
+        except BaseException:
+            node.holdings.undo([fork])
+            raise
         return rref
-    fork = node.holdings.create(node.node_of(callee))
-    rref = held(node, fork[:3], callee)
-    try:
-        node.start(
-            REMOTE, rank, callee, func, args, kwargs, timeout, later=True, lend=lend,
-            target_fork=fork, prepare=prepare,
-        )  # fmt: skip
-    except BaseException:
-        node.holdings.undo([fork])
-        raise
-    return rref
 
 
 def _kind(value: Any) -> str:

@@ -9,7 +9,6 @@ so that a stream that nobody holds ends.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -21,9 +20,10 @@ from .autograd import crossing
 from .calls import STREAM, Call
 from .far_calls import CallIn
 from .names import in_words
-from .outcome import look_for, waiter
+from .outcome import look_for, waiter, whole
 
 if TYPE_CHECKING:
+    from .holdings import Brought
     from .node import Node
 
 MOST_BUFFERED = 1 << 16
@@ -124,7 +124,8 @@ class Inbox:
         self.call: Call
         self.closed = False
         self._node = node
-        self._items: deque[tuple[Any, Any, Any]] = deque()
+        # as they came, or, within the node, with nothing
+        self._items: deque[tuple[Any, tuple[int, ...] | None, Brought | None]] = deque()
         self._out: FeedOut | None = None  # the other end, within a node
 
     def pump(self, iterable: Iterable[Any]) -> None:
@@ -137,13 +138,11 @@ class Inbox:
         self._items.append((item, None, None))
         self.call.wake_sleepers()
 
-    def came(self, item: Any, tracked: tuple[int, ...], forks: list[Any]) -> None:
+    def came(self, item: Any, tracked: tuple[int, ...], brought: Brought | None) -> None:
         """An item has come from another node; on the receiving thread."""
-        if self.closed:
-            self._node.holdings.let_go(forks)
-            return
-        self._items.append((item, tracked, forks))
-        self.call.wake_sleepers()
+        if not self.closed:
+            self._items.append((item, tracked, brought))
+            self.call.wake_sleepers()
 
     def ready(self) -> bool:
         """Whether there is an item, or the stream is over."""
@@ -151,17 +150,18 @@ class Inbox:
 
     def take(self) -> Any:
         """The next item; raises `IndexError` if there is none."""
-        item, tracked, forks = self._items.popleft()  # here alone
+        item, tracked, brought = self._items.popleft()  # here alone
         call, node = self.call, self._node
         if not call.settled:
             if self._out is not None:
                 self._out.wanted(1)
             elif not node.is_here(call.callee):
                 node.mail.say(node.node_of(call.callee), (messages.CREDIT, call.number, 1))
-        if forks is None:
+        if tracked is None:
             return item
         try:
-            item = node.open(item, forks)
+            item = messages.opened_here(node, item)
+            del brought
             return crossing.arrive(node, call.context, item, call.callee, False, tracked)
         except Exception as exc:
             self.close("an item can't be opened")
@@ -169,14 +169,18 @@ class Inbox:
                 f"an item of the stream of {call.words()} can't be opened here: {exc}"
             ) from exc
 
+    def dropped(self) -> None:
+        """Nobody holds the `Stream` any more."""
+        if not self.closed:
+            self.close("nobody holds the stream")
+
     def close(self, why: str) -> None:
         """End it."""
         self.closed = True
         self.call.wake_sleepers()
         self.call.end(why)
         self._node.forget_call(self.call.number)
-        while self._items:
-            self._node.holdings.let_go(self._items.popleft()[2] or [])
+        self._items.clear()
 
 
 class Stream(Iterator[Any]):
@@ -213,7 +217,6 @@ class Stream(Iterator[Any]):
         if inbox.closed:  # on another thread
             raise StopIteration
         inbox.closed = True
-        call.node.forget_call(call.number)
         call.result()
         raise StopIteration
 
@@ -232,16 +235,6 @@ class Stream(Iterator[Any]):
     def __exit__(self, *_: Any) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        try:
-            if not self._over:
-                inbox = self._inbox
-                inbox.call.node.holdings.dropped.append(
-                    functools.partial(inbox.close, "nobody holds the stream")
-                )
-        except AttributeError:
-            pass  # never fully made
-
     def __repr__(self) -> str:
         call = self._inbox.call
         over = ", over" if self._over else ""
@@ -255,5 +248,9 @@ def stream(
     if not isinstance(buffer, int) or isinstance(buffer, bool) or not 1 <= buffer <= MOST_BUFFERED:
         raise ArgumentError(f"buffer is a number of items, 1 to {MOST_BUFFERED}, got {buffer!r}")
     inbox = Inbox(node, buffer)
-    node.start(STREAM, rank, to, func, args, kwargs, timeout, feed=inbox)
-    return Stream(inbox, node.seconds(timeout, rank))
+    seconds = node.seconds(timeout, rank)
+    with whole():  # or nobody would hold the stream, and it would go on
+        node.start(STREAM, rank, to, func, args, kwargs, timeout, feed=inbox)
+        made = Stream(inbox, seconds)
+        node.holdings.when_dropped(made, inbox.dropped)
+        return made

@@ -96,27 +96,38 @@ class Interruptible:
         return self._guard
 
     @contextmanager
-    def held_back(self) -> Iterator[None]:
+    def held_back(self, *, in_any_case: bool = False) -> Iterator[None]:
         """Within it, on this worker's thread, no interrupt raises but in waits; it does so after.
 
         For what can't be done again after it was cut short, such as an import of many modules. What
         takes longer than `HOLD_BACK` seconds is interrupted all the same.
 
+        Parameters
+        ----------
+        in_any_case
+            Go on even if an interrupt has come before: for what cleans up.
+
         Raises
         ------
         WorkerInterrupted
-            At its beginning or its end.
+            At its beginning, unless `in_any_case`, or at its end.
         """
         held = self._held_since
         depth = len(held)
         try:
-            with self._guard:
-                held.append(time.monotonic())
-                if self._async_sent:  # on its way: it would come within
-                    self._async_sent = False
-                    take_back_exception()
-                    if self.interrupts:  # else it was for a command before
-                        raise WorkerInterrupted("interrupted")
+            while True:
+                try:
+                    with self._guard:
+                        held.append(time.monotonic())
+                        if self._async_sent:  # on its way: it would come within
+                            self._async_sent = False
+                            take_back_exception()
+                            if self.interrupts:  # else it was for a command before
+                                raise WorkerInterrupted("interrupted")
+                    break
+                except WorkerInterrupted:
+                    if not in_any_case:
+                        raise
             yield
         finally:
             del held[depth:]
