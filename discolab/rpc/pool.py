@@ -19,7 +19,7 @@ from ..runtime.worker import Worker
 from .callees import Callee, Task
 from .errors import session_over
 from .names import CONTROLLER, in_words
-from .outcome import look_for
+from .outcome import look_for, whole
 from .queues import Queues
 
 MOST_RUNNING = 16  # at work on one rank, as in PyTorch RPC
@@ -78,6 +78,19 @@ class Pool:
 
     def submit(self, task: Task) -> None:
         """Have a task done; never blocks."""
+        if not self._leave_to_who_looks(task):
+            with whole():  # or a thread would be counted that was never started
+                self._submit(task)
+
+    def _leave_to_who_looks(self, task: Task) -> bool:
+        """Give it to a thread that looks for a task, if there is one: the way of most calls."""
+        with self.lock:
+            if not self._looking or self._tasks or self.closed:
+                return False
+            self._tasks.put(task)
+            return True
+
+    def _submit(self, task: Task) -> None:
         started: Callee | None = None
         error: DiscoError | None = None
         with self.lock:

@@ -33,11 +33,12 @@ class Queues(Generic[T]):
         self._served: dict[int, int] = {}
 
     def put(self, task: T) -> None:
-        """Queue a task."""
+        """Queue a task; in one operation, which an interrupt can't cut in two."""
         queue = self._waiting.get(task.depth)
         if queue is None:
-            queue = self._waiting[task.depth] = deque()
-        queue.append(task)
+            self._waiting[task.depth] = deque((task,))
+        else:
+            queue.append(task)
 
     def first(self) -> T | None:
         """What is to be served next, None if nothing can be."""

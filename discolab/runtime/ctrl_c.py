@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, ClassVar
 
 HOLD_BACK = 10.0  # seconds after which Ctrl-C is heard all the same
@@ -20,6 +20,7 @@ try:  # what `signal` is made of: that spends ten times as long, on enumerations
     _signals: Any = importlib.import_module("_signal")
 except ImportError:  # another Python
     _signals = signal
+_get, _set = _signals.getsignal, _signals.signal
 _SIGINT = int(signal.SIGINT)
 _nothing = nullcontext()
 
@@ -44,38 +45,34 @@ class _Holding(AbstractContextManager[None]):
         Whether there is one already, around this.
     """
 
-    __slots__ = ("_before", "_begun", "_came")
+    __slots__ = ("_before", "_begun", "_came", "_mine")
 
     now: ClassVar[bool] = False
 
     def __enter__(self) -> None:
-        self._came = False
-        before = _signals.getsignal(_SIGINT)
-        self._before = before if callable(before) else None
-        if self._before is not None:
+        before = _get(_SIGINT)
+        if callable(before):
+            self._before, self._mine = before, self._note
+            self._came = False
             self._begun = time.monotonic()
-            _signals.signal(_SIGINT, self._note)
+            _set(_SIGINT, self._mine)
             _Holding.now = True
+        else:  # Ctrl-C does nothing, or is none of Python's
+            self._before = None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._came = True
         if time.monotonic() - self._begun > HOLD_BACK:
-            self._end()
+            self.__exit__()
 
-    def _end(self) -> None:
-        before, self._before = self._before, None
+    def __exit__(self, *_: object) -> None:
+        before = self._before
         if before is None:
             return
+        self._before = None
         _Holding.now = False
-        if _signals.getsignal(_SIGINT) == self._note:  # else somebody has set another one meanwhile
-            _signals.signal(_SIGINT, before)
+        found = _set(_SIGINT, before)
+        if found is not self._mine:  # somebody has set another one within
+            _set(_SIGINT, found)
         if self._came:
             before(_SIGINT, sys._getframe(1))
-
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
-        self._end()
