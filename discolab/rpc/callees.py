@@ -87,7 +87,7 @@ class Callee(Interruptible):
             self.pool.goes_on(parked)
             self.running = was_running
         if self.interrupts:
-            raise WorkerInterrupted(f"interrupted while waiting for {what}")
+            self._raise_in_wait(what)
 
     def sleep(self, seconds: float) -> bool:
         """Until it is woken, while there is nothing to do; whether it was."""

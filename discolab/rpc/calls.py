@@ -200,10 +200,16 @@ class Call(Outcome):
         """Its deadline is over, and nobody waits for it on a thread of his own."""
         assert self.timeout is not None
         error = WaitTimeoutError(f"gave up after {self.timeout:g} s waiting for {self}")
-        self.give_up(late=True)
-        self.settle(None, error)
+        self.abort(error, late=True)
         if self.target is not None:
             self.target.settle(None, error)
+
+    def abort(self, error: DiscoError, *, late: bool = False) -> None:
+        """Give it up, and tell whoever waits for it."""
+        try:
+            self.give_up(late=late)
+        finally:  # it is forgotten: nobody else would tell them
+            self.settle(None, error)
 
     def not_sent(self, error: DiscoError) -> None:
         """It could not be sent after all."""

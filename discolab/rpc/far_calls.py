@@ -76,9 +76,8 @@ class CallOut(Call):
             words = f"what came as the answer to the {self.words()} can't be opened here: {exc}"
             self.value, self.error = None, DiscoError(words)
             self.error.__cause__ = exc
-        finally:
-            self._opened = True
-            self.brought = None
+        self._opened = True  # not if an interrupt has come: who waits again opens it then
+        self.brought = None
 
 
 class CallIn(Call):

@@ -86,8 +86,7 @@ class Future(torch.futures.Future):  # type: ignore[type-arg]
         call = self._outcome
         if not isinstance(call, Call) or call.settled:
             return False
-        call.give_up(late=False)
-        call.settle(None, DiscoError(f"the {call.words()} was cancelled"))
+        call.abort(DiscoError(f"the {call.words()} was cancelled"))
         return True
 
     def __repr__(self) -> str:

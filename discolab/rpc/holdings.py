@@ -194,7 +194,7 @@ class Holdings:
                     handle = dropped.popleft()
                 except IndexError:  # another thread was faster
                     return
-                del self._handles[id(handle)]
+                self._handles.pop(id(handle), None)  # the session may end meanwhile
                 if callable(handle.meant):
                     handle.meant()
                 else:

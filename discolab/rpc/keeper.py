@@ -12,6 +12,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING
 
+from .outcome import whole
 from .pool import LONG
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Keeper:
     def begin(self) -> None:
         """Look from now on."""
         if self._thread is None:
-            with self._lock:
+            with whole(), self._lock:
                 if self._thread is None and not self._over.is_set():
                     self._thread = threading.Thread(
                         target=self._keep, name=f"discolab-rpc-keeper-{self._node.id}", daemon=True

@@ -235,7 +235,7 @@ class Node:
         """The callees of a rank that lives here."""
         found = self._pools.get(rank)
         if found is None:
-            with self.lock:
+            with whole(), self.lock:
                 found = self._pools.get(rank)
                 if found is None:
                     worker = self.workers.get(rank)

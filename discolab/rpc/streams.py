@@ -176,11 +176,12 @@ class Inbox:
 
     def close(self, why: str) -> None:
         """End it."""
-        self.closed = True
-        self.call.wake_sleepers()
-        self.call.end(why)
-        self._node.forget_call(self.call.number)
-        self._items.clear()
+        with whole():
+            self.closed = True
+            self.call.wake_sleepers()
+            self.call.end(why)
+            self._node.forget_call(self.call.number)
+            self._items.clear()
 
 
 class Stream(Iterator[Any]):
@@ -207,11 +208,15 @@ class Stream(Iterator[Any]):
                 self._end(str(exc) or "its taker has left")
                 raise
         try:
-            return inbox.take()
+            with whole():
+                return inbox.take()
         except IndexError:
             pass
         except DiscoError:
             self._over = True
+            raise
+        except BaseException:  # what it has taken is lost: without that it would go on unnoticed
+            self._end("its taker has left")
             raise
         self._over = True
         if inbox.closed:  # on another thread

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from .clock import Clock
 from .errors import WaitTimeoutError, WorkerInterrupted
@@ -58,6 +58,7 @@ class Interruptible:
         self.clock = Clock()
         self._async_sent = False
         self._held_since: list[float] = []  # one for each `held_back` around another
+        self._late = False  # an interrupt was held back, and is to raise
         self._guard = threading.Lock()
         self._wakeup = threading.Lock()
         self._wakeup.acquire()
@@ -81,10 +82,13 @@ class Interruptible:
     def retry_interrupt(self) -> None:
         """Send the exception once more, for code that swallowed it."""
         with self._guard:
-            if self.interrupts and not self.ended and not self._is_held_back():
-                self._async_sent = True
-                if self.running:
-                    raise_in_thread(self.thread_id, WorkerInterrupted)
+            if self.interrupts and not self.ended:
+                if self._is_held_back():
+                    self._late = True
+                else:
+                    self._async_sent = True
+                    if self.running:
+                        raise_in_thread(self.thread_id, WorkerInterrupted)
         self.wake()
 
     def sheltered(self) -> AbstractContextManager[Any]:
@@ -105,7 +109,8 @@ class Interruptible:
         Parameters
         ----------
         in_any_case
-            Go on even if an interrupt has come before: for what cleans up.
+            For what cleans up, after an interrupt too: it is done, and only an interrupt that was
+            on its way or came meanwhile raises at the end.
 
         Raises
         ------
@@ -121,18 +126,22 @@ class Interruptible:
                         held.append(time.monotonic())
                         if self._async_sent:  # on its way: it would come within
                             self._async_sent = False
+                            self._late = True
                             take_back_exception()
                             if self.interrupts:  # else it was for a command before
                                 raise WorkerInterrupted("interrupted")
                     break
                 except WorkerInterrupted:
                     if not in_any_case:
+                        self._late = False
                         raise
             yield
         finally:
             del held[depth:]
-        if self.interrupts and not self._is_held_back():
-            raise WorkerInterrupted("interrupted")
+        if not self._is_held_back():
+            late, self._late = self._late, False
+            if self.interrupts and (late or not in_any_case):
+                raise WorkerInterrupted("interrupted")
 
     def _is_held_back(self) -> bool:
         since = self._held_since[-1:]
@@ -193,7 +202,7 @@ class Interruptible:
         try:
             while not ready():
                 if self.interrupts:
-                    raise WorkerInterrupted(f"interrupted while waiting for {what}")
+                    self._raise_in_wait(what)
                 pause = TICK
                 if deadline is not None:
                     pause = min(TICK, deadline - self.clock.now())
@@ -207,6 +216,14 @@ class Interruptible:
                     next_check = time.monotonic() + (check() or look)
         finally:
             self.waiting_for = None
+
+    def _raise_in_wait(self, what: Any) -> NoReturn:
+        """Raise, and let what was sent not do so once more in what cleans up."""
+        with self._guard:
+            if self._async_sent:
+                self._async_sent = False
+                take_back_exception()
+        raise WorkerInterrupted(f"interrupted while waiting for {what}")
 
     def wake(self) -> None:
         """Have this worker look again at what it waits for. From any thread; never blocks."""

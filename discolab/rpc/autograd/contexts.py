@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .. import here
+from ..outcome import whole
 from ..within import within
 from .records import NODES, Context, NodeContext
 
@@ -92,6 +93,10 @@ class Contexts:
 
     def drop(self, id: int, teller: int) -> None:
         """A context has ended: let go of it, and tell those who may have it of us."""
+        with whole():  # or some would never hear of it
+            self._drop(id, teller)
+
+    def _drop(self, id: int, teller: int) -> None:
         with self.lock:
             found = self.table.pop(id, None)
             self._over[id] = None

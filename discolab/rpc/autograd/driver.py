@@ -25,7 +25,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from ...runtime.errors import DiscoError, WaitTimeoutError
 from .. import here
-from ..outcome import copy_of
+from ..outcome import copy_of, whole
 from .contexts import context_of, running_in
 from .graph import differentiate, walk
 from .passes import ROOTS, Roots, Run
@@ -196,16 +196,17 @@ class Backward:
 
     def _end(self, why: str) -> None:
         """Tell all nodes that it is over."""
-        for node in tuple(self.others):
-            if node not in self.node.lost:
-                try:
-                    self.node.post(node, "autograd.end", self.context.id, self.key, why)
-                except DiscoError:  # the session ends
-                    pass
-        self.mine.end(why)
-        if why:
-            for answer in tuple(self.answers):
-                answer.cancel()
+        with whole():  # or some would never hear of it
+            for node in tuple(self.others):
+                if node not in self.node.lost:
+                    try:
+                        self.node.post(node, "autograd.end", self.context.id, self.key, why)
+                    except DiscoError:  # the session ends
+                        pass
+            self.mine.end(why)
+            if why:
+                for answer in tuple(self.answers):
+                    answer.cancel()
 
     def _end_failed(self, why: str) -> None:
         """The same, and wait until they have let go of what they had found."""
