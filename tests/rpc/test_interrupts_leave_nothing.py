@@ -2,14 +2,16 @@
 
 import random
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from discolab import Session, SessionError, WorkerError
 from discolab import rpc as module
 from tests.alone import output_of
-from tests.rpc import functions
+from tests.rpc import functions, graphs
 from tests.rpc.conftest import counts
 from tests.rpc.functions import eventually
 
@@ -86,6 +88,31 @@ def test_commands_that_are_interrupted(sess: Session, tag: str) -> None:
         del called
     forget_the_last_failure(sess)
     nothing_left(sess)
+
+
+def wait_in_a_context(file: str) -> None:
+    me = functions.my_rank()
+    others = [rank for rank in range(4) if rank != me]
+    with module.autograd.context():
+        x = torch.ones(2, requires_grad=True)
+        for rank in others:
+            module.rpc_sync(rank, functions.same, (x,))
+        functions.touch(f"{file}{me}")
+        module.rpc_sync(others[0], functions.sleep, (1000, f"{file}-{me}"))
+
+
+def test_a_context_that_is_left_by_an_interrupt_ends_everywhere(
+    sess: Session, tmp_path: Path
+) -> None:
+    file = str(tmp_path / "at")
+    called = sess.call_packed(wait_in_a_context, file)
+    for rank in range(4):
+        assert functions.await_file(f"{file}{rank}")
+    assert sess.interrupt(20) == []
+    with pytest.raises((WorkerError, SessionError), match=r"[Ii]nterrupted|cancelled"):
+        called.debug_get_from_all()
+    for rank in range(4):
+        eventually(lambda rank=rank: sess.rpc.rpc_sync(rank, graphs.contexts_here) == 0)
 
 
 def forget_the_last_failure(sess: Session) -> None:
