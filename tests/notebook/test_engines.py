@@ -106,7 +106,7 @@ def test_a_repr_of_its_own_and_clear_output(kernel: Any) -> None:
 
 
 def test_progress_bars_leave_their_last_state(kernel: Any) -> None:
-    code = "from tqdm import tqdm\nfor i in tqdm(range(5), desc='w'): pass"
+    code = "from tqdm import tqdm\nfor i in tqdm(range(5), desc=f'w{rank}'): pass"
     result = kernel.ok(f"%%disco\n{code}")
     bars = [line for line in result.stderr.splitlines() if "5/5" in line]
     assert [bar[:3] for bar in bars] == [f"[{rank}]" for rank in range(4)]
