@@ -221,7 +221,7 @@ def _shared(worker: Worker, name: str, make: Callable[[], Backend]) -> Backend:
     return cast(Backend, found if found is not None else worker.shared.setdefault(key, make()))
 
 
-hooks.extend(hooks.Extension(install=_nothing, uninstall=_nothing, leave=_leave))
+hooks.at_leave(_leave)
 
 
 def _workers(worker: Worker) -> Sequence[Worker]:

@@ -88,7 +88,6 @@ class LocalWorkers:
         weakref.finalize(session, _Stop(self.workers))  # before: should the n-th fail to start
         for thread, worker in zip(self.threads, self.workers, strict=True):
             _running[thread] = worker
-            thread.start()
         hooks.hold(session, self.threads)
 
     def status(self) -> list[WorkerStatus]:
@@ -174,6 +173,7 @@ def leave_thread(worker: Worker) -> None:
 def _run_worker(worker: Worker, num_threads: int) -> None:
     try:
         prepare_thread(worker, num_threads)
+        hooks.enter(worker)
         worker.run()
     finally:
         leave_thread(worker)
@@ -186,7 +186,8 @@ def _join_threads(
     deadline = time.monotonic() + timeout
     while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
         for thread in threads:
-            thread.join(0.01)
+            if thread.is_alive():
+                thread.join(0.01)
         for worker in retry:
             worker.retry_interrupt()
 

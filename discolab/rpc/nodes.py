@@ -69,10 +69,6 @@ def _left(worker: Worker) -> None:
         found.worker_left(worker.worker_id)
 
 
-def _nothing() -> None:
-    """Nothing is changed in the process."""
-
-
 _making = threading.RLock()  # to be open tells the session's service, which may ask for node 0
 routes.open_node = _open
-hooks.extend(hooks.Extension(_nothing, _nothing, _left))
+hooks.at_leave(_left)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 from discolab import ArgumentError, ThreadedSession, WorkerError, current_worker
-from discolab.engines import hooks
+from discolab.isolation import table
 
 from .conftest import Start
 
@@ -140,14 +140,13 @@ def test_a_session_on_another_thread_than_the_group(start: Start, alone: None) -
 def test_what_fails_at_the_start_leaves_nothing_in_place(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse() -> None:
+    def refuse(patches: Any) -> None:
         raise RuntimeError("not today")
 
-    nothing: Any = lambda *_: None  # noqa: E731
-    extension = hooks.Extension(refuse, nothing, nothing)
+    row = table.Row("what fails", table.Treatment.SHARED, "", install=refuse)
     world, started = dist.distributed_c10d._world, threading.Thread.start
     with monkeypatch.context() as patch:
-        patch.setattr(hooks, "_extensions", [*hooks._extensions, extension])
+        patch.setitem(table._rows, row.state, row)
         for _ in range(2):
             with pytest.raises(RuntimeError, match="not today"):
                 ThreadedSession(3, devices="cpu", timeout=20)

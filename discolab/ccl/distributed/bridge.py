@@ -1,8 +1,6 @@
 """Putting torch.distributed under worker threads, and taking it away again.
 
-`install` and `uninstall` are called by `engines.hooks` under its lock: when the first worker
-thread of the process is made, and when the last has ended. `leave` runs on each worker's own
-thread at its end. All private names of torch that are relied on are in `_NEEDED`; without one of
+All private names of torch that are relied on are in `_NEEDED`; without one of
 them nothing is changed, and every use on a worker says which.
 """
 
@@ -17,12 +15,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import device_mesh
 
-from ...engines import hooks
+from ...isolation import table
+from ...isolation.patches import Patches
+from ...isolation.table import Row, Treatment
 from ...runtime.errors import SessionError
-from ...runtime.worker import Worker, current_worker_or_none
-from . import calls, compiling, environ, guards, imports, registry, tracing
+from ...runtime.worker import current_worker_or_none
+from . import calls, environ, guards, registry
 from .member import NAME
-from .patches import Patches
 from .world import WorldProxy, close_world, world_here
 
 # their private names have no types
@@ -44,41 +43,27 @@ _NEEDED: tuple[tuple[Any, str], ...] = (
 )
 _REGISTRIES = ("backend_capability", "backend_type_map", "default_device_backend_map")
 
-_patches = Patches()
 
-
-def install() -> None:
+def _install(patches: Patches) -> None:
     """Have torch.distributed look who calls."""
     missing = missing_names()
     if missing:
         if hasattr(c10d, "_world"):
-            _patches.replace(c10d, "_world", lambda world: _Refusal(world, missing))
+            patches.replace(c10d, "_world", lambda world: _Refusal(world, missing))
         return
-    _register_backend()
-    registry.isolate(_patches)
-    _patches.replace(c10d, "_world", WorldProxy)
-    _patches.replace(c10d, "_new_process_group_helper", calls.new_process_group_helper)
+    _register_backend(patches)
+    registry.isolate(patches)
+    patches.replace(c10d, "_world", WorldProxy)
+    patches.replace(c10d, "_new_process_group_helper", calls.new_process_group_helper)
     for ours in (calls.init_process_group, calls.monitored_barrier, calls.split_group):
         for owner in (c10d, dist):
-            _patches.replace(owner, ours.__name__, ours)
-    _patches.replace(torch._C, "_collect_all", calls.collect_all)
+            patches.replace(owner, ours.__name__, ours)
+    patches.replace(torch._C, "_collect_all", calls.collect_all)
     if hasattr(dist, "_register_comm_hook"):
-        _patches.replace(dist, "_register_comm_hook", calls.register_comm_hook)
-    _patches.replace(torch, "set_default_dtype", guards.warn_of_default_dtype)
-    _patches.add(device_mesh.DeviceMesh, "_thread_id", property(_mesh_number, _set_mesh_number))
+        patches.replace(dist, "_register_comm_hook", calls.register_comm_hook)
+    patches.add(device_mesh.DeviceMesh, "_thread_id", property(_mesh_number, _set_mesh_number))
     environ.install()
-    _patches.at_undo(environ.uninstall)
-    imports.install(_patches)
-
-
-def uninstall() -> None:
-    """Put everything back."""
-    _patches.undo()
-
-
-def leave(worker: Worker) -> None:
-    """Forget the groups of the worker whose thread this is."""
-    close_world(worker)
+    patches.at_undo(environ.uninstall)
 
 
 def missing_names() -> list[str]:
@@ -113,19 +98,19 @@ class _Refusal:
             )
 
 
-def _register_backend() -> None:
+def _register_backend(patches: Patches) -> None:
     dist.Backend.register_backend(NAME, calls.make_group, extended_api=True, devices=_DEVICES)
 
     def forget() -> None:
-        for table in _REGISTRIES:
-            getattr(dist.Backend, table, {}).pop(NAME, None)
+        for registry_name in _REGISTRIES:
+            getattr(dist.Backend, registry_name, {}).pop(NAME, None)
         dist.Backend._plugins.pop(NAME.upper(), None)
         if NAME in dist.Backend.backend_list:
             dist.Backend.backend_list.remove(NAME)
         if hasattr(dist.Backend, NAME.upper()):
             delattr(dist.Backend, NAME.upper())
 
-    _patches.at_undo(forget)
+    patches.at_undo(forget)
 
 
 _DEVICES: Any = ["cpu", "cuda"]
@@ -168,6 +153,17 @@ def _in_child() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_child=_in_child)
 
-hooks.extend(hooks.Extension(install, uninstall, leave))
+table.add(
+    Row(
+        state="groups and meshes of `torch.distributed`",
+        treatment=Treatment.PER_WORKER,
+        meaning="Each worker is a rank; `dist` is initialized from the start. The notebook is no "
+        "rank.",
+        test="tests/ccl/test_dist_process.py",
+        install=_install,
+        leave=close_world,
+        in_own_process=True,
+    )
+)
 
-del compiling, tracing  # imported for what they add to `imports.on_import`
+del guards  # imported for the rows that it adds

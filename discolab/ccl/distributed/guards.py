@@ -10,18 +10,17 @@ import contextlib
 import functools
 import os
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from ...engines import randomness
+from ...isolation import table, torch_random
+from ...isolation.patches import Patches
+from ...isolation.table import Row, Treatment
 from ...runtime.errors import SessionError
 from ...runtime.worker import Worker, current_worker_or_none
-from .imports import on_import
-from .patches import Patches
 from .world import world_here
 
 _lock = threading.Lock()
@@ -135,7 +134,7 @@ class _CpuTracker:
     def _distribute_region(
         self, spec: Any, generator: torch.Generator | None = None
     ) -> Iterator[None]:
-        with randomness.drawing(generator or self._worker.generator):
+        with torch_random.drawing(generator or self._worker.generator):
             yield
 
 
@@ -154,39 +153,6 @@ def _collective_utils(module: ModuleType, patches: Patches) -> None:
     patches.replace(module, "warning_once", warn_over)
 
 
-def _profiler(module: ModuleType, patches: Patches) -> None:
-    """There is one profiler in a process, and a second one that is started brings it down."""
-    running: list[int] = []  # the thread that profiles
-
-    def enable_over(enable: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(enable)
-        def enable_alone(*args: Any, **kwargs: Any) -> Any:
-            with _lock:
-                if running and running[0] != threading.get_ident() and world_here() is not None:
-                    raise SessionError(
-                        "torch's profiler is running on another thread; a process has only one, "
-                        "which sees what its own thread does. Start it on one worker: "
-                        "with profile() if rank == 0 else contextlib.nullcontext()"
-                    )
-                running[:] = [threading.get_ident()]
-            return enable(*args, **kwargs)
-
-        return enable_alone
-
-    def disable_over(disable: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(disable)
-        def disable_and_forget(*args: Any, **kwargs: Any) -> Any:
-            if running == [threading.get_ident()]:
-                running.clear()
-            return disable(*args, **kwargs)
-
-        return disable_and_forget
-
-    patches.replace(module, "_prepare_profiler", enable_over)
-    patches.replace(module, "_enable_profiler", enable_over)
-    patches.replace(module, "_disable_profiler", disable_over)
-
-
 def _rpc(module: ModuleType, patches: Patches) -> None:
     """torch's RPC has one agent in a process."""
 
@@ -203,25 +169,6 @@ def _rpc(module: ModuleType, patches: Patches) -> None:
         return init_or_refuse
 
     patches.replace(module, "init_rpc", init_over)
-
-
-def _dynamo(module: ModuleType, patches: Patches) -> None:
-    """A reset frees what torch.compile has made, also what another worker runs at that moment."""
-
-    def reset_over(reset: Callable[[], None]) -> Callable[[], None]:
-        @functools.wraps(reset)
-        def reset_or_refuse() -> None:
-            if world_here() is not None:
-                raise SessionError(
-                    "torch.compiler.reset() throws away the compiled code of the process, also "
-                    "what other workers run now; call it in the notebook, outside of %%disco and "
-                    "after sess.sync_all()"
-                )
-            reset()
-
-        return reset_or_refuse
-
-    patches.replace(module, "reset", reset_over)
 
 
 def _fsdp_state(module: ModuleType, patches: Patches) -> None:
@@ -252,33 +199,74 @@ def _fsdp_state(module: ModuleType, patches: Patches) -> None:
     patches.replace(module.FSDPState, "_pre_forward", pre_forward_over)
 
 
-def warn_of_default_dtype(set_default: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.set_default_dtype` that says on a worker whom it concerns."""
-
-    @functools.wraps(set_default)
-    def set_for_all(dtype: Any, /) -> None:
-        if world_here() is not None and dtype is not torch.get_default_dtype():
-            warnings.warn(
-                "the default dtype belongs to the process: this sets it for all workers and for "
-                "the notebook. dtype= and module.to(dtype) are the worker's own",
-                stacklevel=2,
-            )
-        set_default(dtype)
-
-    return set_for_all
-
-
-on_import.update(
-    {
-        "torch._dynamo": _dynamo,
-        "torch.autograd.profiler": _profiler,
-        "torch.distributed.fsdp._fully_shard._fsdp_state": _fsdp_state,
-        "torch.distributed.rpc": _rpc,
-        "torch.distributed.tensor._collective_utils": _collective_utils,
-        "torch.distributed.tensor._sharding_prop": _sharding_prop,
-        "torch.distributed.tensor.parallel.loss": _loss_parallel,
-        "torch.distributed.tensor.debug._comm_mode": _comm_mode,
-        "torch.distributed._tools.mod_tracker": _module_tracker,
-        "torch.distributed.tensor._random": _random,
-    }
+table.add(
+    Row(
+        state="`loss_parallel`'s table of handlers",
+        treatment=Treatment.PER_WORKER,
+        meaning="It is there until the last worker has left `loss_parallel`.",
+        test="tests/ccl/test_dist_models.py",
+        on_import={"torch.distributed.tensor.parallel.loss": _loss_parallel},
+    )
+)
+table.add(
+    Row(
+        state="hooks of `ModTracker` and `CommDebugMode` on all modules",
+        treatment=Treatment.PER_WORKER,
+        meaning="They count what the worker that has set them does.",
+        test="tests/ccl/test_dist_models.py",
+        on_import={
+            "torch.distributed.tensor.debug._comm_mode": _comm_mode,
+            "torch.distributed._tools.mod_tracker": _module_tracker,
+        },
+    )
+)
+table.add(
+    Row(
+        state="DTensor's random state",
+        treatment=Treatment.PER_WORKER,
+        meaning="Random functions of DTensor draw from the worker's state.",
+        test="tests/ccl/test_dist_models.py",
+        on_import={"torch.distributed.tensor._random": _random},
+        in_own_process=True,
+    )
+)
+table.add(
+    Row(
+        state="DTensor's fake mode for working out shapes",
+        treatment=Treatment.IN_TURNS,
+        meaning="One thread at a time is in it.",
+        test="tests/ccl/test_dist_models.py",
+        on_import={"torch.distributed.tensor._sharding_prop": _sharding_prop},
+    )
+)
+table.add(
+    Row(
+        state="DTensor's warning about Gloo's all-to-all",
+        treatment=Treatment.SHARED,
+        meaning="Not given on a worker, where another backend works.",
+        test="",
+        on_import={"torch.distributed.tensor._collective_utils": _collective_utils},
+        in_own_process=True,
+    )
+)
+table.add(
+    Row(
+        state="`fully_shard` modules after a backward that was cut short",
+        treatment=Treatment.REFUSED,
+        meaning="An error at the next forward, where torch would train on without reducing: "
+        "`reset_iter_state()` on all ranks (torch 2.13) and `zero_grad()`, or build it again.",
+        test="tests/ccl/test_dist_failures.py",
+        on_import={"torch.distributed.fsdp._fully_shard._fsdp_state": _fsdp_state},
+        in_own_process=True,
+    )
+)
+table.add(
+    Row(
+        state="`torch.distributed.rpc`",
+        treatment=Treatment.REFUSED,
+        meaning="It has one agent in a process; `discolab.rpc` has the same calls on every engine.",
+        test="tests/ccl/test_dist_limits.py",
+        on_import={"torch.distributed.rpc": _rpc},
+        in_own_process=True,
+    )
 )

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch.distributed.distributed_c10d
 
+from ...isolation.patches import Patches
 from ...runtime.worker import current_worker_or_none
-from .patches import Patches
 
 c10d: Any = torch.distributed.distributed_c10d  # its private names have no types
 _native: Any = torch._C._distributed_c10d

@@ -318,6 +318,7 @@ def run(settings: dict[str, Any], wire: Wire, box: BlackBox | None = None) -> No
         link.listen(PROBES, link.answer_probe)
         prepare_thread(worker, settings["threads"])
         hooks.hold(None, [threading.current_thread()])
+        hooks.enter(worker)
     except BaseException as exc:
         link.say(messages.FAILED, messages.text_of(exc))
         raise

@@ -1,4 +1,4 @@
-"""Workers import modules one after the other, and what needs a change in a module gets it at once.
+"""Workers import modules one after the other, and the table's changes to a module are made at once.
 
 Modules of torch.distributed import each other in circles. Python's import locks break such a
 circle, where two threads meet in it, by showing one of them a module that is half made. So a
@@ -6,47 +6,36 @@ worker that imports something new takes its turn first; it waits as for everythi
 be interrupted. While it imports an interrupt is held back: modules that import each other can't be
 imported again after one of them was cut short. Other threads, those that workers have started too,
 are left alone.
-
-`on_import` names functions to be called with a module that has just been made, before anybody
-else sees it.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import sys
 import threading
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from types import ModuleType
 from typing import Any
 
-import torch
-
-from ...runtime.worker import current_worker_or_none
+from ..runtime.worker import current_worker_or_none
+from . import table
 from .patches import Patches
+from .table import Row, Treatment
 from .turns import Turn
 
 Function = Callable[..., Any]
 
-Change = Callable[[ModuleType, Patches], None]
-
-on_import: dict[str, Change] = {}
-
 import_turn = Turn("import")
 
 
-def install(patches: Patches) -> None:
-    """Have imports wait for each other; change the modules that are there already."""
-    todo = dict(on_import)
-
+def _install(patches: Patches) -> None:
     def load_over(load: Function) -> Function:
         @functools.wraps(load)
         def find_and_load(name: str, import_: Any) -> Any:
             with import_turn.taken(name), _whole():
-                return _changed(name, load(name, import_), todo, patches)
+                module = load(name, import_)
+                table.imported(name, module)
+                return module
 
         return find_and_load
 
@@ -61,9 +50,6 @@ def install(patches: Patches) -> None:
     bootstrap = importlib._bootstrap
     patches.replace(bootstrap, "_find_and_load", load_over)
     patches.replace(bootstrap, "_lock_unlock_module", wait_over)
-    for name in on_import:
-        if name in sys.modules:
-            _changed(name, sys.modules[name], todo, patches)
 
 
 def _whole() -> AbstractContextManager[None]:
@@ -74,18 +60,15 @@ def _whole() -> AbstractContextManager[None]:
     return worker.held_back()
 
 
-def _changed(name: str, module: Any, todo: dict[str, Change], patches: Patches) -> Any:
-    if name not in todo or getattr(getattr(module, "__spec__", None), "_initializing", False):
-        return module  # Python asks for a package again with each of its modules
-    change = todo.pop(name, None)
-    if change is not None:
-        try:
-            change(module, patches)
-        except AttributeError as exc:  # another torch than those that this was made for
-            warnings.warn(
-                f"discolab can't make {name} of torch {torch.__version__} safe for worker threads: "
-                f"{exc}. Do not use it on several workers at once",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-    return module
+table.add(
+    Row(
+        state="modules being imported",
+        treatment=Treatment.IN_TURNS,
+        meaning="Workers import new modules one after the other, each to its end: Stop waits for "
+        "it, ten seconds at most.",
+        test="tests/ccl/test_dist_imports.py",
+        install=_install,
+        in_own_process=True,  # on_import needs it, and Stop must not cut an import there either
+        library="Python",
+    )
+)

@@ -12,10 +12,10 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from ...runtime.errors import CollectiveError
-from ...runtime.worker import Worker, current_worker_or_none
-from ..meeting.waits import Wait
+from ..runtime.errors import CollectiveError
+from ..runtime.worker import Worker, current_worker_or_none
 
 Holder = tuple[Worker, int]  # and the command that it runs
 
@@ -80,9 +80,9 @@ class Turn:
 
     def _check(self, worker: Worker, what: str) -> None:
         for holder, _ in tuple(self._holder):
-            wait = holder.waiting_for
+            wait: Any = holder.waiting_for  # one of the collectives' says whom it waits for
             if (
-                isinstance(wait, Wait)
+                hasattr(wait, "missing")
                 and holder.peers is worker.peers
                 and not wait.settled()
                 and worker.worker_id in wait.missing()

@@ -2,7 +2,7 @@
 
 Without this the process can come to stand for ever; why is in `runtime.autograd_function`. An
 ``apply`` that was looked up before the first session (``relu = MyReLU.apply`` in a module) is
-torch's own. `install` and `uninstall` are called under the lock of hooks.py, which guards `_ours`.
+torch's own.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any
 from torch.autograd import Function
 
 from ..runtime.autograd_function import leaf_nodes
+from . import table
+from .patches import Patches
+from .table import Row, Treatment
 
-_ours: list[tuple[Any, Any]] = []  # what was there, what we put there
 
-
-def install() -> None:
+def _install(patches: Patches) -> None:
     """Have ``Function.apply`` find the nodes of leaves made."""
     before = vars(Function)["apply"]
 
@@ -29,13 +30,22 @@ def install() -> None:
         return result
 
     ours = classmethod(apply)
-    _ours.append((before, ours))
     Function.apply = ours  # type: ignore[method-assign, assignment]
 
-
-def uninstall() -> None:
-    """Give torch its own back; what others replaced since is left alone."""
-    while _ours:
-        before, ours = _ours.pop()
+    def put_back() -> None:
         if vars(Function)["apply"] is ours:
             Function.apply = before  # type: ignore[method-assign]
+
+    patches.at_undo(put_back)
+
+
+table.add(
+    Row(
+        state="the lock of a leaf's gradient node",
+        treatment=Treatment.SHARED,
+        meaning="Threads may apply autograd functions to one leaf at a time; without this row two "
+        "of them could bring the process to a stand.",
+        test="tests/engines/test_shared_leaves.py",
+        install=_install,
+    )
+)

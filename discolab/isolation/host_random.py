@@ -1,7 +1,7 @@
 """Python's and numpy's random numbers: each worker thread has its own state, as a process would.
 
-`random.seed(0)` on four threads would seed one stream that all of them then draw from. While
-`install`ed, the functions of the module `random` and those of `numpy.random` that draw from
+`random.seed(0)` on four threads would seed one stream that all of them then draw from. While the
+row is installed, the functions of the module `random` and those of `numpy.random` that draw from
 numpy's legacy state look first who calls; a worker's states are made at its first draw and
 kept in `_states`, to which only that worker's threads write their own entry.
 
@@ -20,38 +20,34 @@ from typing import Any
 import numpy.random
 
 from ..runtime.worker import Worker, current_worker_or_none
+from . import table
+from .patches import Patches
+from .table import Row, Treatment
 
 _states: weakref.WeakKeyDictionary[Worker, dict[str, Any]] = weakref.WeakKeyDictionary()
-_undo: list[tuple[Any, str, Any]] = []
 
 
-def install() -> None:
-    """Have the functions look who calls; does nothing when they already do."""
-    if _undo:
-        return
-    _replace_methods_of(random, vars(random)["_inst"], random.Random)
+def _install(patches: Patches) -> None:
+    """Have the functions look who calls."""
+    _replace_methods_of(patches, random, vars(random)["_inst"], random.Random)
     legacy = numpy.random.mtrand._rand
     functions = ("seed", "ranf", "sample")
-    _replace_methods_of(numpy.random, legacy, numpy.random.RandomState, functions)
-
-
-def uninstall() -> None:
-    """Put the functions back; what others replaced since is left alone."""
-    while _undo:
-        module, name, original = _undo.pop()
-        if getattr(getattr(module, name), "discolab_wraps", None) is original:
-            setattr(module, name, original)
+    _replace_methods_of(patches, numpy.random, legacy, numpy.random.RandomState, functions)
 
 
 def _replace_methods_of(
-    module: Any, shared: Any, make: Callable[[], Any], also: tuple[str, ...] = ()
+    patches: Patches,
+    module: Any,
+    shared: Any,
+    make: Callable[[], Any],
+    also: tuple[str, ...] = (),
 ) -> None:
     """Replace the functions of `module` that are methods of its one `shared` state."""
     for name, original in list(vars(module).items()):
         if getattr(original, "__self__", None) is shared or name in also:
-            wrapper = _of_worker(module.__name__, make, name, original)
-            _undo.append((module, name, original))
-            setattr(module, name, wrapper)
+            patches.replace(
+                module, name, functools.partial(_of_worker, module.__name__, make, name)
+            )
 
 
 def _of_worker(module: str, make: Callable[[], Any], name: str, original: Any) -> Any:
@@ -69,5 +65,18 @@ def _of_worker(module: str, make: Callable[[], Any], name: str, original: Any) -
             state = states.setdefault(module, make())
         return getattr(state, method)(*args, **kwargs)
 
-    draw.discolab_wraps = original  # type: ignore[attr-defined]
     return draw
+
+
+table.add(
+    Row(
+        state="random numbers of Python and numpy",
+        treatment=Treatment.PER_WORKER,
+        meaning="The functions of `random` and those of `numpy.random` that draw from its legacy "
+        "state use a state of the worker's own.",
+        test="tests/engines/test_host_randomness.py",
+        install=_install,
+        in_own_process=True,
+        library="Python",
+    )
+)

@@ -1,7 +1,7 @@
 """``__main__`` as a worker sees it: its own cells or script, as in a process of its own.
 
 pickle finds a class or function of a program by its name in ``sys.modules["__main__"]``, which is
-the notebook's. While `install`ed, that module answers a worker's thread from that worker's
+the notebook's. While the row is installed, that module answers a worker's thread from that worker's
 program first. Only attributes of the module object are concerned; nobody's global names are.
 """
 
@@ -12,29 +12,27 @@ from types import ModuleType
 from typing import Any
 
 from ..runtime.worker import current_worker_or_none
+from . import table
+from .patches import Patches
+from .table import Row, Treatment
 
-_before: list[tuple[ModuleType, type[ModuleType]]] = []
 
-
-def install() -> None:
+def _install(patches: Patches) -> None:
     """Have ``__main__`` look who asks; left alone where its class can't be changed."""
     module = sys.modules.get("__main__")
-    if module is None or _before:
+    if module is None:
         return
     kind = type(module)
     try:
         module.__class__ = type("ModuleOfWorkers", (_OfWorkers, kind), {})
     except TypeError:
         return
-    _before.append((module, kind))
 
-
-def uninstall() -> None:
-    """Put its class back."""
-    while _before:
-        module, kind = _before.pop()
+    def put_back() -> None:
         if isinstance(module, _OfWorkers):
             object.__setattr__(module, "__class__", kind)
+
+    patches.at_undo(put_back)
 
 
 class _OfWorkers(ModuleType):
@@ -47,3 +45,17 @@ class _OfWorkers(ModuleType):
             if name in names:
                 return names[name]
         return super().__getattribute__(name)
+
+
+table.add(
+    Row(
+        state="`__main__`",
+        treatment=Treatment.PER_WORKER,
+        meaning="Attributes of the module `__main__` are the variables of the worker's cells or "
+        "script, so that pickle finds its classes.",
+        test="tests/notebook/test_script.py",
+        install=_install,
+        in_own_process=True,
+        library="Python",
+    )
+)

@@ -2,8 +2,8 @@
 
 torch's default CPU generator belongs to the process: four threads that each say
 ``torch.manual_seed(0); torch.randn(3)`` would draw from one stream and get different numbers.
-While `install`ed, the functions of torch that draw from it look first who calls. On a worker
-they use `worker.generator`: handed over where the function takes a generator, otherwise (or
+While the row is installed, the functions of torch that draw from it look first who calls. On a
+worker they use `worker.generator`: handed over where the function takes a generator, otherwise (or
 when another torch mode is active) swapped in under `_swap_lock` for the call. Elsewhere, and
 while torch compiles, they are torch's own.
 
@@ -29,6 +29,9 @@ from typing import Any
 import torch
 
 from ..runtime.worker import Worker, current_worker_or_none
+from . import table
+from .patches import Patches
+from .table import Row, Treatment
 
 _TAKE_GENERATOR = (
     "bernoulli", "binomial", "multinomial", "normal", "poisson", "rand", "rand_like", "randint",
@@ -49,7 +52,6 @@ _RECURRENT = ("gru", "lstm", "rnn_relu", "rnn_tanh")  # with dropout between the
 
 _swap_lock = threading.Lock()
 _swapper = 0  # the thread that holds it
-_undo: list[tuple[Any, str, Any, bool]] = []
 
 
 def _after_fork() -> None:
@@ -62,49 +64,30 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def install() -> None:
-    """Have torch's random functions look who calls; does nothing when they already do."""
-    if _undo:
-        return
+def _install(patches: Patches) -> None:
+    """Have torch's random functions look who calls."""
+
+    def replace(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
+        if hasattr(owner, name):  # else not in this version of torch
+            patches.replace(owner, name, make)
+
     for name in _TAKE_GENERATOR:
-        _replace(torch, name, _handed)
+        replace(torch, name, _handed)
     for name in _METHODS:
-        _replace(torch.Tensor, name, _handed)
+        replace(torch.Tensor, name, _handed)
     for owner in (torch, torch._VF):
         for name in _DRAW_WITHOUT:
-            _replace(owner, name, _swapped)
+            replace(owner, name, _swapped)
         for name in _RECURRENT:
-            _replace(owner, name, _swapped)
-    _replace(torch.nn.functional, "scaled_dot_product_attention", _swapped)
-    _replace(torch.utils.data.dataset, "randperm", _handed)  # bound by name there: random_split
+            replace(owner, name, _swapped)
+    replace(torch.nn.functional, "scaled_dot_product_attention", _swapped)
+    replace(torch.utils.data.dataset, "randperm", _handed)  # bound by name there: random_split
     for owner in (torch, torch.random):
-        _replace(owner, "manual_seed", _manual_seed)
-        _replace(owner, "seed", _seed)
-        _replace(owner, "initial_seed", lambda f: _own(f, lambda w: w.generator.initial_seed()))
-        _replace(owner, "get_rng_state", lambda f: _own(f, lambda w: w.generator.get_state()))
-        _replace(owner, "set_rng_state", _set_rng_state)
-
-
-def uninstall() -> None:
-    """Give torch its functions back; what others replaced since is left alone."""
-    while _undo:
-        owner, name, original, was_own = _undo.pop()
-        if getattr(getattr(owner, name), "discolab_wraps", None) is not original:
-            continue
-        if was_own:
-            setattr(owner, name, original)
-        else:
-            delattr(owner, name)
-
-
-def _replace(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
-    original = getattr(owner, name, None)
-    if original is None:
-        return  # not in this version of torch
-    wrapper = make(original)
-    wrapper.discolab_wraps = original  # type: ignore[attr-defined]
-    _undo.append((owner, name, original, name in vars(owner)))
-    setattr(owner, name, wrapper)
+        replace(owner, "manual_seed", _manual_seed)
+        replace(owner, "seed", _seed)
+        replace(owner, "initial_seed", lambda f: _own(f, lambda w: w.generator.initial_seed()))
+        replace(owner, "get_rng_state", lambda f: _own(f, lambda w: w.generator.get_state()))
+        replace(owner, "set_rng_state", _set_rng_state)
 
 
 def _worker() -> Worker | None:
@@ -221,3 +204,15 @@ def _set_rng_state(original: Any) -> Callable[..., Any]:
             worker.generator.set_state(new_state)
 
     return set_rng_state
+
+
+table.add(
+    Row(
+        state="torch's random state on the CPU",
+        treatment=Treatment.PER_WORKER,
+        meaning="Each worker draws from `worker.generator`, and `torch.manual_seed` seeds it.",
+        test="tests/engines/test_randomness.py",
+        install=_install,
+        in_own_process=True,
+    )
+)

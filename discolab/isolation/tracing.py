@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from ...runtime.worker import current_worker_or_none
-from .imports import on_import
+from ..runtime.worker import current_worker_or_none
+from . import table
 from .patches import Patches
+from .table import Row, Treatment
 from .turns import Turn
 
 _turn = Turn("trace")
@@ -111,6 +112,17 @@ def _modes(module: ModuleType, patches: Patches) -> None:
     patches.replace(module, "mode_stack_state_for_pre_dispatch", stack_over)
 
 
-on_import["torch._ops"] = _modes
-on_import["torch.fx._symbolic_trace"] = _symbolic_trace
-on_import["torch.export._trace"] = _export
+table.add(
+    Row(
+        state="tracing of programs",
+        treatment=Treatment.IN_TURNS,
+        meaning="`torch.fx`, `make_fx` and `torch.export` trace one worker's program after the "
+        "other; a trace with real collectives can't complete, and is told so.",
+        test="tests/ccl/test_dist_models.py",
+        on_import={
+            "torch._ops": _modes,
+            "torch.fx._symbolic_trace": _symbolic_trace,
+            "torch.export._trace": _export,
+        },
+    )
+)

@@ -8,21 +8,41 @@ constant, nor whose global variables they are. So backends of different workers 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import Any
 
-from .imports import import_turn, on_import
+from ..runtime.errors import SessionError
+from ..runtime.worker import Worker, current_worker_or_none
+from . import table
+from .imports import import_turn
 from .patches import Patches
-from .world import WorkerWorld, world_here
+from .table import Row, Treatment
 
 # compiled versions of one function, and how often it is compiled: torch's own, for each worker
 _LIMITS = {"recompile_limit": 8, "accumulated_recompile_limit": 256}
 _SESSIONS = 8  # so many of this size, whose versions are still kept
+
+_guard = threading.Lock()  # of the next two
+_counter = itertools.count(1)
+_numbers: weakref.WeakKeyDictionary[Worker, int] = weakref.WeakKeyDictionary()
+
+
+def _after_fork() -> None:
+    """A child must not wait for a thread that only its parent has."""
+    global _guard
+    _guard = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _backends(torch: ModuleType, patches: Patches) -> None:
@@ -30,17 +50,17 @@ def _backends(torch: ModuleType, patches: Patches) -> None:
         @functools.wraps(init)
         def init_for_worker(self: Any, *args: Any, **kwargs: Any) -> None:
             init(self, *args, **kwargs)
-            world = world_here()
-            if world is not None:
-                self.discolab_world = world.number
-                _raise_limits(world)
+            worker = current_worker_or_none()
+            if worker is not None:
+                self.discolab_worker = _number_of(worker)
+                _raise_limits(worker)
 
         return init_for_worker
 
     def equal_over(equal: Callable[..., bool]) -> Callable[..., bool]:
         @functools.wraps(equal)
         def equal_on_worker(self: Any, other: Any) -> bool:
-            mine, its = (getattr(one, "discolab_world", 0) for one in (self, other))
+            mine, its = (getattr(one, "discolab_worker", 0) for one in (self, other))
             return mine == its and equal(self, other)
 
         return equal_on_worker
@@ -51,13 +71,22 @@ def _backends(torch: ModuleType, patches: Patches) -> None:
         patches.replace(wrapper, "__eq__", equal_over)
 
 
-def _raise_limits(world: WorkerWorld) -> None:
+def _number_of(worker: Worker) -> int:
+    """A number of the worker's own that no later one gets."""
+    with _guard:
+        if worker not in _numbers:
+            _numbers[worker] = next(_counter)
+        return _numbers[worker]
+
+
+def _raise_limits(worker: Worker) -> None:
     """So many workers are no sign of a function that is compiled again and again.
 
     The settings of torch._dynamo belong to the thread.
     """
     config: Any = sys.modules.get("torch._dynamo.config")
-    workers = min(world.number, _SESSIONS * world.worker.num_workers)
+    # its peers have numbers near its own, or will have
+    workers = min(_number_of(worker) + worker.num_workers, _SESSIONS * worker.num_workers)
     for name, each in _LIMITS.items():
         if getattr(config, name, math.inf) < each * workers:
             setattr(config, name, each * workers)
@@ -92,5 +121,41 @@ class _LockInTurn:
             yield
 
 
-on_import["torch"] = _backends
-on_import["torch._dynamo.convert_frame"] = _lock
+def _reset(module: ModuleType, patches: Patches) -> None:
+    """A reset frees what torch.compile has made, also what another worker runs at that moment."""
+
+    def reset_over(reset: Callable[[], None]) -> Callable[[], None]:
+        @functools.wraps(reset)
+        def reset_or_refuse() -> None:
+            if current_worker_or_none() is not None:
+                raise SessionError(
+                    "torch.compiler.reset() throws away the compiled code of the process, also "
+                    "what other workers run now; call it in the notebook, outside of %%disco and "
+                    "after sess.sync_all()"
+                )
+            reset()
+
+        return reset_or_refuse
+
+    patches.replace(module, "reset", reset_over)
+
+
+table.add(
+    Row(
+        state="compiled code of `torch.compile`",
+        treatment=Treatment.PER_WORKER,
+        meaning="What is compiled for one worker is not run by another; they compile in turns. "
+        "The recompile limits are raised by the number of workers, who share a function's code.",
+        test="tests/ccl/test_dist_models.py",
+        on_import={"torch": _backends, "torch._dynamo.convert_frame": _lock},
+    )
+)
+table.add(
+    Row(
+        state="`torch._dynamo.reset`",
+        treatment=Treatment.REFUSED,
+        meaning="It would free what other workers run: call it in the notebook.",
+        test="tests/ccl/test_dist_limits.py",
+        on_import={"torch._dynamo": _reset},
+    )
+)

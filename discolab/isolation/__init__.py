@@ -1,0 +1,25 @@
+"""What a process has once, where workers are threads of it: one row each (`table.rows`).
+
+Each file here carries out the rows of one piece of state or of one library; layers above add rows
+of their own. `engines.hooks` installs the table with the first worker of the process and puts all
+back after the last one. docs/isolation.md is the table for readers.
+"""
+
+from __future__ import annotations
+
+# each enters its rows
+from . import (  # noqa: F401
+    compiler,
+    default_dtype,
+    host_random,
+    imports,
+    main_module,
+    profiler,
+    shared_leaves,
+    threading_time,
+    torch_random,
+    tracing,
+)
+from .table import rows
+
+__all__ = ["rows"]
