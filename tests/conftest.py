@@ -24,6 +24,7 @@ from discolab import (
     current_worker,
     make_session,
 )
+from discolab.isolation import table
 from tests.watchdog import Watchdog
 
 THREAD_PREFIX = "discolab-"
@@ -32,9 +33,17 @@ HUNG_SECONDS = 300.0  # above the timeout of a test with that of what ends its s
 WATCHDOG = pytest.StashKey[Watchdog]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a row of the table of process-wide state be left out, to see which test notices."""
+    parser.addoption("--without-row", metavar="STATE", help="leave out this row of isolation")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Have somebody look on who can end a run that hangs."""
     config.stash[WATCHDOG] = Watchdog(HUNG_SECONDS)
+    left_out = config.getoption("--without-row")
+    if left_out is not None and table._rows.pop(left_out, None) is None:
+        raise pytest.UsageError(f"the table of isolation has no row {left_out!r}")
 
 
 @pytest.hookimpl(tryfirst=True)
