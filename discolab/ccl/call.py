@@ -33,6 +33,22 @@ class Signature(NamedTuple):
     root: int | None = None
     kinds: tuple[Kind, ...] = ()
     device: str | None = None
+    any_shape: bool = False  # it is enough that as many elements stand opposite each other
+
+    def agrees(self, other: Signature) -> bool:
+        """Whether both can be calls of one collective."""
+        if self == other:
+            return True
+        return (self.any_shape or other.any_shape) and self.counted() == other.counted()
+
+    def counted(self) -> Signature:
+        """With the numbers of elements in place of the shapes."""
+        kinds = tuple([(dtype, count(shape)) for dtype, shape in self.kinds])
+        return self._replace(kinds=kinds, any_shape=True)
+
+    def takes(self, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
+        """Whether a message of this kind can be received with it."""
+        return self.agrees(self._replace(kinds=((dtype, shape),)))
 
     def __str__(self) -> str:
         reduction = f"({self.reduction})" if self.reduction else ""
@@ -150,6 +166,11 @@ def kind(dtype: torch.dtype, shape: Collection[int] | None) -> str:
     """``float32[4, 4]``; without a shape ``float32``."""
     name = str(dtype).removeprefix("torch.")
     return name if shape is None else f"{name}{list(shape)}"
+
+
+def count(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """The shape of as many elements in a row."""
+    return None if shape is None else (math.prod(shape),)
 
 
 def kinds_of(tensors: Collection[torch.Tensor]) -> tuple[Kind, ...]:

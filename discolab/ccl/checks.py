@@ -48,6 +48,7 @@ def make_call(
     async_op: bool = False,
     op: str = "",
     kinds: tuple[Kind, ...] | None = None,
+    any_shape: bool = False,
 ) -> Call:
     """A checked call record, entered in the ledger.
 
@@ -57,6 +58,8 @@ def make_call(
         What the members must agree on in shape and dtype, unless `kinds` says otherwise.
     op
         The operation, if `name` is another one's name.
+    any_shape
+        Whether it is enough that the members have as many elements.
 
     Raises
     ------
@@ -68,7 +71,7 @@ def make_call(
     if kinds is None:
         kinds = kinds_of(tensors)
     device = tensors[0].device.type if tensors else None
-    signature = Signature(op or name, reduction, root, kinds, device)
+    signature = Signature(op or name, reduction, root, kinds, device, any_shape)
     seconds = timeout_of(name, worker, timeout)
     if worker.alone:
         raise CollectiveError(
@@ -84,8 +87,19 @@ def make_call(
     return call
 
 
+# To write their outputs does not raise the version counter that autograd looks at, as with Gloo:
+# what a program has computed of a parameter before it distributes it can still be differentiated.
+_UNCOUNTED = frozenset({
+    "all_reduce", "reduce", "broadcast", "scatter", "all_to_all_single", "recv",
+    "recv_from_worker", "recv_from_prev_group",
+    "allreduce", "broadcast_from_worker0", "scatter_from_worker0", "recv_from_worker0",
+})  # fmt: skip
+
+
 def as_source(name: str, value: Any, what: str = "tensor") -> torch.Tensor:
     """`value` without its autograd history, if it is a tensor that can be moved.
+
+    It has a version counter of its own; `check_output` says whether autograd learns of a write.
 
     Raises
     ------
@@ -102,7 +116,7 @@ def as_source(name: str, value: Any, what: str = "tensor") -> torch.Tensor:
         raise ArgumentError(f"{name}: {what} is on {value.device}; use 'cpu' or 'cuda'")
     if value.dtype not in MOVABLE:
         raise ArgumentError(f"{name}: {what} is {_kind(value)}; this dtype can't be moved")
-    return value.detach()
+    return value.data
 
 
 def as_output(
@@ -129,7 +143,7 @@ def as_output(
         )
     if out.device != like.device:
         raise ArgumentError(f"{name}: out is on {out.device}, the tensor on {like.device}")
-    check_writable(name, out)
+    check_output(name, out)
     return out, plain
 
 
@@ -204,18 +218,20 @@ def as_parts(
                 f"{name}: out is {_kind(out)} on {out.device}, the tensors are {first.dtype} on "
                 f"{first.device}"
             )
-        check_writable(name, given)
+        check_output(name, given)
     return list(outs), plain
 
 
-def check_writable(name: str, out: torch.Tensor) -> None:
-    """Refuse a tensor that overlaps itself, such as an expanded one.
+def check_output(name: str, out: torch.Tensor) -> None:
+    """Refuse a tensor that overlaps itself, such as an expanded one; autograd learns of the write.
 
     Raises
     ------
     ArgumentError
         If several elements of `out` share memory.
     """
+    if name not in _UNCOUNTED:
+        torch.autograd.graph.increment_version(out)
     if out.is_contiguous() or not out.numel():
         return
     reach = 0  # elements from the first to the last, over the dimensions seen so far

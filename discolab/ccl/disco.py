@@ -149,7 +149,7 @@ class _Flat:
             )
         if target.device != source.device:
             raise ArgumentError(f"{name}: recv is on {target.device}, send on {source.device}")
-        checks.check_writable(name, target)
+        checks.check_output(name, recv)
         self._target = target
         if target.is_contiguous():
             self._flat = target.view(-1)

@@ -154,7 +154,7 @@ def recv_as(
     """`recv` for a function called `name`."""
     worker = checks.calling_worker(name)
     like = checks.as_source(name, out, "out")
-    checks.check_writable(name, out)
+    checks.check_output(name, out)
     src = None if peer is None and name == "recv" else checks.as_peer(name, peer, worker, "src")
     everybody = resolve(worker, "world", name)
     call = checks.make_call(

@@ -55,7 +55,7 @@ class Town:
         ranks = given.pop("ranks", tuple(range(self.lines.num_workers)))
         op, kinds = given.pop("op", "all_reduce"), given.pop("kinds", F32)
         flags, data = given.pop("flags", 0), given.pop("data", bytes([rank] * 4))
-        signature = (op, "sum", None, kinds, "cpu")
+        signature = (op, "sum", None, kinds, "cpu", False)
         site = ("program.py", 10 + rank, "step")
         assert not given
         self.say(
@@ -64,14 +64,14 @@ class Town:
         )  # fmt: skip
 
     def send(self, rank: int, number: int, peer: int, data: bytes | None = b"x" * 16) -> None:
-        signature = ("send", None, peer, F32, "cpu")
+        signature = ("send", None, peer, F32, "cpu", False)
         self.say(
             rank, letters.SEND, number, self.at[rank], peer, "", F32[0], "send", signature, None, 0,
             data,
         )  # fmt: skip
 
     def recv(self, rank: int, seq: int, peer: int | None, kinds: Any = F32) -> None:
-        signature = ("recv", None, peer, kinds, "cpu")
+        signature = ("recv", None, peer, kinds, "cpu", False)
         self.say(rank, letters.RECV, seq, self.at[rank], peer, "", "recv", signature, None, None, 0)
         self.say(rank, letters.TAKE, seq, False)
 

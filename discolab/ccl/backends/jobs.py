@@ -1,6 +1,6 @@
 """Reducing and copying between the tensors of all members: what every collective comes down to.
 
-A `Job` reads some sources of one shape and dtype and writes their reduction, or the copy of a
+A `Job` reads some sources of one dtype and size and writes their reduction, or the copy of a
 single one, to some outputs. `perform` does jobs as if every source were read before any output
 is written. Large ones are done block by block, so that a partial result never leaves the cache,
 and the blocks are given back as `Tickets` for several threads. No state.
@@ -35,16 +35,21 @@ def perform(jobs: Sequence[Job], reduction: str | None) -> Tickets | None:
     pairs = []
     for outs, sources in jobs:
         if reduction is None:
-            pairs += [(out, sources[0]) for out in outs]
+            total = sources[0]
         else:
-            total = combine(sources, reduction)
-            pairs += [(out, total) for out in outs]
+            total = combine([_shaped(source, sources[0]) for source in sources], reduction)
+        pairs += [(out, _shaped(total, out)) for out in outs]
     if reduction is not None and len(jobs) == 1:
         for out, total in pairs:  # the total is new: no output can disturb it
             moves.as_bytes(out).copy_(moves.as_bytes(total))
     else:
         moves.move_all(pairs)
     return None
+
+
+def _shaped(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The same elements in the shape of another tensor, which may be another member's."""
+    return tensor if tensor.shape == like.shape else tensor.reshape(like.shape)
 
 
 def _blocks(jobs: Sequence[Job], reduction: str | None) -> list[functools.partial[None]]:

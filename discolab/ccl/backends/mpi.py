@@ -185,7 +185,9 @@ class MpiBackend(LibraryBackend):
         """
         group, key = call.group, ("note", call.group)
         turn = self._next_turn(call)
-        note = (str(call.signature), gives, takes, where(call.site))
+        signature = call.signature
+        counted = signature.counted() if signature.any_shape else signature
+        note = (str(signature), gives, takes, where(call.site), str(counted))
         heard = {call.rank: note}
         for rank in group.ranks:
             if rank != call.rank:
@@ -258,11 +260,11 @@ def _begin_step(communicator: Communicator, step: steps.Step) -> Any:
 def _check_notes(call: Call, notes: list[Any]) -> None:
     ranks = call.group.ranks
     lines: dict[str, list[int]] = {}
-    for rank, (signature, _, _, site) in zip(ranks, notes, strict=True):
+    for rank, (signature, _, _, site, _) in zip(ranks, notes, strict=True):
         lines.setdefault(f"called {signature}{site}", []).append(rank)
     told = "".join(f"\n  {name_ranks(members)}: {text}" for text, members in lines.items())
     head = f"collective #{call.number + 1} in {call.group}"
-    if len({signature for signature, *_ in notes}) > 1:
+    if len({counted for *_, counted in notes}) > 1:
         raise CollectiveError(f"{head}: members disagree{told}")
     if call.signature.op != "all_to_all":
         return
@@ -280,7 +282,7 @@ def _fill(
     call: Call, out: Tensor, sender: int, dtype: torch.dtype, shape: Any, site: str, data: bytes
 ) -> None:
     """Copy what was sent to where it belongs."""
-    if (shape, dtype) != (tuple(out.shape), out.dtype):
+    if not call.signature.takes(dtype, shape):
         raise CollectiveError(
             f"recv{call.signature.of} on worker {call.rank}{where(call.site)}: worker {sender} "
             f"sent {kind(dtype, shape)}{site}; shape and dtype must be the same (the message is "

@@ -29,8 +29,8 @@ def as_plain(name: str, tensors: Tensors, *, writable: bool = True) -> list[Tens
     """The tensors without their history, if they can be moved and, as outputs, written to."""
     found = [checks.as_source(name, tensor) for tensor in tensors]
     if writable:
-        for tensor in found:
-            checks.check_writable(name, tensor)
+        for tensor in tensors:
+            checks.check_output(name, tensor)
     return found
 
 
@@ -98,4 +98,4 @@ def cut(name: str, what: str, tensor: Tensor, splits: Any, n: int) -> list[Tenso
         raise ArgumentError(
             f"{name}: {what}_split_sizes {list(splits)} must be {n} numbers that add up to {size}"
         )
-    return list(tensor.detach().split(list(splits)))
+    return list(checks.as_source(name, tensor).split(list(splits)))

@@ -166,7 +166,7 @@ class Member(_ProcessGroup):  # type: ignore[misc] # Any, see above
             asynchronous = bool(getattr(opts, "asyncOp", True))
         return checks.make_call(
             name, self._worker, self._group, tensors, reduction=reduction, root=root,
-            timeout=limit, async_op=asynchronous, op=op, kinds=kinds,
+            timeout=limit, async_op=asynchronous, op=op, kinds=kinds, any_shape=True,
         )  # fmt: skip
 
     def _check_thread(self, name: str) -> None:

@@ -44,7 +44,7 @@ GIVE, DROP, ANSWER, CLOSE = "give", "drop", "answer", "close"
 ASYNCHRONOUS, PATIENT, DIRECT = 1, 2, 4  # flags of a call
 
 WireKind = tuple[str, tuple[int, ...] | None]
-WireSignature = tuple[str, str | None, int | None, tuple[WireKind, ...], str | None]
+WireSignature = tuple[str, str | None, int | None, tuple[WireKind, ...], str | None, bool]
 WireSite = tuple[str, int, str] | None
 
 
@@ -99,15 +99,15 @@ def kind_in(kind: WireKind) -> Kind:
 @lru_cache(maxsize=1024)
 def signature_out(signature: Signature) -> WireSignature:
     """A signature, to be sent."""
-    op, reduction, root, kinds, device = signature
-    return op, reduction, root, tuple(map(kind_out, kinds)), device
+    op, reduction, root, kinds, device, any_shape = signature
+    return op, reduction, root, tuple(map(kind_out, kinds)), device, any_shape
 
 
 @lru_cache(maxsize=1024)
 def signature_in(signature: WireSignature) -> Signature:
     """What `signature_out` has sent."""
-    op, reduction, root, kinds, device = signature
-    return Signature(op, reduction, root, tuple(map(kind_in, kinds)), device)
+    op, reduction, root, kinds, device, any_shape = signature
+    return Signature(op, reduction, root, tuple(map(kind_in, kinds)), device, any_shape)
 
 
 def flags_of(call: Call) -> int:

@@ -136,7 +136,7 @@ class Mail:
     def _deliver(self, call: HubCall, pair: Pair, message: Letter) -> None:
         like = message.tensor
         head = (call.seq, pair[0], letters.kind_out(like), letters.site_out(message.site))
-        fits = call.signature.kinds == ((like.dtype, like.shape),)
+        fits = call.signature.takes(like.dtype, like.shape)
         self._forget(call)
         if not fits:
             message.drop()

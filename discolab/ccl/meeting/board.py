@@ -67,7 +67,7 @@ class Board:
             meeting.posts[rank] = Post(call)
             self.sweep(worker.peers)
             return meeting
-        if meeting.posts and call.signature != meeting.first.signature:
+        if meeting.posts and not call.signature.agrees(meeting.first.signature):
             meeting.disagree = True
         meeting.posts[rank] = post
         if len(meeting.posts) == len(group.ranks):

@@ -198,7 +198,7 @@ class MessageWork(Work):
         """
         self.sender, message = found
         got, out = message.tensor, self._out
-        if got.shape != out.shape or got.dtype != out.dtype:
+        if not self.call.signature.takes(got.dtype, tuple(got.shape)):
             raise CollectiveError(
                 f"recv{self.call.signature.of} on worker {self.call.rank}"
                 f"{verdicts.where(self.call.site)}: worker {self.sender} sent "
@@ -207,7 +207,7 @@ class MessageWork(Work):
             )
         moves.enter(message.events, (got, out))
         with torch.inference_mode():
-            moves.as_bytes(out).copy_(moves.as_bytes(got))
+            moves.as_bytes(out).copy_(moves.as_bytes(got.view(out.shape)))
         moves.keep(got)
 
     def end(self, error: Exception | None, state: str) -> None:

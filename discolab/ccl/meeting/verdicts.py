@@ -14,7 +14,7 @@ from ...runtime.actions import site_text
 from ...runtime.errors import CollectiveAborted, CollectiveError
 from ...runtime.failures import Failure, name_ranks
 from ...runtime.worker import Worker
-from ..call import WAITING, Signature, Site, kind
+from ..call import WAITING, Signature, Site, count, kind
 from .board import Board
 from .cycles import cycle_of, is_gone, is_idle, needed, sender_lost, stuck, to_fail
 from .peers import Peer
@@ -116,17 +116,20 @@ def _differences(signatures: list[Signature]) -> list[str]:
     if len({len(s.kinds) for s in signatures}) > 1:
         return [*differ, "number of tensors"]
     dtypes = {tuple(dtype for dtype, _ in s.kinds) for s in signatures}
+    if any(s.any_shape for s in signatures):
+        signatures = [s.counted() for s in signatures]
     shapes = {tuple(shape for _, shape in s.kinds) for s in signatures}
     return [*differ, *["dtype"] * (len(dtypes) > 1), *["shape"] * (len(shapes) > 1)]
 
 
 def _misfit(meeting: Meeting) -> str:
     """The first part of an all-to-all whose size is not what its receiver has room for."""
-    ranks = meeting.group.ranks
+    ranks, any_shape = meeting.group.ranks, meeting.first.signature.any_shape
     for i, sender in enumerate(ranks):
         for j, receiver in enumerate(ranks):
             src, out = meeting.posts[sender].srcs[j], meeting.posts[receiver].outs[i]
-            if src.shape != out.shape:
+            fits = src.shape == out.shape or (any_shape and count(src.shape) == count(out.shape))
+            if not fits:
                 return (
                     f"worker {sender} has {kind(src.dtype, src.shape)} for worker {receiver}, "
                     f"which has room for {kind(out.dtype, out.shape)}"

@@ -160,7 +160,7 @@ class _Reception:
         like = Like.of(kind)
         out = self._out
         tensor: Any = like
-        if (like.dtype, like.shape) == (out.dtype, tuple(out.shape)):
+        if self._work.call.signature.takes(like.dtype, like.shape):
             tensor = wire.typed(data, out)
         self._found.append((sender, Message(tensor, 0, letters.site_in(site))))
         self._spoke.leave(self.seq)
