@@ -13,7 +13,8 @@ WaitTimeoutError
 
 Members that must agree on a shape agree on the whole of it, where `dist.*` takes any shapes with as
 many elements. To write in place, or to `out`, does not raise the tensor's version counter in
-all_reduce, reduce, broadcast, scatter and recv, as in torch with Gloo: autograd does not learn of it.
+all_reduce, reduce, broadcast, scatter and recv, as in torch with Gloo: autograd does not learn of
+it.
 
 Collectives here are not differentiable (`discolab.ccl.autograd` has those that are): they see
 detached data, and a result that they make does not require grad. A result is contiguous; `out`
