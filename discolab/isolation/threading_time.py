@@ -1,11 +1,13 @@
-"""Threads that a worker's code starts belong to it, and its sleeps can be interrupted."""
+"""What a worker's code does on other threads belongs to it, and its sleeps can be interrupted."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from ..runtime.errors import WaitTimeoutError
 from ..runtime.waiter import waiter_here
@@ -38,6 +40,27 @@ def _start_over(start: Callable[[threading.Thread], None]) -> Callable[[threadin
     return start_for_worker
 
 
+def _submit_over(submit: Callable[..., Any]) -> Callable[..., Any]:
+    """A task belongs to the worker that submits it, whoever has started the pool's threads."""
+
+    @functools.wraps(submit)
+    def submit_for_worker(self: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        worker = current_worker_or_none()
+
+        @functools.wraps(fn)
+        def run_for_worker(*args: Any, **kwargs: Any) -> Any:
+            before = current_worker_or_none()
+            bind_thread(worker)
+            try:
+                return fn(*args, **kwargs)
+            finally:
+                bind_thread(before)
+
+        return submit(self, run_for_worker, *args, **kwargs)
+
+    return submit_for_worker
+
+
 def _sleep_over(sleep: Callable[[float], None]) -> Callable[[float], None]:
     @functools.wraps(sleep)
     def sleep_or_end(seconds: float, /) -> None:
@@ -56,6 +79,7 @@ def _sleep_over(sleep: Callable[[float], None]) -> Callable[[float], None]:
 
 def _install(patches: Patches) -> None:
     patches.replace(threading.Thread, "start", _start_over)
+    patches.replace(concurrent.futures.ThreadPoolExecutor, "submit", _submit_over)
     patches.replace(time, "sleep", _sleep_over)
 
 
@@ -63,8 +87,9 @@ table.add(
     Row(
         state="whose a thread is",
         treatment=Treatment.PER_WORKER,
-        meaning="A thread that a worker's code starts with `threading` is that worker's; "
-        "`time.sleep` on a worker ends at an interrupt.",
+        meaning="A thread that a worker's code starts with `threading` is that worker's, and so is "
+        "what it submits to a `ThreadPoolExecutor`, whoever has made that; `time.sleep` on a "
+        "worker ends at an interrupt.",
         test="tests/engines/test_hooks.py",
         install=_install,
         in_own_process=True,

@@ -135,6 +135,18 @@ def test_a_thread_started_by_a_worker_belongs_to_it(pair: ThreadedSession) -> No
     assert seen == [None]
 
 
+@pytest.mark.one_process
+def test_what_is_submitted_to_a_pool_belongs_to_who_submits_it(pair: ThreadedSession) -> None:
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        assert pool.submit(current_worker_or_none).result(20) is None  # starts its only thread
+
+        def ask_pool() -> list[int]:
+            return [pool.submit(lambda: current_worker().rank).result(20) for _ in range(50)]
+
+        assert pair.call_packed(ask_pool).debug_get_from_all() == [[0] * 50, [1] * 50]
+        assert pool.submit(current_worker_or_none).result(20) is None
+
+
 def test_workers_share_the_cores_and_the_main_thread_keeps_them(pair: ThreadedSession) -> None:
     mine = torch.get_num_threads()
     theirs = pair.call_packed(torch.get_num_threads).debug_get_from_all()

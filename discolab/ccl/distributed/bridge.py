@@ -6,9 +6,12 @@ them nothing is changed, and every use on a worker says which.
 
 from __future__ import annotations
 
+import concurrent.futures
+import functools
 import importlib
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -62,6 +65,8 @@ def _install(patches: Patches) -> None:
     if hasattr(dist, "_register_comm_hook"):
         patches.replace(dist, "_register_comm_hook", calls.register_comm_hook)
     patches.add(device_mesh.DeviceMesh, "_thread_id", property(_mesh_number, _set_mesh_number))
+    patches.replace(threading.Thread, "start", _start_over)
+    patches.replace(concurrent.futures.ThreadPoolExecutor, "submit", _submit_over)
     environ.install()
     patches.at_undo(environ.uninstall)
 
@@ -114,6 +119,41 @@ def _register_backend(patches: Patches) -> None:
 
 
 _DEVICES: Any = ["cpu", "cuda"]
+
+
+# What runs on another thread for a worker finds its groups, of which the default one is made on the
+# worker's own thread.
+
+
+def _start_over(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+    @functools.wraps(start)
+    def start_with_groups(self: threading.Thread) -> None:
+        self.run = _with_groups(self.run)  # type: ignore[method-assign]
+        start(self)
+
+    return start_with_groups
+
+
+def _submit_over(submit: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(submit)
+    def submit_with_groups(self: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        return submit(self, _with_groups(fn), *args, **kwargs)
+
+    return submit_with_groups
+
+
+def _with_groups(function: Callable[..., Any]) -> Callable[..., Any]:
+    world = world_here()
+    if world is None:
+        return function
+    world.default_group()
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        registry.carry_over(world)
+        return function(*args, **kwargs)
+
+    return call
 
 
 # A mesh of one worker must not be taken for the like mesh of another one: torch keeps what it

@@ -21,6 +21,7 @@ from ...isolation.patches import Patches
 from ...isolation.table import Row, Treatment
 from ...runtime.errors import SessionError
 from ...runtime.worker import Worker, current_worker_or_none
+from . import registry
 from .world import world_here
 
 _lock = threading.Lock()
@@ -145,12 +146,16 @@ def _random(module: ModuleType, patches: Patches) -> None:
 
 
 def _collective_utils(module: ModuleType, patches: Patches) -> None:
-    """DTensor warns that Gloo has no all-to-all, once a process; here it is not Gloo that works."""
+    """DTensor warns that Gloo has no all-to-all, once a process; here it is not Gloo that works.
+
+    It takes the function that resolves groups by name, too.
+    """
 
     def warn_over(warn: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **kwargs: None if world_here() else warn(*args, **kwargs)
 
     patches.replace(module, "warning_once", warn_over)
+    patches.replace(module, "_resolve_process_group", registry.resolve_over)
 
 
 def _rpc(module: ModuleType, patches: Patches) -> None:

@@ -3,21 +3,26 @@
 Functional collectives look a group up there by its name, and workers have different groups of the
 same name. torch has one registry for the process and, in its mode of isolated threads, one for
 each thread. The groups of threads that are no workers, as of a main thread that is a process of
-torchrun too, are carried over when the mode changes, and to a thread that asks for them.
+torchrun too, are carried over when the mode changes, and to a thread that asks for them. A thread
+that works for a worker gets that worker's groups when it looks them up in Python.
 """
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch.distributed.distributed_c10d
+from torch.distributed import device_mesh
 
 from ...isolation.patches import Patches
 from ...runtime.worker import current_worker_or_none
 
 c10d: Any = torch.distributed.distributed_c10d  # its private names have no types
 _native: Any = torch._C._distributed_c10d
+_resolve = _native._resolve_process_group
 
 
 def isolate(patches: Patches) -> None:
@@ -35,17 +40,48 @@ def isolate(patches: Patches) -> None:
 
     patches.at_undo(join)
     patches.replace(c10d, "_register_process_group", _anew)
+    for owner in (_native, c10d, device_mesh):
+        patches.replace(owner, "_resolve_process_group", resolve_over)
 
 
 def carry_over(torchs: Any) -> None:
     """Have the registry in use here hold the groups that are not of workers."""
     for group, name in tuple(torchs.pg_names.items()):
         try:
-            if _native._resolve_process_group(name) is group:
+            if _resolve(name) is group:
                 continue
         except RuntimeError:  # not there, or no more
             pass
         _native._unregister_process_group(name)
+        _native._register_process_group(name, group)
+
+
+def resolve_over(resolve: Callable[[str], Any]) -> Callable[[str], Any]:
+    """torch's function, with the groups of the worker for which a thread works."""
+    if resolve is not _resolve:
+        return resolve  # somebody else's
+
+    @functools.wraps(resolve)
+    def resolve_here(name: str) -> Any:
+        worker = current_worker_or_none()
+        if worker is not None and worker.thread_id != threading.get_ident():
+            _bring(name)
+        return resolve(name)
+
+    return resolve_here
+
+
+def _bring(name: str) -> None:
+    """Have the registry of a thread that works for a worker hold the worker's group."""
+    held = tuple(c10d._world.pg_names.items())
+    group = next((group for group, of in held if of == name), None)
+    try:
+        if _resolve(name) is group:
+            return
+    except RuntimeError:  # not there, or no more
+        pass
+    _native._unregister_process_group(name)  # an older one, or that of another worker
+    if group is not None:
         _native._register_process_group(name, group)
 
 
