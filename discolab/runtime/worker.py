@@ -70,9 +70,14 @@ def current_worker_or_none() -> Worker | None:
     return getattr(_local, "worker", None)
 
 
+at_bind: list[Callable[[Worker | None], None]] = []  # told, on a thread, whose it is from now on
+
+
 def bind_thread(worker: Worker | None) -> None:
     """Say that the calling thread belongs to `worker` (None: to the controller)."""
     _local.worker = worker
+    for tell in at_bind:
+        tell(worker)
 
 
 class _Poisoned(Exception):
@@ -102,6 +107,8 @@ class Worker(Interruptible):
         The session's current mesh, None before there is one.
     program
         Global variables of the script that runs as ``__main__``; None while cells do.
+    default_dtype
+        torch's default dtype here; starts as that of the thread that makes the worker.
     generator
         This worker's CPU random state; starts as torch's own does in a fresh process.
     peers
@@ -156,6 +163,7 @@ class Worker(Interruptible):
         self.namespace: dict[str, Any] = {}
         self.program: dict[str, Any] | None = None
         self.mesh: Mesh | None = None
+        self.default_dtype = torch.get_default_dtype()
         self.generator = torch.Generator()
         self.untold = Untold(worker_id)
         self.executed = 0

@@ -47,18 +47,6 @@ def test_rpc_is_refused(start: Start) -> None:
         sess.call_packed(init).debug_get_from_all()
 
 
-def test_setting_the_default_dtype_is_told(start: Start) -> None:
-    def set_default() -> None:
-        if dist.get_rank() == 0:
-            torch.set_default_dtype(torch.float64)
-
-    try:
-        with start(2) as sess, pytest.warns(UserWarning, match="belongs to the process"):
-            sess.call_packed(set_default).debug_get_from_all()
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
 @pytest.mark.any_engine
 def test_a_loader_with_processes_and_a_sampler(start: Start) -> None:
     def load() -> list[float]:

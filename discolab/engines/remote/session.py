@@ -96,6 +96,9 @@ class RemoteSession(Session):
             self._start_processes()
             self._local.start(self, max(1, torch.get_num_threads() // self._workers_per_machine()))
             self._await_workers()
+            dtype = torch.get_default_dtype()
+            if dtype is not torch.float32:  # that of a fresh process; threads begin with it too
+                self.call_without_result(torch.set_default_dtype, dtype)
         except BaseException:
             self._closed = True
             self._exchange.closing = True
