@@ -11,6 +11,7 @@ from __future__ import annotations
 from . import (  # noqa: F401
     compiler,
     default_dtype,
+    forward_ad,
     host_random,
     imports,
     main_module,

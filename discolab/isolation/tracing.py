@@ -1,4 +1,4 @@
-"""torch.fx, make_fx and torch.export in worker threads: one worker at a time traces.
+"""torch.fx, make_fx and torch.export in worker threads: one thread at a time traces.
 
 While torch traces a program it replaces methods of all modules of the process and sets a flag that
 compiled functions ask for. Two threads that trace at once would leave both for ever; and what
@@ -20,9 +20,9 @@ from ..runtime.worker import current_worker_or_none
 from . import table
 from .patches import Patches
 from .table import Row, Treatment
-from .turns import Turn
+from .turns import Exclusive
 
-_turn = Turn("trace")
+tracing = Exclusive("trace")
 _tracing: dict[int, int] = {}
 
 
@@ -44,7 +44,7 @@ def _symbolic_trace(module: ModuleType, patches: Patches) -> None:
     def trace_over(trace: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(trace)
         def trace_in_turn(*args: Any, **kwargs: Any) -> Any:
-            with _turn.taken("a program"), _counted():
+            with tracing.taken("a program"), _counted():
                 return trace(*args, **kwargs)
 
         return trace_in_turn
@@ -83,7 +83,7 @@ def _export(module: ModuleType, patches: Patches) -> None:
     def in_turn(export: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(export)
         def export_in_turn(*args: Any, **kwargs: Any) -> Any:
-            with _turn.taken("a program for export"):
+            with tracing.taken("a program for export"):
                 return export(*args, **kwargs)
 
         return export_in_turn
