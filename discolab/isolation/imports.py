@@ -1,39 +1,67 @@
-"""Workers import modules one after the other, and the table's changes to a module are made at once.
+"""Workers import modules one after the other and whole; the table's changes are made at once.
 
-Modules of torch.distributed import each other in circles. Python's import locks break such a
-circle, where two threads meet in it, by showing one of them a module that is half made. So a
-worker that imports something new takes its turn first; it waits as for everything else, and can
-be interrupted. While it imports an interrupt is held back: modules that import each other can't be
-imported again after one of them was cut short. Other threads, those that workers have started too,
-are left alone.
+Modules that import each other in circles, as those of torch.distributed do, and modules that put
+another object in their place in `sys.modules`, as transformers does, can't be imported by two
+threads at once: Python's import locks show one of them a module that is half made, or one that is
+no longer there. So a thread that imports something new takes its turn first; a worker waits for it
+as for everything else, and can be interrupted.
+
+While a worker imports an interrupt is held back, for `HOLD_BACK` seconds in which no module begins
+or ends. What is cut short all the same, or fails, takes with it the modules that were made by it or
+refer to it, so that the next import of the same starts anew, as in a process of its own.
 """
 
 from __future__ import annotations
 
+import builtins
 import functools
 import importlib
+import sys
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.machinery import ExtensionFileLoader
+from types import FunctionType, ModuleType
+from typing import Any, cast
 
 from ..runtime.worker import current_worker_or_none
 from . import table
 from .patches import Patches
 from .table import Row, Treatment
-from .turns import Turn
+from .turns import Turn, is_in_discolab
 
 Function = Callable[..., Any]
 
 import_turn = Turn("import")
 
 
+class _Own(threading.local):
+    """Of each thread: the modules that it has made since its outermost import began."""
+
+    made: list[str] | None = None
+
+
+_own = _Own()
+
+
+class _Replaced(BaseException):
+    """The module that was waited for has put another object in its place."""
+
+
 def _install(patches: Patches) -> None:
     def load_over(load: Function) -> Function:
         @functools.wraps(load)
         def find_and_load(name: str, import_: Any) -> Any:
-            with import_turn.taken(name), _whole():
-                module = load(name, import_)
+            module = sys.modules.get(name)
+            if module is not None and not table.is_half_made(module):
+                table.imported(name, module)
+                return module
+            with import_turn.taken(name, by_all=True), _whole():
+                if _is_half_made_in_discolab(name):
+                    return sys.modules[name]
+                with _cleaned_up(name):
+                    module = load(name, import_)
+                module = sys.modules.get(name) or module
                 table.imported(name, module)
                 return module
 
@@ -42,33 +70,149 @@ def _install(patches: Patches) -> None:
     def wait_over(wait: Function) -> Function:
         @functools.wraps(wait)
         def lock_unlock_module(name: str) -> Any:  # the module is being made by another thread
-            with import_turn.taken(name):
-                return wait(name)
+            before = sys.modules.get(name)
+            with import_turn.taken(name, by_all=True):
+                if not _is_half_made_in_discolab(name):
+                    wait(name)
+            after = sys.modules.get(name)
+            if after is not before and sys._getframe(1).f_code in _again:
+                raise _Replaced  # Python would go on with the one before
 
         return lock_unlock_module
+
+    def reload_over(reload: Function) -> Function:
+        @functools.wraps(reload)
+        def reload_in_turn(module: ModuleType) -> ModuleType:
+            name = getattr(module, "__name__", "")
+            with import_turn.taken(name, by_all=True), _whole():
+                module = reload(module)
+                table.imported(name, module, anew=True)
+                return module
+
+        return reload_in_turn
 
     bootstrap = importlib._bootstrap
     patches.replace(bootstrap, "_find_and_load", load_over)
     patches.replace(bootstrap, "_lock_unlock_module", wait_over)
+    patches.replace(importlib, "reload", reload_over)
+
+
+_again: set[Any] = set()  # the code of `import_again`
+
+
+def _install_again(patches: Patches) -> None:
+    def import_over(import_: Function) -> Function:
+        def import_again(
+            name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
+        ) -> Any:
+            while True:
+                try:
+                    return import_(name, globals, locals, fromlist, level)
+                except _Replaced:
+                    continue
+
+        _again.add(import_again.__code__)
+        return functools.wraps(import_)(import_again)
+
+    patches.replace(builtins, "__import__", import_over)
 
 
 def _whole() -> AbstractContextManager[None]:
-    """Within it a worker is not interrupted on its own thread."""
+    """Within it a worker is not interrupted on its own thread, as long as modules come."""
     worker = current_worker_or_none()
     if worker is None or worker.thread_id != threading.get_ident():
         return nullcontext()
-    return worker.held_back()
+    return worker.held_back(progress=True)
+
+
+def _is_half_made_in_discolab(name: str) -> bool:
+    """Whether a module's maker calls discolab now, and so may wait for the caller."""
+    if not table.is_half_made(sys.modules.get(name)):
+        return False
+    maker = cast("Any", importlib._bootstrap)._get_module_lock(name).owner
+    return maker not in (None, threading.get_ident()) and is_in_discolab(maker)
+
+
+@contextmanager
+def _cleaned_up(name: str) -> Iterator[None]:
+    """Around the making of one module on a worker: what fails leaves nothing half made.
+
+    Modules in C stay: many can't be loaded twice.
+    """
+    if current_worker_or_none() is None:
+        yield
+        return
+    outer = _own.made
+    made = _own.made = []
+    try:
+        yield
+        made.append(name)
+    except BaseException:
+        _remove(name, made)
+        made.clear()
+        raise
+    finally:
+        _own.made = outer
+        if outer is not None:
+            outer += made
+
+
+def _remove(name: str, made: list[str]) -> None:
+    """Forget a module that failed, with those `made` meanwhile that are below or refer to it."""
+    gone = {name}
+    modules = {other: sys.modules[other] for other in made if other in sys.modules}
+    for other, module in tuple(modules.items()):
+        if isinstance(getattr(module, "__loader__", None), ExtensionFileLoader):
+            del modules[other]
+    while True:
+        more = [
+            other
+            for other, module in modules.items()
+            if other.startswith(f"{name}.") or _refers(module, gone)
+        ]
+        if not more:
+            break
+        for other in more:
+            module = modules.pop(other)
+            parent, _, child = other.rpartition(".")
+            if vars(sys.modules.get(parent, module)).get(child) is module:
+                delattr(sys.modules[parent], child)
+            sys.modules.pop(other, None)
+        gone.update(more)
+
+
+def _refers(module: ModuleType, names: set[str]) -> bool:
+    """Whether a global variable is one of these modules, or was made in one of them."""
+    for value in tuple(vars(module).values()):
+        owner = value.__name__ if isinstance(value, ModuleType) else None
+        if isinstance(value, type | FunctionType):
+            owner = value.__module__
+        if owner in names:
+            return True
+    return False
 
 
 table.add(
     Row(
         state="modules being imported",
         treatment=Treatment.IN_TURNS,
-        meaning="Workers import new modules one after the other, each to its end: Stop waits for "
-        "it, ten seconds at most.",
-        test="tests/ccl/test_dist_imports.py",
+        meaning="New modules are imported one after the other, each to its end: Stop waits for "
+        "it, as long as no module takes ten seconds. What is cut short or fails is taken away "
+        "again, with what refers to it.",
+        test="tests/isolation/test_imports.py",
         install=_install,
         in_own_process=True,  # on_import needs it, and Stop must not cut an import there either
+        library="Python",
+    )
+)
+table.add(
+    Row(
+        state="modules that replace themselves",
+        treatment=Treatment.IN_TURNS,
+        meaning="Who waits for a module that puts another object in its place in `sys.modules` "
+        "(transformers does) gets that object, not the one before.",
+        test="tests/isolation/test_imports.py",
+        install=_install_again,
         library="Python",
     )
 )

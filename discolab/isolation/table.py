@@ -81,7 +81,8 @@ class Row:
 
 _rows: dict[str, Row] = {}
 _installed: dict[str, Patches] = {}
-_pending: dict[str, list[Row]] = {}  # by the module whose import they wait for
+_hooks: dict[str, list[Row]] = {}  # installed rows, by the module that they change
+_changed: dict[tuple[str, str], ModuleType] = {}  # by row and name: the module that was changed
 
 
 def add(row: Row) -> None:
@@ -113,27 +114,28 @@ def install(*, own_process: bool, loaded: Mapping[str, ModuleType]) -> None:
         if row.install is not None:
             _attempt(row, lambda row=row, patches=patches: row.install(patches))  # type: ignore[misc]
         for name in row.on_import:
+            _hooks.setdefault(name, []).append(row)
             module = loaded.get(name)
-            if module is None or _is_half_made(module):
-                _pending.setdefault(name, []).append(row)
-            else:
+            if module is not None and not is_half_made(module):
                 _change(row, name, module)
 
 
 def uninstall() -> None:
     """Put all back in the opposite order; what others changed since is left alone."""
-    _pending.clear()
+    _hooks.clear()
+    _changed.clear()
     while _installed:
         _, patches = _installed.popitem()
         patches.undo()
 
 
-def imported(name: str, module: ModuleType) -> None:
-    """A module may have just been made: change it if rows wait for that."""
-    if name not in _pending or _is_half_made(module):
+def imported(name: str, module: ModuleType, *, anew: bool = False) -> None:
+    """A module may have just been made, or made `anew` by a reload: carry out what rows change."""
+    if name not in _hooks or is_half_made(module):
         return  # Python asks for a package again with each of its modules
-    for row in _pending.pop(name, ()):
-        _change(row, name, module)
+    for row in tuple(_hooks[name]):
+        if anew or _changed.get((row.state, name)) is not module:
+            _change(row, name, module)
 
 
 def enter(worker: Worker) -> None:
@@ -153,6 +155,7 @@ def leave(worker: Worker) -> None:
 def _change(row: Row, name: str, module: ModuleType) -> None:
     patches = _installed.get(row.state)
     if patches is not None:
+        _changed[row.state, name] = module
         _attempt(row, lambda: row.on_import[name](module, patches))
 
 
@@ -170,5 +173,6 @@ def _attempt(row: Row, change: Callable[[], None]) -> None:
         )
 
 
-def _is_half_made(module: ModuleType) -> bool:
+def is_half_made(module: ModuleType | None) -> bool:
+    """Whether somebody imports it at this moment."""
     return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))

@@ -1,14 +1,20 @@
 """Things of which only one worker, or one thread, of the process may be in the middle.
 
 A `Turn` is held by a worker for a while; the others wait for it as for everything else, and can be
-interrupted. A turn that an interrupt tore out of ends with its command. `_guard` guards `_holder`
+interrupted. A turn that an interrupt tore out of ends with its command. `_guard` guards `_holders`
 and `_waiting`.
+
+Threads that are no worker's own (the notebook's, and those that workers have started) take part
+where `taken` is told so. Nothing can say whom such a thread waits for, so nobody waits for one
+that waits in discolab, and such a thread waits `_PATIENCE` seconds at most, and not for a worker
+that waits itself.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,10 +22,37 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..runtime.errors import CollectiveError
+from ..runtime.failures import is_own_file
+from ..runtime.frames import frame_of
 from ..runtime.waiter import waiter_here
 from ..runtime.worker import Worker, current_worker_or_none
 
-Holder = tuple[Worker, int]  # and the command that it runs
+_PATIENCE = 10.0  # seconds
+_LOOK = 0.001  # seconds between two looks of a thread that is no worker's own
+_sleep = time.sleep  # of a worker's own thread it is replaced, see threading_time.py
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A thread, and whose it is; of a worker's own thread also which command it runs."""
+
+    thread: int
+    worker: Worker | None
+    ordinal: int | None
+
+    def lets_in(self, other: Holder) -> bool:
+        """Whether another need not wait for this one."""
+        if self.worker is not None and self.worker is other.worker:
+            return True  # as threads of a process of its own
+        return self.ordinal is None and is_in_discolab(self.thread)
+
+    def is_over(self) -> bool:
+        """Whether its command has ended, by an interrupt that tore out of the turn."""
+        worker = self.worker
+        if worker is None or self.ordinal is None:
+            return False
+        return worker.ended or worker.executed != self.ordinal
+
 
 _turns: weakref.WeakSet[Turn] = weakref.WeakSet()
 
@@ -30,13 +63,20 @@ class Turn:
     def __init__(self, doing: str) -> None:
         self._doing = doing
         self._guard = threading.Lock()
-        self._holder: list[Holder] = []
+        self._holders: list[Holder] = []
         self._waiting: set[Worker] = set()
         _turns.add(self)
 
     @contextmanager
-    def taken(self, what: str) -> Iterator[None]:
-        """Hold it; at once on a thread that is no worker's own, or that holds it already.
+    def taken(self, what: str, *, by_all: bool = False) -> Iterator[None]:
+        """Hold it; at once on a thread that holds it already.
+
+        Parameters
+        ----------
+        what
+            What it is taken for, for errors and status.
+        by_all
+            Whether a thread that is no worker's own takes it too, rather than going on at once.
 
         Raises
         ------
@@ -44,44 +84,56 @@ class Turn:
             If the worker that holds it waits for this one.
         """
         worker = current_worker_or_none()
-        if worker is None or worker.thread_id != threading.get_ident():
-            yield
-            return
-        mine = (worker, worker.executed)
-        if mine in self._holder:
+        thread = threading.get_ident()
+        own = worker is not None and worker.thread_id == thread
+        mine = Holder(thread, worker, worker.executed if worker is not None and own else None)
+        if mine in self._holders or not (own or by_all):
             yield
             return
         try:
             if not self._take(mine):
-                self._waiting.add(worker)
-                worker.wait_for(
-                    lambda: self._take(mine),
-                    f"its turn to {self._doing} {what}",
-                    check=lambda: self._check(worker, what),
-                )
+                if worker is not None and own:
+                    self._waiting.add(worker)
+                    worker.wait_for(
+                        lambda: self._take(mine),
+                        f"its turn to {self._doing} {what}",
+                        check=lambda: self._check(worker, what),
+                    )
+                else:
+                    self._take_in_time(mine)
             yield
         finally:
-            self._waiting.discard(worker)
+            if worker is not None:
+                self._waiting.discard(worker)
             self._end(mine)
 
     def _take(self, mine: Holder) -> bool:
         with self._guard:
-            if self._holder:
-                worker, ordinal = self._holder[0]
-                if self._holder[0] != mine and worker.executed == ordinal and not worker.ended:
-                    return False
-            self._holder[:] = [mine]
+            self._holders[:] = [holder for holder in self._holders if not holder.is_over()]
+            if not all(holder.lets_in(mine) for holder in self._holders):
+                return False
+            self._holders.append(mine)
             return True
+
+    def _take_in_time(self, mine: Holder) -> None:
+        until = time.monotonic() + _PATIENCE
+        while not self._take(mine) and time.monotonic() < until:
+            workers = [holder.worker for holder in tuple(self._holders)]
+            if any(worker is not None and worker.waiting_for is not None for worker in workers):
+                return
+            _sleep(_LOOK)
 
     def _end(self, mine: Holder) -> None:
         with self._guard:
-            if mine in self._holder:
-                self._holder.clear()
+            if mine in self._holders:
+                self._holders.remove(mine)
         for worker in tuple(self._waiting):
             worker.wake()
 
     def _check(self, worker: Worker, what: str) -> None:
-        for holder, _ in tuple(self._holder):
+        for holder in (h.worker for h in tuple(self._holders)):
+            if holder is None:
+                continue
             wait: Any = holder.waiting_for  # one of the collectives' says whom it waits for
             if (
                 hasattr(wait, "missing")
@@ -98,8 +150,25 @@ class Turn:
     def reset(self) -> None:
         """In a forked child: no thread of the parent is there to end its turn."""
         self._guard = threading.Lock()
-        self._holder.clear()
+        self._holders.clear()
         self._waiting.clear()
+
+
+def is_in_discolab(thread: int) -> bool:
+    """Whether a thread calls discolab at this moment: it may wait for any worker."""
+    frame = frame_of(thread)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_own_file(file):
+            if os.path.dirname(file) != _HERE:
+                return True
+            if frame.f_code.co_name in ("find_and_load", "import_again"):
+                return False
+        frame = frame.f_back
+    return False
+
+
+_HERE = os.path.dirname(__file__)
 
 
 class Exclusive:

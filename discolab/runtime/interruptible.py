@@ -100,7 +100,7 @@ class Interruptible:
         return self._guard
 
     @contextmanager
-    def held_back(self, *, in_any_case: bool = False) -> Iterator[None]:
+    def held_back(self, *, in_any_case: bool = False, progress: bool = False) -> Iterator[None]:
         """Within it, on this worker's thread, no interrupt raises but in waits; it does so after.
 
         For what can't be done again after it was cut short, such as an import of many modules. What
@@ -111,6 +111,8 @@ class Interruptible:
         in_any_case
             For what cleans up, after an interrupt too: it is done, and only an interrupt that was
             on its way or came meanwhile raises at the end.
+        progress
+            Whether at its end the seconds of the `held_back` around it begin anew.
 
         Raises
         ------
@@ -138,6 +140,8 @@ class Interruptible:
             yield
         finally:
             del held[depth:]
+            if progress and held:
+                held[-1] = time.monotonic()
         if not self._is_held_back():
             late, self._late = self._late, False
             if self.interrupts and (late or not in_any_case):

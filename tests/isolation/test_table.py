@@ -11,7 +11,7 @@ from discolab.isolation.patches import Patches
 @pytest.fixture
 def empty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table without rows, of which none is installed."""
-    for name in ("_rows", "_installed", "_pending"):
+    for name in ("_rows", "_installed", "_hooks", "_changed"):
         monkeypatch.setattr(table, name, {})
 
 

@@ -1,0 +1,227 @@
+"""First imports by several threads at once, whole in spite of interrupts and failures."""
+
+import importlib
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from discolab import Session, ThreadedSession, current_worker
+from discolab.isolation import table
+from discolab.isolation.patches import Patches
+
+AT_ONCE = """
+import sys, time
+from discolab import ThreadedSession
+
+def first_import(statement):
+    names = {}
+    exec(statement, names)
+    return all(names[name] is sys.modules[name] for name in names if name in sys.modules)
+
+with ThreadedSession(4, devices="cpu", timeout=100) as sess:
+    if delay := float(sys.argv[2]):
+        sess.call_packed(first_import, sys.argv[1])
+        time.sleep(delay)
+        assert not sess.interrupt(timeout=60)
+    assert sess.call_packed(first_import, sys.argv[1]).debug_get_from_all() == [True] * 4
+"""
+
+Write = Callable[..., None]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Write modules, ``parcel`` and those in it, that can be imported."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(**files: str) -> None:
+        for name, text in files.items():
+            path = tmp_path.joinpath("parcel", f"{name}.py")
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(textwrap.dedent(text))
+        importlib.invalidate_caches()
+
+    yield write
+    for name in [name for name in sys.modules if name.startswith("parcel")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def four() -> Iterator[Session]:
+    with ThreadedSession(4, devices="cpu", timeout=20) as sess:
+        yield sess
+
+
+@pytest.mark.parametrize(
+    ("statement", "delay"),
+    [
+        ("from transformers import AutoModelForCausalLM, AutoConfig", 0),
+        ("from transformers import AutoModelForCausalLM, AutoConfig", 0.3),
+        ("import accelerate, datasets; accelerate.Accelerator, datasets.Dataset", 0),
+        ("import lightning; lightning.Fabric", 0.5),
+        ("import sympy; sympy.printing", 0.1),
+    ],
+    ids=["transformers", "transformers, cut", "accelerate", "lightning, cut", "sympy, cut"],
+)
+def test_four_workers_import_a_library_at_once(statement: str, delay: float) -> None:
+    library = statement.split()[1].rstrip(",;")
+    pytest.importorskip(library)
+    program = [sys.executable, "-W", "ignore", "-c", AT_ONCE, statement, str(delay)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_a_module_that_replaces_itself_is_one_for_all(four: Session, write: Write) -> None:
+    write(
+        __init__="""
+        import sys, time, types
+        new = types.ModuleType("parcel")
+        new.__path__, new.__spec__, new.value = __path__, __spec__, 7
+        time.sleep(0.1)
+        sys.modules[__name__] = new
+        """
+    )
+
+    def first() -> list[bool]:
+        time.sleep(0.02 * current_worker().worker_id)
+        import parcel  # type: ignore[import-not-found]
+        from parcel import value
+
+        return [parcel is sys.modules["parcel"], value == 7]
+
+    assert four.call_packed(first).debug_get_from_all() == [[True, True]] * 4
+
+
+def test_an_import_that_was_cut_short_starts_anew(four: Session, write: Write) -> None:
+    start = "import time\nfrom parcel import below\nimport parcel.user\n"
+    write(__init__=start + "time.sleep(30)", below="value = 1", user="import parcel")
+
+    def first() -> Any:
+        import parcel
+
+        return parcel.below.value, parcel.user.parcel.done, parcel is parcel.user.parcel
+
+    four.call_packed(first)
+    time.sleep(0.2)
+    assert not four.interrupt(timeout=5)
+    assert "parcel.below" not in sys.modules
+    write(__init__=start + "done = True  # and no longer")
+    assert four.call_packed(first).debug_get_from_all() == [(1, True, True)] * 4
+
+
+def test_an_import_that_fails_does_so_on_all_workers_alike(four: Session, write: Write) -> None:
+    write(__init__="import parcel.below\nimport parcel.missing", below="value = 1")
+
+    def first() -> str:
+        try:
+            import parcel
+        except ImportError as exc:
+            return str(exc)
+        return str(parcel.below.value)
+
+    assert set(four.call_packed(first).debug_get_from_all()) == {"No module named 'parcel.missing'"}
+    write(missing="", below="value = 2  # as it is now")
+    assert four.call_packed(first).debug_get_from_all() == ["2"] * 4
+
+
+CIRCLE = {
+    "__init__": "",
+    "a": "import time\ntime.sleep(0.02)\nimport parcel.b as other\ntime.sleep(0.1)\nvalue = 1",
+    "b": "import time\ntime.sleep(0.02)\nimport parcel.a as other\ntime.sleep(0.1)\nvalue = 1",
+}
+
+
+def test_a_circle_of_modules_is_imported_by_helper_threads_and_the_notebook(
+    four: Session, write: Write
+) -> None:
+    write(**CIRCLE)
+    failed: list[BaseException] = []
+
+    def load(name: str) -> None:
+        try:
+            assert importlib.import_module(name).other.value == 1
+        except BaseException as exc:
+            failed.append(exc)
+
+    def first() -> None:
+        helper = threading.Thread(target=load, args=("parcel.a",))
+        helper.start()
+        helper.join()
+
+    done = four.call_packed(first)
+    time.sleep(0.01)
+    load("parcel.b")
+    done.debug_get_from_all()
+    assert not failed
+
+
+def test_a_module_may_start_workers_that_import_it(write: Write) -> None:
+    write(
+        __init__="""
+        from discolab import ThreadedSession
+        value = 3
+        def look():
+            import importlib, parcel, parcel.below
+            return importlib.import_module("parcel").value + parcel.below.value
+        with ThreadedSession(2, devices="cpu", timeout=10) as sess:
+            result = sess.call_packed(look).debug_get_from_all()
+        """,
+        below="value = 1",
+    )
+    assert importlib.import_module("parcel").result == [4, 4]
+
+
+def test_an_import_ends_though_its_own_threads_import(
+    four: Session, write: Write, tmp_path: Path
+) -> None:
+    write(
+        __init__="""
+        import threading
+        thread = threading.Thread(target=lambda: __import__("parcel_user"))
+        thread.start()
+        thread.join()
+        """
+    )
+    (tmp_path / "parcel_user.py").write_text("value = 1")
+
+    def first() -> bool:
+        import parcel
+
+        return not parcel.thread.is_alive() and "parcel_user" in sys.modules
+
+    assert four.call_packed(first).debug_get_from_all() == [True] * 4
+
+
+def test_what_the_table_changes_is_changed_again_after_a_reload(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(__init__="value = 1")
+    monkeypatch.setattr(table, "_rows", dict(table._rows))
+
+    def change(module: ModuleType, patches: Patches) -> None:
+        patches.replace(module, "value", lambda before: -before)
+
+    row = table.Row(
+        state="value of a parcel",
+        treatment=table.Treatment.SHARED,
+        meaning="",
+        on_import={
+            "parcel": lambda module, patches: patches.replace(module, "value", lambda v: -v)
+        },
+    )
+    table.add(row)
+    with ThreadedSession(2, devices="cpu", timeout=10):
+        parcel = importlib.import_module("parcel")
+        assert parcel.value == -1
+        assert importlib.reload(parcel).value == -1
+        del sys.modules["parcel"]
+        assert importlib.import_module("parcel").value == -1
+    assert importlib.import_module("parcel").value == 1
