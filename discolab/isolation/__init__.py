@@ -16,6 +16,7 @@ from . import (  # noqa: F401
     imports,
     main_module,
     profiler,
+    programs,
     shared_leaves,
     threading_time,
     torch_random,

@@ -226,7 +226,7 @@ class Lab(Comparing):
         words = "the script"
         program = Program(
             run_script,
-            lambda func: CellRun(sess, ranks, func, full, source, list(args), what=words),
+            lambda func: CellRun(sess, ranks, func, full, source, list(args), path, what=words),
             Path(full).name,
             full,
             ranks,

@@ -1,30 +1,33 @@
 """Run a script on every worker, as torchrun would in processes: a worker function.
 
-The script runs as ``__main__`` with its own globals on each worker. ``sys.argv``, the first entry
-of ``sys.path`` and imported modules belong to the process: the first worker that begins sets them,
-the last one that ends puts back what was there, and has modules of the script's folder forgotten,
-so that the next run reads them afresh. `_lock` guards `_running` and `_before`.
+The script runs as ``__main__`` with its own globals, command line and end on each worker
+(isolation/main_module.py, programs.py). The first entry of ``sys.path``, the working folder and
+imported modules belong to the process: the first worker that begins sets the path; the last one
+that ends puts back what was there, and has modules of the script's folder forgotten, so that the
+next run reads them afresh. `_lock` guards `_running` and `_before`.
 """
 
 from __future__ import annotations
 
 import builtins
 import importlib
+import os
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..debugger import raised
+from ..isolation.programs import run_at_end, use_command_line
 from ..runtime.errors import ArgumentError, SessionError
 from ..runtime.worker import current_worker
 from .cells import keep_source
 
 _lock = threading.Lock()
-_running: list[tuple[str, ...]] = []  # the command line of each worker that runs a script
+_running: list[str] = []  # the folder of each script that a worker runs
 _before: dict[str, Any] = {}
 
 
@@ -47,8 +50,17 @@ def read_script(path: str) -> tuple[str, str]:
     return str(full.resolve()), source
 
 
-def run_script(path: str, source: str, args: list[str]) -> None:
+def run_script(path: str, source: str, args: list[str], name: str = "") -> None:
     """Run a script on this worker; its public names are in the worker's cells afterwards.
+
+    Parameters
+    ----------
+    path, source
+        The whole path of the script, and its text.
+    args
+        Its command line without its name.
+    name
+        Its name there, as the user wrote it; "": the path.
 
     Raises
     ------
@@ -69,8 +81,12 @@ def run_script(path: str, source: str, args: list[str]) -> None:
     raised.forget()
     worker.program = names
     try:
-        with _command_line(path, args):
-            exec(code, names)
+        with _imports_beside(path):
+            use_command_line(worker, [name or path, *args])
+            try:
+                exec(code, names)
+            finally:
+                run_at_end(worker)
     except SystemExit as exc:
         if exc.code not in (None, 0):
             raised.keep(path, exc)
@@ -79,6 +95,7 @@ def run_script(path: str, source: str, args: list[str]) -> None:
         raised.keep(path, exc)
         raise
     finally:
+        use_command_line(worker, None)
         worker.program = None
         worker.namespace.update({n: value for n, value in names.items() if not n.startswith("_")})
 
@@ -98,37 +115,35 @@ def _how_it_ended(exc: SystemExit, path: str) -> str:
 
 
 @contextmanager
-def _command_line(path: str, args: Sequence[str]) -> Iterator[None]:
-    """``sys.argv`` and ``sys.path`` as the script expects them.
+def _imports_beside(path: str) -> Iterator[None]:
+    """``sys.path`` as the script expects it.
 
     Raises
     ------
     SessionError
-        If a script with another command line runs in this process.
+        If a script of another folder runs in this process.
     """
-    line = (path, *args)
+    folder = str(Path(path).parent)
     with _lock:
-        if _running and _running[0] != line:
-            other = Path(_running[0][0]).name
+        if _running and _running[0] != folder:
             raise SessionError(
-                f"{other} runs in this process with another command line, and sys.argv is one for "
-                "all; wait until it has ended"
+                f"a script of {_running[0]} runs in this process, and sys.path and the modules "
+                "beside a script are one for all; wait until it has ended"
             )
         if not _running:
-            _before.update(argv=sys.argv, folder=str(Path(path).parent), modules=set(sys.modules))
-            sys.argv = list(line)
-            sys.path.insert(0, _before["folder"])
-        _running.append(line)
+            _before.update(modules=set(sys.modules), folder=os.getcwd())
+            sys.path.insert(0, folder)
+        _running.append(folder)
     try:
         yield
     finally:
         with _lock:
             _running.pop()
             if not _running:
-                sys.argv = _before["argv"]
-                if _before["folder"] in sys.path:
-                    sys.path.remove(_before["folder"])
-                _forget_modules(_before["folder"], _before["modules"])
+                if folder in sys.path:
+                    sys.path.remove(folder)
+                os.chdir(_before["folder"])
+                _forget_modules(folder, _before["modules"])
 
 
 def _forget_modules(folder: str, before: set[str]) -> None:

@@ -27,9 +27,10 @@ def variables_of(worker: Worker) -> dict[str, str]:
         port, local_size, machine, machines = _place(worker)
         found = {
             "RANK": rank, "LOCAL_RANK": str(worker.local_worker_id), "ROLE_RANK": rank,
-            "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": str(local_size),
+            "ROLE_NAME": "default", "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": str(local_size),
             "ROLE_WORLD_SIZE": size, "GROUP_RANK": str(machine), "GROUP_WORLD_SIZE": str(machines),
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "discolab",
+            "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
         }  # fmt: skip
         found = everybody.setdefault(worker.worker_id, found)
     return found
@@ -63,7 +64,8 @@ def _own() -> dict[str, str]:
 
 _NAMES = frozenset({
     "RANK", "LOCAL_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE",
-    "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+    "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ROLE_NAME",
+    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
 })  # fmt: skip
 
 _Environ: type[Any] = type(os.environ)

@@ -86,7 +86,7 @@ class RemoteSession(Session):
         self._registered: dict[str, Any] = {}
         self._owner = os.getpid()
         _sessions.add(self)
-        self._path = list(sys.path)
+        self._path, self._folder = list(sys.path), _folder()
 
     def _begin(self) -> None:
         """Start all workers, and wait until they are there; on any failure end them all."""
@@ -267,8 +267,11 @@ class RemoteSession(Session):
 
     def _encode_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if sys.path != self._path:  # a folder was added since: modules may come from it
-            self._path = list(sys.path)
+            self._path, self._folder = list(sys.path), _folder()
             self.call_without_result(follow_path, self._path)
+        if (folder := _folder()) != self._folder:
+            self._folder = folder
+            self.call_without_result(follow_to, folder)
         what, given, named, bind, site = super()._encode_call(func, args, kwargs)
         packed = messages.Packed(given)
         # checked and packed here: what can't be sent is told before anything is
@@ -431,6 +434,20 @@ if hasattr(os, "register_at_fork"):
 def follow_path(path: list[str]) -> None:
     """Look for modules where the controller does (a worker function)."""
     sys.path[:] = [*path, *(own for own in sys.path if own not in path)]
+
+
+def _folder() -> str:
+    """The working folder; "" if it is gone."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+def follow_to(folder: str) -> None:
+    """Work in the folder in which the notebook does, where it is there (a worker function)."""
+    if os.path.isdir(folder):
+        os.chdir(folder)
 
 
 def _positive(value: Any, name: str) -> float:

@@ -1,0 +1,290 @@
+"""What a program of a worker finds of its process: a command line, no prompt, an end of its own.
+
+The attributes of `sys` that tell a program how it was started are properties while these rows are
+installed, which answer a worker with its own; all others cost what they did. `_argv` is written by
+the workers' threads, each its own entry; `_handlers` too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import signal
+import sys
+import weakref
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NoReturn
+
+from ..runtime.errors import SessionError
+from ..runtime.worker import Worker, current_worker_or_none
+from . import table
+from .patches import Patches
+from .table import Row, Treatment
+
+_argv: weakref.WeakKeyDictionary[Worker, list[str]] = weakref.WeakKeyDictionary()
+_handlers: weakref.WeakKeyDictionary[Worker, dict[int, Any]] = weakref.WeakKeyDictionary()
+_at_end: weakref.WeakKeyDictionary[Worker, list[Callable[[], Any]]] = weakref.WeakKeyDictionary()
+
+
+# -- sys -------------------------------------------------------------------------------------------
+
+
+def _of_process(name: str) -> Any:
+    try:
+        return vars(sys)[name]
+    except KeyError:
+        raise AttributeError(f"module 'sys' has no attribute {name!r}") from None
+
+
+class _SysOfWorkers(ModuleType):
+    """`sys`, with a command line for each worker, and no prompt on workers."""
+
+    @property
+    def argv(self) -> list[str]:
+        """The worker's command line; the process's while it has none."""
+        worker = current_worker_or_none()
+        own = None if worker is None else _argv.get(worker)
+        found: list[str] = _of_process("argv") if own is None else own
+        return found
+
+    @argv.setter
+    def argv(self, value: list[str]) -> None:
+        worker = current_worker_or_none()
+        if worker is None:
+            vars(sys)["argv"] = value
+        else:
+            _argv[worker] = value
+
+    @property
+    def ps1(self) -> Any:
+        """The prompt, by which libraries know that a person types; not there on a worker."""
+        if current_worker_or_none() is not None:
+            raise AttributeError("module 'sys' has no attribute 'ps1'")
+        return _of_process("ps1")
+
+    @ps1.setter
+    def ps1(self, value: Any) -> None:
+        vars(sys)["ps1"] = value
+
+    @ps1.deleter
+    def ps1(self) -> None:
+        del vars(sys)["ps1"]
+
+
+def _install_sys(patches: Patches) -> None:
+    kind: Any = type(sys)
+    sys.__class__ = type("SysOfWorkers", (_SysOfWorkers, kind), {})
+
+    def put_back() -> None:
+        if isinstance(sys, _SysOfWorkers):
+            sys.__class__ = kind
+
+    patches.at_undo(put_back)
+
+
+def use_command_line(worker: Worker, argv: list[str] | None) -> None:
+    """Give a worker a command line of its own; None: the process's again.
+
+    A worker that has its process for itself sets ``sys.argv``.
+    """
+    if argv is None:
+        _argv.pop(worker, None)
+    else:
+        _argv[worker] = argv
+
+
+table.add(
+    Row(
+        state="`sys.argv` and `sys.ps1`",
+        treatment=Treatment.PER_WORKER,
+        meaning="Each worker has the command line of its script. There is no prompt on a worker, "
+        "so that libraries don't take it for an interactive session.",
+        test="tests/isolation/test_programs.py::test_each_worker_has_its_own_command_line",
+        install=_install_sys,
+        in_own_process=True,
+        library="Python",
+    )
+)
+
+
+# -- where it runs ---------------------------------------------------------------------------------
+
+
+def _chdir_over(chdir: Callable[[Any], None]) -> Callable[[Any], None]:
+    @functools.wraps(chdir)
+    def chdir_alone(path: Any) -> None:
+        worker = current_worker_or_none()
+        if worker is not None and len(worker.peers) > 1 and not _is_here(path):
+            raise SessionError(
+                f"os.chdir({os.fspath(path)!r}) on worker {worker.worker_id}: the working folder "
+                "belongs to the process, and the other workers are threads of it: their files "
+                "would be looked for there too. Use whole paths, os.chdir in the notebook, or "
+                "engine='processes' (--engine processes)"
+            )
+        chdir(path)
+
+    return chdir_alone
+
+
+def _is_here(path: Any) -> bool:
+    try:
+        return os.path.samefile(path, os.getcwd())
+    except (OSError, TypeError, ValueError):
+        return False  # Python's own error says why
+
+
+table.add(
+    Row(
+        state="the working folder",
+        treatment=Treatment.REFUSED,
+        meaning="`os.chdir` on a worker would move all, so it is an error, unless that is where "
+        "the process is. Use whole paths, or `os.chdir` in the notebook; a script starts in the "
+        "notebook's folder, on every engine.",
+        test="tests/isolation/test_programs.py::test_the_working_folder_is_not_changed_under_others",
+        install=lambda patches: patches.replace(os, "chdir", _chdir_over),
+        library="Python",
+    )
+)
+
+
+# -- the end of a program --------------------------------------------------------------------------
+
+
+def _register_over(register: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(register)
+    def register_for_program(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        worker = current_worker_or_none()
+        if worker is None or worker.program is None or _caller() is not worker.program:
+            return register(func, *args, **kwargs)  # a library's: it stays imported
+        _at_end.setdefault(worker, []).append(functools.partial(func, *args, **kwargs))
+        return func
+
+    return register_for_program
+
+
+def _caller() -> dict[str, Any]:
+    """The global variables of the function that calls our caller."""
+    return sys._getframe(2).f_globals
+
+
+def _unregister_over(unregister: Callable[[Any], None]) -> Callable[[Any], None]:
+    @functools.wraps(unregister)
+    def unregister_for_program(func: Callable[..., Any], /) -> None:
+        worker = current_worker_or_none()
+        mine: Any = [] if worker is None else _at_end.get(worker, [])
+        mine[:] = [partial for partial in mine if partial.func != func]
+        unregister(func)
+
+    return unregister_for_program
+
+
+def run_at_end(worker: Worker) -> None:
+    """Call what the worker's script has registered with `atexit`, the last first.
+
+    As at the end of a process an error in one does not keep the others from being called; the last
+    error is raised.
+    """
+    last: BaseException | None = None
+    while functions := _at_end.get(worker):
+        try:
+            functions.pop()()
+        except Exception as exc:
+            last = exc
+    _at_end.pop(worker, None)
+    if last is not None:
+        raise last
+
+
+def _exit_over(exit_now: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
+    @functools.wraps(exit_now)
+    def end_program(status: int) -> NoReturn:
+        if current_worker_or_none() is None:
+            exit_now(status)
+        raise SystemExit(status)
+
+    return end_program
+
+
+def _install_ends(patches: Patches) -> None:
+    patches.replace(atexit, "register", _register_over)
+    patches.replace(atexit, "unregister", _unregister_over)
+
+
+table.add(
+    Row(
+        state="`atexit`",
+        treatment=Treatment.PER_WORKER,
+        meaning="What a script registers is called when the script ends on that worker; what "
+        "libraries register, when the process ends.",
+        test="tests/isolation/test_programs.py::test_a_scripts_own_end_is_its_own",
+        install=_install_ends,
+        in_own_process=True,
+        library="Python",
+    )
+)
+table.add(
+    Row(
+        state="`os._exit`",
+        treatment=Treatment.PER_WORKER,
+        meaning="It ends the worker's program as `sys.exit` does; the notebook's process lives on.",
+        test="tests/isolation/test_programs.py::test_a_scripts_own_end_is_its_own",
+        install=lambda patches: patches.replace(os, "_exit", _exit_over),
+        library="Python",
+    )
+)
+
+
+# -- signals ---------------------------------------------------------------------------------------
+
+_ENDING = frozenset(
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+    if hasattr(signal, name)
+)
+
+
+def _signal_over(set_handler: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(set_handler)
+    def set_own(signalnum: int, handler: Any) -> Any:
+        worker = current_worker_or_none()
+        if worker is None or signalnum not in _ENDING:
+            return set_handler(signalnum, handler)
+        own = _handlers.setdefault(worker, {})
+        before = own.get(signalnum, signal.SIG_DFL)
+        own[signalnum] = handler
+        return before
+
+    return set_own
+
+
+def _getsignal_over(get_handler: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(get_handler)
+    def get_own(signalnum: int) -> Any:
+        worker = current_worker_or_none()
+        if worker is None or signalnum not in _ENDING:
+            return get_handler(signalnum)
+        return _handlers.get(worker, {}).get(signalnum, signal.SIG_DFL)
+
+    return get_own
+
+
+def _install_signals(patches: Patches) -> None:
+    patches.replace(signal, "signal", _signal_over)
+    patches.replace(signal, "getsignal", _getsignal_over)
+
+
+table.add(
+    Row(
+        state="handlers of signals",
+        treatment=Treatment.PER_WORKER,
+        meaning="A handler that a worker sets for `SIGINT`, `SIGTERM`, `SIGHUP`, `SIGQUIT`, "
+        "`SIGUSR1` or `SIGUSR2` is kept and given back, and not called: signals go to the "
+        "notebook, whose Stop ends the program. For any other signal it is Python's error: "
+        "signals work in the main thread only.",
+        test="tests/isolation/test_programs.py::test_a_scripts_own_end_is_its_own",
+        install=_install_signals,
+        library="Python",
+    )
+)

@@ -1,0 +1,129 @@
+"""A script finds on each worker what it finds in a process of torchrun."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from discolab import Session, ThreadedSession, WorkerError, current_worker
+from discolab.notebook.script import read_script, run_script
+
+SCRIPT = Path(__file__).parent / "script_facts.py"
+# of torchrun's agent, which discolab has none of; its store and error file are not there
+OF_THE_AGENT = {
+    "TORCHELASTIC_ERROR_FILE",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE",
+    "TORCHELASTIC_USE_AGENT_STORE",
+}
+
+
+@pytest.fixture(scope="module")
+def at_torchrun(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("torchrun")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4"]
+    command += ["--standalone", "script_facts.py", str(folder), "--steps", "2"]
+    subprocess.run(command, check=True, capture_output=True, cwd=SCRIPT.parent, timeout=100)
+    return facts_in(folder)
+
+
+def facts_in(folder: Path) -> list[dict[str, Any]]:
+    assert sorted(path.name for path in folder.glob("*.end")) == [f"{r}.end" for r in range(4)]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
+
+
+def run(sess: Session, path: Path, *args: str) -> None:
+    full, source = read_script(str(path))
+    sess.call_packed(run_script, full, source, list(args), path.name).debug_get_from_all()
+
+
+def test_a_script_finds_what_torchrun_gives(
+    make: Callable[..., Session],
+    at_torchrun: list[dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "ps1", "In : ", raising=False)
+    sess = make(4)
+    sess.sync_all()
+    monkeypatch.chdir(SCRIPT.parent)  # as %cd does, after the workers were started
+    run(sess, SCRIPT, str(tmp_path), "--steps", "2")
+    for found, wanted in zip(facts_in(tmp_path), at_torchrun, strict=True):
+        theirs, ours = wanted["environment"], found["environment"]
+        assert ours.keys() == theirs.keys() - OF_THE_AGENT
+        same = ours.keys() - {"TORCHELASTIC_RUN_ID"}
+        if sess.engine not in ("sockets", "ray"):  # where workers count as several machines
+            assert {name: ours[name] for name in same} == {name: theirs[name] for name in same}
+        assert {**found, "environment": ""} == {**wanted, "environment": ""}
+
+
+@pytest.mark.one_process
+def test_each_worker_has_its_own_command_line(sess: Session, tmp_path: Path) -> None:
+    path = tmp_path / "argv.py"
+    path.write_text("import sys\nsys.argv.append(str(len(sys.argv)))\nseen = list(sys.argv)\n")
+    full, source = read_script(str(path))
+
+    def run_own() -> list[str]:
+        worker = current_worker()
+        run_script(full, source, ["--rank", str(worker.rank)], "argv.py")
+        found: list[str] = worker.namespace["seen"]
+        return found
+
+    before = list(sys.argv)
+    wanted = [["argv.py", "--rank", str(rank), "3"] for rank in range(4)]
+    assert sess.call_packed(run_own).debug_get_from_all() == wanted
+    assert sys.argv == before
+
+
+def test_a_scripts_own_end_is_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "ends.py"
+    path.write_text(
+        "import atexit, os, signal, sys\n"
+        "from pathlib import Path\n"
+        "log = Path(sys.argv[1]) / os.environ['RANK']\n"
+        "def write(text):\n"
+        "    with log.open('a') as file:\n"
+        "        file.write(text)\n"
+        "atexit.register(write, 'last ')\n"
+        "atexit.register(write, 'never ')\n"
+        "atexit.register(lambda: 1 / 0)\n"
+        "atexit.register(write, 'first ')\n"
+        "atexit.unregister(print)\n"
+        "before = signal.signal(signal.SIGTERM, write)\n"
+        "write(f'{before == signal.SIG_DFL} {signal.getsignal(signal.SIGTERM) is write} ')\n"
+        "os._exit(int(sys.argv[2]))\n"
+    )
+    with ThreadedSession(2, devices="cpu", timeout=20) as sess:
+        with pytest.raises(WorkerError, match="division by zero"):
+            run(sess, path, str(tmp_path), "0")
+        assert (tmp_path / "1").read_text() == "True True first never last "
+        path.write_text(path.read_text().replace("atexit.register(lambda: 1 / 0)\n", ""))
+        with pytest.raises(WorkerError, match=r"exited with status 3 at ends.py:\d+"):
+            run(sess, path, str(tmp_path), "3")
+        run(sess, path, str(tmp_path), "0")
+
+
+@pytest.mark.one_process
+def test_the_working_folder_is_not_changed_under_others(sess: Session, tmp_path: Path) -> None:
+    before = os.getcwd()
+
+    def change(folder: str) -> str:
+        os.chdir(folder)
+        return os.getcwd()
+
+    with pytest.raises(WorkerError, match=r"working folder belongs to the process.*processes"):
+        sess.call_packed(change, str(tmp_path)).debug_get_from_all()
+    assert sess.call_packed(change, before).debug_get_from_all() == [before] * 4
+    assert os.getcwd() == before
+
+
+def test_workers_work_in_the_folder_of_the_notebook(
+    make: Callable[..., Session], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sess = make(2)
+    monkeypatch.chdir(tmp_path)
+    assert sess.call_packed(os.getcwd).debug_get_from_all() == [str(tmp_path)] * 2
