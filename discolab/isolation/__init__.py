@@ -14,6 +14,7 @@ from . import (  # noqa: F401
     forward_ad,
     host_random,
     imports,
+    libraries,
     main_module,
     profiler,
     programs,

@@ -44,6 +44,11 @@ class _Own(threading.local):
 _own = _Own()
 
 
+def is_importing() -> bool:
+    """Whether a module that this thread imports is being executed, on a worker."""
+    return _own.made is not None
+
+
 class _Replaced(BaseException):
     """The module that was waited for has put another object in its place."""
 

@@ -1,0 +1,6 @@
+"""State of single libraries: a file for each, whose rows act once the library is imported."""
+
+from __future__ import annotations
+
+# each enters its rows
+from . import accelerate, hydra, matplotlib, transformers  # noqa: F401

@@ -1,0 +1,119 @@
+"""pyplot keeps its figures and matplotlib its settings for the process; drawing is not for threads.
+
+Who draws takes the turn of those who import, since drawing imports modules and caches fonts.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from .. import table
+from ..imports import import_turn
+from ..own import PerWorker
+from ..patches import Patches
+from ..table import Row, Treatment
+
+Function = Callable[..., Any]
+
+
+def _figures(module: ModuleType, patches: Patches) -> None:
+    def own(shared: OrderedDict[Any, Any]) -> PerWorker[OrderedDict[Any, Any]]:
+        return PerWorker(shared, OrderedDict)
+
+    patches.replace(module.Gcf, "figs", own)
+
+
+def _settings(module: ModuleType, patches: Patches) -> None:
+    """Give `matplotlib.rcParams` a class that looks first at what the worker has set."""
+    kind: Any = module.RcParams
+    settings = module.rcParams
+
+    class RcParamsOfWorkers(kind):  # type: ignore[misc]
+        def _get(self, key: str) -> Any:
+            own = values.here()
+            return own[key] if own is not self and key in own else super()._get(key)
+
+        def _set(self, key: str, value: Any) -> None:
+            own = values.here()
+            if own is self:
+                super()._set(key, value)
+            else:
+                own[key] = value
+
+        def _update_raw(self, other_params: Any) -> None:
+            if isinstance(other_params, kind):
+                other_params = dict.items(other_params)
+            for key, value in dict(other_params).items():
+                self._set(key, value)
+
+        def copy(self) -> Any:
+            copied = kind()
+            for key in self:
+                copied._set(key, self._get(key))
+            return copied
+
+        def find_all(self, pattern: str) -> Any:
+            return self.copy().find_all(pattern)
+
+    values: PerWorker[Any] = PerWorker(settings, dict, imports_share=True)
+    settings.__class__ = RcParamsOfWorkers
+
+    def put_back() -> None:
+        if type(settings) is RcParamsOfWorkers:
+            settings.__class__ = kind
+
+    patches.at_undo(put_back)
+
+
+def _in_turn(function: Function) -> Function:
+    @functools.wraps(function)
+    def draw_in_turn(*args: Any, **kwargs: Any) -> Any:
+        with import_turn.taken("a figure", by_all=True):
+            return function(*args, **kwargs)
+
+    return draw_in_turn
+
+
+def _canvas(module: ModuleType, patches: Patches) -> None:
+    patches.replace(module.FigureCanvasBase, "print_figure", _in_turn)
+
+
+def _agg(module: ModuleType, patches: Patches) -> None:
+    patches.replace(module.FigureCanvasAgg, "draw", _in_turn)
+
+
+table.add(
+    Row(
+        state="pyplot's figures",
+        treatment=Treatment.PER_WORKER,
+        meaning="Each worker has figures, and a current one, of its own.",
+        test="tests/notebook/test_matplotlib.py",
+        on_import={"matplotlib._pylab_helpers": _figures},
+        library="matplotlib",
+    )
+)
+table.add(
+    Row(
+        state="`matplotlib.rcParams`",
+        treatment=Treatment.PER_WORKER,
+        meaning="What a worker sets, also by a style, `rc_context` or `plt.ion`, is its own; for "
+        "all else it sees the notebook's.",
+        test="tests/notebook/test_matplotlib.py",
+        on_import={"matplotlib": _settings},
+        library="matplotlib",
+    )
+)
+table.add(
+    Row(
+        state="drawing with matplotlib",
+        treatment=Treatment.IN_TURNS,
+        meaning="One figure is drawn at a time: fonts and their caches are the process's.",
+        test="tests/notebook/test_matplotlib.py",
+        on_import={"matplotlib.backend_bases": _canvas, "matplotlib.backends.backend_agg": _agg},
+        library="matplotlib",
+    )
+)

@@ -1,0 +1,98 @@
+"""State that single libraries keep for the process is each worker's own."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from discolab import Session, ThreadedSession, current_worker
+
+
+@pytest.fixture
+def four() -> Iterator[Session]:
+    with ThreadedSession(4, devices="cpu", timeout=60) as sess:
+        yield sess
+
+
+@pytest.mark.filterwarnings("ignore:OMP_NUM_THREADS")
+def test_each_worker_of_accelerate_is_its_own_rank(four: Session) -> None:
+    pytest.importorskip("accelerate")
+
+    def program() -> Any:
+        import torch
+        from accelerate import Accelerator
+        from accelerate.state import PartialState
+
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+        seen: list[int] = []
+        helper = threading.Thread(target=lambda: seen.append(PartialState().process_index))
+        helper.start()
+        helper.join()
+        total = accelerator.reduce(torch.tensor([float(accelerator.process_index)]))
+        gathered = accelerator.gather(torch.tensor([accelerator.process_index])).tolist()
+        return accelerator.process_index, accelerator.num_processes, seen, total.item(), gathered
+
+    values = four.call_packed(program).debug_get_from_all()
+    assert values == [(rank, 4, [rank], 6.0, [0, 1, 2, 3]) for rank in range(4)]
+
+
+def test_each_worker_composes_with_a_hydra_of_its_own(four: Session, tmp_path: Path) -> None:
+    pytest.importorskip("hydra")
+    tmp_path.joinpath("config.yaml").write_text("lr: 1\nrank: ${rank:}\n")
+    folder = str(tmp_path)
+
+    def program() -> Any:
+        from hydra import compose, initialize_config_dir
+        from omegaconf import OmegaConf
+
+        rank = current_worker().worker_id
+        OmegaConf.register_new_resolver("rank", lambda: rank)
+        with initialize_config_dir(config_dir=folder, version_base=None):
+            config = compose("config", overrides=[f"lr={rank}"])
+            found = config.lr, config.rank
+        OmegaConf.clear_resolvers()
+        return *found, OmegaConf.has_resolver("rank"), OmegaConf.has_resolver("oc.env")
+
+    for _ in range(2):
+        values = four.call_packed(program).debug_get_from_all()
+        assert values == [(rank, rank, False, True) for rank in range(4)]
+
+
+def test_a_model_is_whole_though_others_load_theirs(four: Session, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        vocab_size=32,
+        tie_word_embeddings=True,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    folder = str(tmp_path)
+
+    def program() -> list[bool]:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        rank, found = current_worker().worker_id, []
+        for turn in range(6):
+            if (rank + turn) % 2:
+                dtype = torch.bfloat16 if rank == 1 else torch.float32
+                model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+                found.append({p.dtype for p in model.parameters()} == {dtype})
+            else:
+                model = AutoModelForCausalLM.from_config(config)
+                found.append(model.dtype is torch.float32)
+                linear = torch.nn.Linear(4, 4)
+                found.append(bool(linear.weight.abs().sum() > 0) and linear.weight.dim() == 2)
+            found.append(model.lm_head.weight is model.model.embed_tokens.weight)
+        found.append(str(torch.linspace(0, 1, 2).device) == "cpu")
+        return found
+
+    for values in four.call_packed(program).debug_get_from_all():
+        assert all(values), values
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
