@@ -12,6 +12,7 @@ from . import (  # noqa: F401
     compiler,
     default_dtype,
     forward_ad,
+    fresh_random,
     host_random,
     imports,
     libraries,

@@ -2,70 +2,121 @@
 
 `random.seed(0)` on four threads would seed one stream that all of them then draw from. While the
 row is installed, the functions of the module `random` and those of `numpy.random` that draw from
-numpy's legacy state look first who calls; a worker's states are made at its first draw and
-kept in `_states`, to which only that worker's threads write their own entry.
+numpy's legacy state look first who calls, under every name that a module has for them; and so do
+the two objects that keep the states, for those who hold them. A worker's states are made at its
+first draw and kept in `worker.random_states`, to which only that worker's threads write.
 
-Not covered: names bound before the first session (``from random import shuffle``), and libraries
-that hold numpy's state itself. `random.Random` and `numpy.random.default_rng` are one's own anyway.
+Not covered: `random.random`, `random.getrandbits` and methods of numpy's state that were kept
+before the first session in something else than a module's name, such as a default argument.
+`random.Random` and `numpy.random.default_rng` are one's own anyway.
 """
 
 from __future__ import annotations
 
 import functools
 import random
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy.random
 
-from ..runtime.worker import Worker, current_worker_or_none
+from ..runtime.worker import current_worker_or_none
 from . import table
 from .patches import Patches
 from .table import Row, Treatment
 
-_states: weakref.WeakKeyDictionary[Worker, dict[str, Any]] = weakref.WeakKeyDictionary()
+_instance: Any = vars(random)["_inst"]
+_legacy: Any = numpy.random.mtrand._rand
 
 
 def _install(patches: Patches) -> None:
     """Have the functions look who calls."""
-    _replace_methods_of(patches, random, vars(random)["_inst"], random.Random)
-    legacy = numpy.random.mtrand._rand
-    functions = ("seed", "ranf", "sample")
-    _replace_methods_of(patches, numpy.random, legacy, numpy.random.RandomState, functions)
+    _replace_methods_of(patches, random, _instance, _own_random)
+    _instance.__class__ = _RandomOfWorkers
+    patches.at_undo(lambda: setattr(_instance, "__class__", random.Random))
+    _replace_methods_of(patches, numpy.random, _legacy, _own_legacy)
+    # numpy.random.seed, .sample and .ranf ask for it by this name
+    patches.replace(numpy.random.mtrand, "_rand", lambda _: _LegacyOfWorkers(), everywhere=True)
 
 
-def _replace_methods_of(
-    patches: Patches,
-    module: Any,
-    shared: Any,
-    make: Callable[[], Any],
-    also: tuple[str, ...] = (),
-) -> None:
+def _replace_methods_of(patches: Patches, module: Any, shared: Any, own: Callable[[], Any]) -> None:
     """Replace the functions of `module` that are methods of its one `shared` state."""
-    for name, original in list(vars(module).items()):
-        if getattr(original, "__self__", None) is shared or name in also:
-            patches.replace(
-                module, name, functools.partial(_of_worker, module.__name__, make, name)
-            )
+    for name, function in list(vars(module).items()):
+        if getattr(function, "__self__", None) is shared:
+            patches.replace(module, name, functools.partial(_of_worker, own, name), everywhere=True)
 
 
-def _of_worker(module: str, make: Callable[[], Any], name: str, original: Any) -> Any:
-    aliases = {"ranf": "random_sample", "sample": "random_sample"}
-    method = aliases.get(name, name) if module == "numpy.random" else name
+def _of_worker(own: Callable[[], Any], name: str, original: Any) -> Any:
+    name = getattr(original, "__name__", name)
 
     @functools.wraps(original)
     def draw(*args: Any, **kwargs: Any) -> Any:
-        worker = current_worker_or_none()
-        if worker is None:
-            return original(*args, **kwargs)
-        states = _states.setdefault(worker, {})
-        state = states.get(module)
-        if state is None:
-            state = states.setdefault(module, make())
-        return getattr(state, method)(*args, **kwargs)
+        state = own()
+        return (original if state is None else getattr(state, name))(*args, **kwargs)
 
     return draw
+
+
+def _own_random() -> random.Random | None:
+    """The calling worker's state of `random`, None if no worker calls."""
+    state: random.Random | None = _own("random", random.Random)
+    return state
+
+
+def _own_legacy() -> Any:
+    """The calling worker's state of `numpy.random`, None if no worker calls."""
+    return _own("numpy", numpy.random.RandomState)
+
+
+def _own(library: str, make: Callable[[], Any]) -> Any:
+    worker = current_worker_or_none()
+    if worker is None:
+        return None
+    states = worker.random_states
+    return states.get(library) or states.setdefault(library, make())
+
+
+class _RandomOfWorkers(random.Random):
+    """The one state of `random`; all its other methods are made of these."""
+
+    def random(self) -> float:
+        own = _own_random()
+        return super().random() if own is None else own.random()
+
+    def getrandbits(self, k: int, /) -> int:
+        own = _own_random()
+        return super().getrandbits(k) if own is None else own.getrandbits(k)
+
+    def seed(self, *args: Any, **kwargs: Any) -> None:
+        own = _own_random()
+        return super().seed(*args, **kwargs) if own is None else own.seed(*args, **kwargs)
+
+    def getstate(self) -> Any:
+        own = _own_random()
+        return super().getstate() if own is None else own.getstate()
+
+    def setstate(self, state: Any) -> None:
+        own = _own_random()
+        return super().setstate(state) if own is None else own.setstate(state)
+
+    @property
+    def gauss_next(self) -> float | None:
+        """The second number of the pair that `gauss` has drawn."""
+        value: float | None = vars(_own_random() or self)["gauss_next"]
+        return value
+
+    @gauss_next.setter
+    def gauss_next(self, value: float | None) -> None:
+        vars(_own_random() or self)["gauss_next"] = value
+
+
+class _LegacyOfWorkers(numpy.random.RandomState):
+    """numpy's one legacy state."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "__class__":
+            return super().__getattribute__(name)
+        return getattr(_own_legacy() or _legacy, name)
 
 
 table.add(
@@ -73,10 +124,9 @@ table.add(
         state="random numbers of Python and numpy",
         treatment=Treatment.PER_WORKER,
         meaning="The functions of `random` and those of `numpy.random` that draw from its legacy "
-        "state use a state of the worker's own.",
+        "state use a state of the worker's own, also by names bound before the first session.",
         test="tests/engines/test_host_randomness.py",
         install=_install,
-        in_own_process=True,
         library="Python",
     )
 )

@@ -5,7 +5,8 @@ A `Patches` belongs to whoever made it and is used under that one's lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Any
 
 
@@ -15,13 +16,22 @@ class Patches:
     def __init__(self) -> None:
         self._undo: list[tuple[Any, str, Any, Any, bool]] = []
         self._last: list[Callable[[], None]] = []
+        self.everywhere: list[tuple[Any, Any]] = []
 
-    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> Any:
-        """Put ``make(original)`` where the original was; gives the new one back."""
+    def replace(
+        self, owner: Any, name: str, make: Callable[[Any], Any], *, everywhere: bool = False
+    ) -> Any:
+        """Put ``make(original)`` where the original was; gives the new one back.
+
+        With `everywhere` the table also replaces it under other names of loaded modules, to which
+        ``from owner import name`` has bound it, and puts it back there.
+        """
         own = name in vars(owner)
         original = getattr(owner, name)
         new = make(original)
         setattr(owner, name, new)
+        if everywhere:
+            self.everywhere.append((original, new))
         self._undo.append((owner, name, original, new, own))
         return new
 
@@ -46,3 +56,17 @@ class Patches:
                 setattr(owner, name, original)
             else:
                 delattr(owner, name)
+
+
+def replace_names(modules: Iterable[ModuleType], pairs: Iterable[tuple[Any, Any]]) -> None:
+    """Have every name of `modules` that is bound to the first of a pair mean the second."""
+    news = {id(old): new for old, new in pairs}
+    if not news:
+        return
+    for module in modules:
+        names = getattr(module, "__dict__", None)
+        if type(names) is not dict or news.keys().isdisjoint(map(id, tuple(names.values()))):
+            continue
+        for name, value in tuple(names.items()):
+            if id(value) in news:
+                names[name] = news[id(value)]

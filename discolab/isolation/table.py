@@ -13,6 +13,7 @@ tests: each row names one that fails without it.
 from __future__ import annotations
 
 import enum
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from types import ModuleType
 import torch
 
 from ..runtime.worker import Worker
-from .patches import Patches
+from .patches import Patches, replace_names
 
 
 class Treatment(enum.Enum):
@@ -107,10 +108,12 @@ def install(*, own_process: bool, loaded: Mapping[str, ModuleType]) -> None:
     loaded
         The modules that are there; normally `sys.modules`.
     """
+    made: list[Patches] = []
     for row in rows():
         if row.state in _installed or (own_process and not row.in_own_process):
             continue
         patches = _installed[row.state] = Patches()
+        made.append(patches)
         if row.install is not None:
             _attempt(row, lambda row=row, patches=patches: row.install(patches))  # type: ignore[misc]
         for name in row.on_import:
@@ -118,15 +121,25 @@ def install(*, own_process: bool, loaded: Mapping[str, ModuleType]) -> None:
             module = loaded.get(name)
             if module is not None and not is_half_made(module):
                 _change(row, name, module)
+    pairs = [pair for patches in made for pair in patches.everywhere]
+    replace_names(_others(loaded), pairs)
 
 
 def uninstall() -> None:
     """Put all back in the opposite order; what others changed since is left alone."""
+    pairs = [(new, old) for patches in _installed.values() for old, new in patches.everywhere]
+    replace_names(_others(sys.modules), pairs)
     _hooks.clear()
     _changed.clear()
     while _installed:
         _, patches = _installed.popitem()
         patches.undo()
+
+
+def _others(loaded: Mapping[str, ModuleType]) -> list[ModuleType]:
+    """All modules but those of this package, which know what was there before."""
+    own = f"{__package__}."
+    return [module for name, module in tuple(loaded.items()) if not name.startswith(own)]
 
 
 def imported(name: str, module: ModuleType, *, anew: bool = False) -> None:

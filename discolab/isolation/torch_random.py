@@ -2,28 +2,26 @@
 
 torch's default CPU generator belongs to the process: four threads that each say
 ``torch.manual_seed(0); torch.randn(3)`` would draw from one stream and get different numbers.
-While the row is installed, the functions of torch that draw from it look first who calls. On a
-worker they use `worker.generator`: handed over where the function takes a generator, otherwise (or
-when another torch mode is active) swapped in under `_swap_lock` for the call. Elsewhere, and
-while torch compiles, they are torch's own.
+Two things are changed while the row is installed:
 
-``torch.default_generator`` given by name means the worker's to the functions wrapped here.
-Others draw within `drawing`: DTensor's random functions do (ccl/distributed/guards.py).
+- What torch dispatches to draw on the CPU (`_OPERATORS`) looks who calls. On a worker it draws from
+  `worker.generator`, where the default generator is meant. That is below everything that comes to
+  it: functions bound by name before, ``torch.ops.aten``, graphs of torch.compile, modes, vmap.
+- ``torch.default_generator`` is an object that stands for the worker's generator on a worker and
+  for the process's elsewhere, under every name that a module has for it: so `torch.manual_seed`,
+  `torch.get_rng_state` and what else asks it for its state are the worker's.
 
-Not covered, and drawn from the process's state: methods of ``torch.default_generator``;
-``torch.ops.aten.*`` and so graphs that torch.compile makes of random functions; names bound
-before the first session (``from torch import randn``); any draw while another worker's code is
-being compiled. CUDA generators are one a device, as in torch; Python's and numpy's random
-modules stay the process's.
+C++ code that takes the process's generator itself is not reached: extensions that draw random
+numbers, and what inductor's ``cpp_wrapper`` or AOTInductor has made of random functions.
+A GPU has one generator a process, so workers that share a GPU share it: they are warned.
 """
 
 from __future__ import annotations
 
-import contextlib
+import atexit
 import functools
-import os
-import threading
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,186 +31,181 @@ from . import table
 from .patches import Patches
 from .table import Row, Treatment
 
-_TAKE_GENERATOR = (
-    "bernoulli", "binomial", "multinomial", "normal", "poisson", "rand", "rand_like", "randint",
-    "randint_like", "randn", "randn_like", "randperm",
+_OPERATORS = (
+    "_sample_dirichlet", "_standard_gamma", "bernoulli.out", "bernoulli_.Tensor",
+    "bernoulli_.float", "binomial", "cauchy_", "exponential_", "geometric_", "log_normal_",
+    "multinomial", "multinomial.out", "normal.Tensor_Tensor", "normal.Tensor_Tensor_out",
+    "normal.Tensor_float", "normal.Tensor_float_out", "normal.float_Tensor",
+    "normal.float_Tensor_out", "normal_", "poisson", "random_", "random_.from", "random_.to",
+    "randperm.generator_out", "rrelu_with_noise", "rrelu_with_noise.out", "rrelu_with_noise_",
+    "uniform_",
 )  # fmt: skip
-_METHODS = (
-    "bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_",
-    "multinomial", "normal_", "random_", "uniform_",
-)  # fmt: skip
-_DRAW_WITHOUT = (
-    "_sample_dirichlet",
-    "_standard_gamma",
-    "alpha_dropout", "alpha_dropout_", "dropout", "dropout_", "feature_alpha_dropout",
-    "feature_alpha_dropout_", "feature_dropout", "feature_dropout_", "rrelu", "rrelu_",
-)  # fmt: skip
+"""All that draw on the CPU: what else torch has is made of them."""
 
-_RECURRENT = ("gru", "lstm", "rnn_relu", "rnn_tanh")  # with dropout between their layers
+_SMALL = 4096  # so many numbers are drawn faster than the interpreter lock is let go and taken
 
-_swap_lock = threading.Lock()
-_swapper = 0  # the thread that holds it
-
-
-def _after_fork() -> None:
-    """A child must not wait for a thread that only its parent has."""
-    global _swap_lock, _swapper
-    _swap_lock, _swapper = threading.Lock(), 0
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+_default: torch.Generator = torch.default_generator  # the process's own
+_library: list[Any] = []  # what is registered with the dispatcher
 
 
 def _install(patches: Patches) -> None:
-    """Have torch's random functions look who calls."""
-
-    def replace(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
-        if hasattr(owner, name):  # else not in this version of torch
-            patches.replace(owner, name, make)
-
-    for name in _TAKE_GENERATOR:
-        replace(torch, name, _handed)
-    for name in _METHODS:
-        replace(torch.Tensor, name, _handed)
-    for owner in (torch, torch._VF):
-        for name in _DRAW_WITHOUT:
-            replace(owner, name, _swapped)
-        for name in _RECURRENT:
-            replace(owner, name, _swapped)
-    replace(torch.nn.functional, "scaled_dot_product_attention", _swapped)
-    replace(torch.utils.data.dataset, "randperm", _handed)  # bound by name there: random_split
-    for owner in (torch, torch.random):
-        replace(owner, "manual_seed", _manual_seed)
-        replace(owner, "seed", _seed)
-        replace(owner, "initial_seed", lambda f: _own(f, lambda w: w.generator.initial_seed()))
-        replace(owner, "get_rng_state", lambda f: _own(f, lambda w: w.generator.get_state()))
-        replace(owner, "set_rng_state", _set_rng_state)
+    patches.replace(torch, "default_generator", lambda _: _GENERATOR, everywhere=True)
+    library: Any = torch._C._dispatch_library("IMPL", "aten", "", __file__, 0)
+    _library.append(library)
+    for name in _OPERATORS:
+        if torch._C._dispatch_has_kernel(f"aten::{name}"):  # else not in this version of torch
+            # the key at which no operator here has a kernel, the last one before the device's
+            library.impl(name, "BackendSelect", _from_own(name), True)
+    patches.at_undo(_take_away)
+    for name in ("manual_seed", "manual_seed_all", "seed", "seed_all"):
+        patches.replace(torch.cuda, name, functools.partial(_seed_own_gpu, name))
+    for owner in (torch.cuda, torch.cuda.random):
+        patches.replace(owner, "set_rng_state", _warn_of_shared_gpu)
 
 
-def _worker() -> Worker | None:
-    """The worker that draws, None where torch's own state is meant."""
-    return None if torch.compiler.is_compiling() else current_worker_or_none()
+@atexit.register
+def _take_away() -> None:
+    while _library:
+        _library.pop().reset()
 
 
-def _handed(original: Any) -> Callable[..., Any]:
-    """A function that takes ``generator=``."""
-
-    @functools.wraps(original)
-    def draw(*args: Any, **kwargs: Any) -> Any:
-        worker = _worker()
-        if worker is None:
-            return original(*args, **kwargs)
-        if kwargs.get("generator") not in (None, torch.default_generator):
-            return original(*args, **kwargs)  # one of the program's own
-        if torch._C._len_torch_function_stack() > 0:  # a device may be set from outside
-            kwargs.pop("generator", None)
-            return _swap(worker, original, args, kwargs)
-        if not _on_cpu(args, kwargs):
-            return original(*args, **kwargs)
-        kwargs["generator"] = worker.generator
-        return original(*args, **kwargs)
-
-    return draw
+# -- drawing ---------------------------------------------------------------------------------
 
 
-def _swapped(original: Any) -> Callable[..., Any]:
-    """A function that only knows the default generator."""
+def _from_own(name: str) -> Callable[..., Any]:
+    """What is registered for one operator: it draws from the generator of the worker that calls."""
+    base, _, overload = name.partition(".")
+    find: Any = torch._C._dispatch_find_schema_or_throw
+    redispatch = find(f"aten::{base}", overload).redispatch_boxed  # without the interpreter lock
+    schema = torch._C._get_schema(f"aten::{base}", overload)
+    place = [arg.name for arg in schema.arguments if not arg.kwarg_only]
+    position = place.index("generator") if "generator" in place else -1
+    defaults: Any = (_default._cdata, _GENERATOR._cdata)  # type: ignore[attr-defined]
+    cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    known: dict[int, tuple[Any, bool]] = {}
+    quick: Any = None
+    count: Callable[[Any], int] = int if base == "randperm" else torch.Tensor.numel
+    if base == "randperm" or base.endswith("_"):
+        quick = torch.library.get_kernel(f"aten::{name}", "CPU").call_boxed
 
-    @functools.wraps(original)
-    def draw(*args: Any, **kwargs: Any) -> Any:
-        worker = _worker()
-        if worker is None or not _on_cpu(args, kwargs):
-            return original(*args, **kwargs)
-        return _swap(worker, original, args, kwargs)
+    def draw(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        if position >= 0 and len(args) > position:
+            args, kwargs = args[:position], {**kwargs, "generator": args[position]}
+        raw = keys.raw_repr()
+        keys, on_cpu = known.get(raw) or known.setdefault(raw, _below(keys))
+        given = kwargs.get("generator")
+        if given is None or given._cdata in defaults:  # each time a new object of Python
+            worker = current_worker_or_none()
+            kwargs["generator"] = _default if worker is None else worker.generator
+            if not on_cpu:
+                kwargs["generator"] = None
+            elif worker is not None and quick is not None and count(args[0]) < _SMALL:
+                return quick(cpu, *args, **kwargs)
+        return redispatch(keys, *args, **kwargs)
 
     return draw
 
 
-def _swap(worker: Worker, original: Any, args: Any, kwargs: Any) -> Any:
-    with drawing(worker.generator):
-        return original(*args, **kwargs)
+def _below(keys: Any) -> tuple[Any, bool]:
+    """The keys that come after ours, and whether the CPU's is the next one."""
+    key = torch._C.DispatchKey
+    rest = keys - torch._C.DispatchKeySet(key.BackendSelect)
+    return rest, rest.highestPriorityTypeId() == key.CPU
 
 
-@contextlib.contextmanager
-def drawing(generator: torch.Generator) -> Iterator[None]:
-    """Have what draws from the process's CPU state, on this thread, draw from `generator`.
-
-    Other workers that do the same wait meanwhile: nothing may wait for a worker in here.
-    """
-    global _swapper
-    if _swapper == threading.get_ident():  # code of a torch mode that draws inside of a draw
-        yield
-        return
-    default = torch.default_generator
-    with _swap_lock:
-        before = default.get_state()
-        default.set_state(generator.get_state())
-        _swapper = threading.get_ident()
-        try:
-            yield
-        finally:
-            _swapper = 0
-            generator.set_state(default.get_state())
-            default.set_state(before)
+# -- the state -------------------------------------------------------------------------------
 
 
-def _on_cpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the numbers are drawn by a CPU generator; plain tensors only."""
-    device = kwargs.get("device")
-    if device is not None:
-        return torch.device(device).type == "cpu"
-    for arg in (*args[:2], kwargs.get("out"), kwargs.get("input")):
-        if isinstance(arg, torch.Tensor):
-            return arg.device.type == "cpu" and type(arg) in (torch.Tensor, torch.nn.Parameter)
-    return True
+class _GeneratorOfWorkers(torch.Generator):
+    """``torch.default_generator``: the calling worker's, elsewhere the process's."""
 
 
-def _own(original: Any, mine: Callable[[Worker], Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def of_worker(*args: Any, **kwargs: Any) -> Any:
-        worker = _worker()
-        return original(*args, **kwargs) if worker is None else mine(worker)
-
-    return of_worker
+def _generator_here() -> torch.Generator:
+    worker = current_worker_or_none()
+    return _default if worker is None else worker.generator
 
 
-def _manual_seed(original: Any) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def manual_seed(seed: Any) -> Any:
-        worker = _worker()
+def _method(name: str) -> Callable[..., Any]:
+    def of_worker(_self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(_generator_here(), name)(*args, **kwargs)
+
+    return functools.wraps(getattr(torch.Generator, name))(of_worker)
+
+
+for _name in ("__reduce__", *(name for name in dir(torch.Generator) if not name.startswith("_"))):
+    if callable(getattr(torch.Generator, _name)):
+        setattr(_GeneratorOfWorkers, _name, _method(_name))
+
+_GENERATOR = _GeneratorOfWorkers()
+
+
+# -- GPUs ------------------------------------------------------------------------------------
+
+
+def shares_gpu(worker: Worker) -> bool:
+    """Whether another worker of this process draws from the generator of this one's GPU."""
+    return worker.device.type == "cuda" and any(
+        peer is not worker and peer.device == worker.device for peer in tuple(worker.peers.values())
+    )
+
+
+def _warn(worker: Worker) -> None:
+    if shares_gpu(worker):
+        warnings.warn(
+            f"workers share {worker.device} and with it the generator of its random numbers, so "
+            "seeds don't give the numbers that processes would draw there. Give each worker a GPU, "
+            "draw from torch.Generator(device) or on the CPU, or use --engine processes",
+            stacklevel=4,
+        )
+
+
+def _warn_of_shared_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def warned(*args: Any, **kwargs: Any) -> Any:
+        worker = current_worker_or_none()
+        if worker is not None:
+            _warn(worker)
+        return function(*args, **kwargs)
+
+    return warned
+
+
+def _seed_own_gpu(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A worker seeds its own GPU: each of the others is another worker's."""
+
+    @functools.wraps(function)
+    def seed(*args: Any) -> Any:
+        worker = current_worker_or_none()
         if worker is None:
-            return original(seed)
-        if worker.device.type == "cuda":
-            torch.cuda.manual_seed(seed)
-        return worker.generator.manual_seed(int(seed))
+            return function(*args)
+        if worker.device.type != "cuda":
+            return None
+        _warn(worker)
+        return own(*args)
 
-    return manual_seed
-
-
-def _seed(original: Any) -> Callable[..., Any]:
-    return _own(original, lambda worker: worker.generator.seed())
-
-
-def _set_rng_state(original: Any) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def set_rng_state(new_state: torch.Tensor) -> None:
-        worker = _worker()
-        if worker is None:
-            original(new_state)
-        else:
-            worker.generator.set_state(new_state)
-
-    return set_rng_state
+    own: Callable[..., Any] = function
+    if name.endswith("_all"):
+        own = getattr(torch.cuda.random, name.removesuffix("_all"))
+    return seed
 
 
 table.add(
     Row(
         state="torch's random state on the CPU",
         treatment=Treatment.PER_WORKER,
-        meaning="Each worker draws from `worker.generator`, and `torch.manual_seed` seeds it.",
+        meaning="Each worker draws from `worker.generator`, however it comes to it: by names bound "
+        "before, `torch.ops`, graphs of `torch.compile`. `torch.manual_seed` seeds it. C++ "
+        "extensions that draw by themselves, and code of inductor's `cpp_wrapper`, take the "
+        "process's state.",
         test="tests/engines/test_randomness.py",
         install=_install,
-        in_own_process=True,
+    )
+)
+table.add(
+    Row(
+        state="a GPU's random state",
+        treatment=Treatment.SHARED,
+        meaning="One for all workers on one GPU; seeding it there warns. A worker that has a GPU "
+        "for itself has its state.",
     )
 )

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..debugger import raised
+from ..isolation.fresh_random import fresh_random_state
 from ..isolation.programs import run_at_end, use_command_line
 from ..runtime.errors import ArgumentError, SessionError
 from ..runtime.worker import current_worker
@@ -79,6 +80,7 @@ def run_script(path: str, source: str, args: list[str], name: str = "") -> None:
     code = compile(source, path, "exec")
     worker = current_worker()
     raised.forget()
+    fresh_random_state()
     worker.program = names
     try:
         with _imports_beside(path):

@@ -110,7 +110,9 @@ class Worker(Interruptible):
     default_dtype
         torch's default dtype here; starts as that of the thread that makes the worker.
     generator
-        This worker's CPU random state; starts as torch's own does in a fresh process.
+        This worker's CPU random state.
+    random_states
+        Its other random states, of Python and numpy, by library; made at the first draw.
     peers
         The workers of this address space by rank, this one included.
     shared
@@ -165,6 +167,7 @@ class Worker(Interruptible):
         self.mesh: Mesh | None = None
         self.default_dtype = torch.get_default_dtype()
         self.generator = torch.Generator()
+        self.random_states: dict[str, Any] = {}
         self.untold = Untold(worker_id)
         self.executed = 0
         self.sat_out = -1

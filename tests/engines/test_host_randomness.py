@@ -5,9 +5,15 @@ from __future__ import annotations
 import pickle
 import random
 import sys
+from random import gauss as bound_gauss
+from random import random as bound_random
+from random import seed as bound_seed
 from typing import Any
 
 import numpy as np
+from numpy.random import normal as bound_normal
+from numpy.random import seed as bound_numpy_seed
+from numpy.random.mtrand import _rand as bound_state
 
 from discolab.engines import ThreadedSession
 from discolab.runtime import current_worker
@@ -25,7 +31,24 @@ def draws() -> tuple[Any, ...]:
     return (*found, *order)
 
 
-def alone() -> tuple[Any, ...]:
+STATE = vars(random)["_inst"]
+
+
+def bound_before(randint: Any = random.randint, state: Any = STATE) -> tuple[Any, ...]:
+    """Draws by names that were bound before any session."""
+    bound_seed(3)
+    bound_numpy_seed(3)
+    found: list[Any] = []
+    for _ in range(200):
+        found += [bound_random(), bound_gauss(0, 1), randint(0, 99), state.random()]
+        found += [float(bound_normal()), float(bound_state.normal()), state.getrandbits(9)]
+    saved = state.getstate()
+    found += [random.random(), state.random(), len(saved)]
+    state.setstate(saved)
+    return (*found, random.random())
+
+
+def alone(draws: Any = draws) -> tuple[Any, ...]:
     states = random.getstate(), np.random.get_state()
     try:
         return draws()
@@ -46,6 +69,17 @@ def test_the_same_seed_gives_each_worker_the_same_numbers() -> None:
         assert len(set(fresh.debug_get_from_all())) == 2
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
     assert (random.random, np.random.rand, np.random.seed) == functions
+
+
+def test_names_bound_before_the_first_session_draw_from_the_workers_state() -> None:
+    want, before = alone(bound_before), (random.getstate(), np.random.get_state()[1].tolist())
+    names = bound_random, bound_normal, bound_state, type(vars(random)["_inst"])
+    with ThreadedSession(4) as sess:
+        assert sess.call_packed(bound_before).debug_get_from_all() == [want] * 4
+        assert bound_random is not names[0]
+        assert alone(bound_before) == want  # the controller's are its own
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+    assert (bound_random, bound_normal, bound_state, type(vars(random)["_inst"])) == names
 
 
 PROGRAM = """

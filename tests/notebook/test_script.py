@@ -54,6 +54,19 @@ def test_a_script_for_torchrun_runs(nb: Any, script: str) -> None:
     assert nb.ok("print(sys.argv, sys.path)").stdout == before
 
 
+def test_every_run_begins_with_random_states_of_its_own(nb: Any, tmp_path: Path) -> None:
+    path = tmp_path / "draws.py"
+    path.write_text(
+        "import random, torch, numpy\n"
+        "drawn = torch.rand(1).item(), random.random(), numpy.random.rand()\n"
+        "torch.manual_seed(7), random.seed(7), numpy.random.seed(7)\n"
+    )
+    runs = f"for _ in range(2):\n    get_ipython().run_line_magic('disco_run', {str(path)!r})\n"
+    runs += "    every.extend(sess.pull('drawn'))"
+    nb.ok(f"every = []\n{runs}")
+    assert nb.ok("[len(set(numbers)) for numbers in zip(*every)]").text == "[8, 8, 8]"
+
+
 def test_every_run_reads_the_modules_beside_the_script_afresh(nb: Any, tmp_path: Path) -> None:
     for folder, word in (("one", "first"), ("two", "second")):
         (tmp_path / folder).mkdir()

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ...isolation import table, torch_random
+from ...isolation import table
 from ...isolation.patches import Patches
 from ...isolation.table import Row, Treatment
 from ...runtime.errors import SessionError
@@ -111,7 +111,7 @@ class _RandomOfWorkers(ModuleType):
         if world is None:
             return vars(self).get("_rng_tracker")
         if world.rng_tracker is None and world.worker.device.type == "cpu":
-            world.rng_tracker = _CpuTracker(world.worker)
+            world.rng_tracker = _CpuTracker()
         return world.rng_tracker
 
     @_rng_tracker.setter
@@ -124,19 +124,15 @@ class _RandomOfWorkers(ModuleType):
 
 
 class _CpuTracker:
-    """Has DTensor's random functions draw from the worker's own state, as in a process."""
+    """Leaves DTensor's random functions the worker's own state, as a process on the CPU does."""
 
     distribute_region_enabled = True
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
 
     @contextlib.contextmanager
     def _distribute_region(
         self, spec: Any, generator: torch.Generator | None = None
     ) -> Iterator[None]:
-        with torch_random.drawing(generator or self._worker.generator):
-            yield
+        yield
 
 
 def _random(module: ModuleType, patches: Patches) -> None:
