@@ -383,6 +383,26 @@ def test_the_older_fully_sharded_data_parallel(start: Start) -> None:
 
 
 @pytest.mark.any_engine
+@pytest.mark.filterwarnings("ignore:.*being deprecated:FutureWarning")
+def test_state_dicts_of_the_older_fsdp(start: Start) -> None:
+    def save_and_load() -> dict[str, torch.Tensor]:
+        from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
+
+        torch.manual_seed(0)
+        model = FullyShardedDataParallel(nn.Linear(5, 3), device_id=torch.device("cpu"))
+        for _ in range(5):
+            with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+                state = model.state_dict()
+                model.load_state_dict(state)
+        return state
+
+    torch.manual_seed(0)
+    expected = nn.Linear(5, 3).state_dict()
+    with start(N) as sess:
+        for state in sess.call_packed(save_and_load).debug_get_from_all():
+            assert all(torch.equal(state[name], expected[name]) for name in expected)
+
+
 def test_functional_collectives_and_their_gradients(start: Start) -> None:
     def functional() -> None:
         import torch.distributed._functional_collectives as funcol

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -172,6 +173,24 @@ def _rpc(module: ModuleType, patches: Patches) -> None:
     patches.replace(module, "init_rpc", init_over)
 
 
+def _state_dict_profiler(module: ModuleType, patches: Patches) -> None:
+    """The older FSDP measures its state dicts in a class: each thread has one of its own."""
+    local = threading.local()
+    torchs = module.SimpleProfiler
+
+    def mine() -> Any:
+        if not hasattr(local, "profiler"):
+            state: dict[str, Any] = {"results": defaultdict(float), "profiling": set()}
+            local.profiler = type(torchs.__name__, (torchs,), state)
+        return local.profiler
+
+    def method_over(method: Any) -> Any:
+        return staticmethod(lambda *args: method.__func__(mine(), *args))
+
+    for name in ("reset", "profile", "dump_and_reset"):
+        patches.replace(torchs, name, method_over)
+
+
 def _fsdp_state(module: ModuleType, patches: Patches) -> None:
     """A backward that was cut short leaves a sharded module that reduces no gradients any more.
 
@@ -248,6 +267,15 @@ table.add(
         test="",
         on_import={"torch.distributed.tensor._collective_utils": _collective_utils},
         in_own_process=True,
+    )
+)
+table.add(
+    Row(
+        state="the stop watch of FullyShardedDataParallel's state dicts",
+        treatment=Treatment.PER_WORKER,
+        meaning="The older FSDP's `state_dict` and `load_state_dict` on several workers at once.",
+        test="tests/ccl/test_dist_models.py::test_state_dicts_of_the_older_fsdp",
+        on_import={"torch.distributed.fsdp._debug_utils": _state_dict_profiler},
     )
 )
 table.add(
