@@ -112,7 +112,8 @@ class Turn:
             self._holders[:] = [holder for holder in self._holders if not holder.is_over()]
             if not all(holder.lets_in(mine) for holder in self._holders):
                 return False
-            self._holders.append(mine)
+            if mine not in self._holders:  # a wait may ask once more when it is over
+                self._holders.append(mine)
             return True
 
     def _take_in_time(self, mine: Holder) -> None:
