@@ -25,7 +25,7 @@ import torch
 from ..isolation import table
 from ..runtime.session import Session
 from ..runtime.waiter import bind_waiter
-from ..runtime.worker import Worker, bind_thread, current_worker_or_none
+from ..runtime.worker import Worker, bind_thread, current_worker_or_none, own_process
 
 SWITCH_INTERVAL = 0.0005  # seconds; 50 us was erratic, 5 ms (Python's own) slow
 _KEEPER_PERIOD = 0.25  # seconds
@@ -110,6 +110,7 @@ def _keep(rest: threading.Event) -> None:
 
     A session made after that starts a keeper of its own, with an event of its own.
     """
+    bind_thread(None)
     while not rest.wait(_KEEPER_PERIOD):
         for session in list(_sessions):
             session.forget_dropped()
@@ -126,6 +127,7 @@ def _in_child() -> None:
     _rest = threading.Event()
     _sessions.clear()
     forked_in = current_worker_or_none()
+    own_process(None)
     if forked_in is not None:
         bind_thread(None)
         bind_waiter(None)

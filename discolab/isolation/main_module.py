@@ -1,20 +1,28 @@
 """``__main__`` as a worker sees it: its own cells or script, as in a process of its own.
 
-pickle finds a class or function of a program by its name in ``sys.modules["__main__"]``, which is
-the notebook's. While the row is installed, that module answers a worker's thread from that worker's
-program first. Only attributes of the module object are concerned; nobody's global names are.
+pickle, dataclasses, `typing.get_type_hints`, inspect and multiprocessing look for the names of a
+program in ``sys.modules["__main__"]``, which is the notebook's. While the row is installed, that
+module answers a worker's thread from that worker's program. Only attributes of the module object
+are concerned; nobody's global names are.
+
+A worker that has a process for itself has a module of its own there, whose variables those of its
+cells are; a script brings another one for as long as it runs (`program`).
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from ..runtime.worker import current_worker_or_none
+from ..runtime.worker import Worker, current_worker_or_none, has_own_process
 from . import table
-from .patches import Patches
+from .patches import ModuleOfWorkers, Patches
 from .table import Row, Treatment
+
+_OF_MODULE = frozenset({"__class__", "__reduce__", "__reduce_ex__"})
 
 
 def _install(patches: Patches) -> None:
@@ -35,57 +43,81 @@ def _install(patches: Patches) -> None:
     patches.at_undo(put_back)
 
 
-class _OfWorkers(ModuleType):
-    """A module whose attributes are, on a worker, the variables of the worker's program.
-
-    While a worker runs a script, ``__file__`` and its like are the script's, as multiprocessing
-    and `inspect` want them; cells have none.
-    """
+class _OfWorkers(ModuleOfWorkers):
+    """A module whose attributes are, on a worker, the variables of the worker's program."""
 
     def __getattribute__(self, name: str) -> Any:
         worker = current_worker_or_none()
-        if worker is not None:
-            program = worker.program
-            if program is not None:
-                if name == "__dict__":
-                    return program
-                if name in program:
-                    return program[name]
-            elif name in worker.namespace and not name.startswith("__"):
-                return worker.namespace[name]
-        return super().__getattribute__(name)
+        if worker is None or name in _OF_MODULE:
+            return super().__getattribute__(name)
+        names = worker.namespace if worker.program is None else worker.program
+        if name == "__dict__":
+            return names
+        if name in names:
+            return names[name]
+        if worker.program is not None and not hasattr(ModuleType, name):
+            raise AttributeError(f"module '__main__' has no attribute {name!r}")
+        return super().__getattribute__(name)  # a cell can name what the notebook has defined
 
     def __setattr__(self, name: str, value: Any) -> None:
-        names = _names_here(name)
-        if names is None:
+        worker = current_worker_or_none()
+        if worker is None or name in _OF_MODULE:
             super().__setattr__(name, value)
         else:
-            names[name] = value
+            (worker.namespace if worker.program is None else worker.program)[name] = value
 
     def __delattr__(self, name: str) -> None:
-        names = _names_here(name)
-        if names is None or name not in names:
+        worker = current_worker_or_none()
+        if worker is None:
             super().__delattr__(name)
-        else:
-            del names[name]
+            return
+        names = worker.namespace if worker.program is None else worker.program
+        if name not in names:
+            raise AttributeError(f"module '__main__' has no attribute {name!r}")
+        del names[name]
 
 
-def _names_here(name: str) -> dict[str, Any] | None:
-    """The variables of the calling worker's program, of which `name` is or may be one."""
-    worker = current_worker_or_none()
-    if worker is None or (worker.program is None and name.startswith("__")):
-        return None
-    return worker.namespace if worker.program is None else worker.program
+@contextmanager
+def running(worker: Worker, module: ModuleType) -> Iterator[dict[str, Any]]:
+    """Have a module be ``__main__`` of a worker; gives its variables."""
+    before = sys.modules.get("__main__")
+    worker.program = vars(module)
+    if has_own_process(worker):
+        sys.modules["__main__"] = module
+    try:
+        yield worker.program
+    finally:
+        worker.program = None
+        if has_own_process(worker) and before is not None:
+            sys.modules["__main__"] = before
+
+
+def _enter(worker: Worker) -> None:
+    if has_own_process(worker):
+        module = ModuleType("__main__")
+        vars(module).update(worker.namespace)
+        worker.namespace = vars(module)
+        sys.modules["__main__"] = module
 
 
 table.add(
     Row(
         state="`__main__`",
         treatment=Treatment.PER_WORKER,
-        meaning="Attributes of the module `__main__` are the variables of the worker's cells or "
-        "script, so that pickle and multiprocessing find its classes and its file.",
+        meaning="The module `__main__` has the variables of the worker's cells or script, so that "
+        "pickle, dataclasses and `typing.get_type_hints` find its classes, and its `__file__`.",
         test="tests/isolation/test_programs.py::test_a_script_finds_what_torchrun_gives",
         install=_install,
+        library="Python",
+    )
+)
+table.add(
+    Row(
+        state="`__main__` of a worker process",
+        treatment=Treatment.PER_WORKER,
+        meaning="A worker that has a process for itself has a real module `__main__`.",
+        test="tests/isolation/test_own_process.py",
+        enter=_enter,
         in_own_process=True,
         library="Python",
     )

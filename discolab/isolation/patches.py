@@ -5,9 +5,17 @@ A `Patches` belongs to whoever made it and is used under that one's lock.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
+
+
+class ModuleOfWorkers(ModuleType):
+    """A module that looks who asks; pickled by its name, as functions that name it need."""
+
+    def __reduce__(self) -> Any:
+        return importlib.import_module, (object.__getattribute__(self, "__name__"),)
 
 
 class Patches:

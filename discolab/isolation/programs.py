@@ -14,13 +14,12 @@ import signal
 import sys
 import weakref
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any, NoReturn
 
 from ..runtime.errors import SessionError
-from ..runtime.worker import Worker, current_worker_or_none
+from ..runtime.worker import Worker, current_worker_or_none, has_own_process
 from . import table
-from .patches import Patches
+from .patches import ModuleOfWorkers, Patches
 from .table import Row, Treatment
 
 _argv: weakref.WeakKeyDictionary[Worker, list[str]] = weakref.WeakKeyDictionary()
@@ -38,7 +37,7 @@ def _of_process(name: str) -> Any:
         raise AttributeError(f"module 'sys' has no attribute {name!r}") from None
 
 
-class _SysOfWorkers(ModuleType):
+class _SysOfWorkers(ModuleOfWorkers):
     """`sys`, with a command line for each worker, and no prompt on workers."""
 
     @property
@@ -87,9 +86,15 @@ def _install_sys(patches: Patches) -> None:
 def use_command_line(worker: Worker, argv: list[str] | None) -> None:
     """Give a worker a command line of its own; None: the process's again.
 
-    A worker that has its process for itself sets ``sys.argv``.
+    For a worker that has its process for itself that is ``sys.argv``; `_argv` has what was there.
     """
-    if argv is None:
+    if has_own_process(worker):
+        if argv is not None:
+            _argv.setdefault(worker, sys.argv)
+            sys.argv = argv
+        elif worker in _argv:
+            sys.argv = _argv.pop(worker)
+    elif argv is None:
         _argv.pop(worker, None)
     else:
         _argv[worker] = argv
@@ -103,7 +108,6 @@ table.add(
         "so that libraries don't take it for an interactive session.",
         test="tests/isolation/test_programs.py::test_each_worker_has_its_own_command_line",
         install=_install_sys,
-        in_own_process=True,
         library="Python",
     )
 )
@@ -220,7 +224,7 @@ table.add(
         "libraries register, when the process ends.",
         test="tests/isolation/test_programs.py::test_a_scripts_own_end_is_its_own",
         install=_install_ends,
-        in_own_process=True,
+        in_own_process=True,  # a script ends before the process does
         library="Python",
     )
 )

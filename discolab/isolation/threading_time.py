@@ -7,6 +7,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from ..runtime.errors import WaitTimeoutError
@@ -32,12 +33,19 @@ def _start_over(start: Callable[[threading.Thread], None]) -> Callable[[threadin
                 run()
 
             self.run = run_for_worker  # type: ignore[method-assign]
-            with worker.sheltered():
-                start(self)
-        else:
-            start(self)
+        start(self)
 
     return start_for_worker
+
+
+def _shelter_over(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+    @functools.wraps(start)
+    def start_sheltered(self: threading.Thread) -> None:
+        worker = current_worker_or_none()
+        with nullcontext() if worker is None else worker.sheltered():
+            start(self)
+
+    return start_sheltered
 
 
 def _submit_over(submit: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,22 +85,36 @@ def _sleep_over(sleep: Callable[[float], None]) -> Callable[[float], None]:
     return sleep_or_end
 
 
-def _install(patches: Patches) -> None:
-    patches.replace(threading.Thread, "start", _start_over)
-    patches.replace(concurrent.futures.ThreadPoolExecutor, "submit", _submit_over)
+def _install_interrupts(patches: Patches) -> None:
+    patches.replace(threading.Thread, "start", _shelter_over)
     patches.replace(time, "sleep", _sleep_over)
 
 
+def _install(patches: Patches) -> None:
+    patches.replace(threading.Thread, "start", _start_over)
+    patches.replace(concurrent.futures.ThreadPoolExecutor, "submit", _submit_over)
+
+
+table.add(
+    Row(
+        state="interrupts of sleeps and of starts of threads",
+        treatment=Treatment.PER_WORKER,
+        meaning="`time.sleep` on a worker ends at an interrupt of that worker, and an interrupt "
+        "does not go to the thread that it starts.",
+        test="tests/engines/test_hooks.py",
+        install=_install_interrupts,
+        in_own_process=True,  # an interrupt comes from another thread there too
+        library="Python",
+    )
+)
 table.add(
     Row(
         state="whose a thread is",
         treatment=Treatment.PER_WORKER,
         meaning="A thread that a worker's code starts with `threading` is that worker's, and so is "
-        "what it submits to a `ThreadPoolExecutor`, whoever has made that; `time.sleep` on a "
-        "worker ends at an interrupt.",
+        "what it submits to a `ThreadPoolExecutor`, whoever has made that.",
         test="tests/engines/test_hooks.py",
         install=_install,
-        in_own_process=True,
         library="Python",
     )
 )

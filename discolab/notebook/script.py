@@ -11,20 +11,25 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import multiprocessing
 import os
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from ..ccl.distributed import environ
 from ..debugger import raised
+from ..isolation import logs_and_warnings, main_module
 from ..isolation.fresh_random import fresh_random_state
 from ..isolation.programs import run_at_end, use_command_line
 from ..runtime.errors import ArgumentError, SessionError
-from ..runtime.worker import current_worker
+from ..runtime.worker import Worker, current_worker
 from .cells import keep_source
 
 _lock = threading.Lock()
@@ -68,22 +73,17 @@ def run_script(path: str, source: str, args: list[str], name: str = "") -> None:
     SystemExit
         Never: an exit with a status other than 0 is a `RuntimeError`.
     """
-    names: dict[str, Any] = {
-        "__name__": "__main__",
-        "__file__": path,
-        "__builtins__": builtins,
-        "__doc__": None,
-        "__package__": None,
-        "__spec__": None,
-    }
+    module = ModuleType("__main__")
+    names = vars(module)
+    names.update(__file__=path, __builtins__=builtins, __cached__=None)
     keep_source(path, source)  # the file need not be on this worker's machine
-    code = compile(source, path, "exec")
+    code = compile(source, path, "exec", dont_inherit=True)
     worker = current_worker()
     raised.forget()
     fresh_random_state()
-    worker.program = names
+    environ.publish(worker)
     try:
-        with _imports_beside(path):
+        with _imports_beside(path), _as_new(worker), main_module.running(worker, module):
             use_command_line(worker, [name or path, *args])
             try:
                 exec(code, names)
@@ -98,7 +98,6 @@ def run_script(path: str, source: str, args: list[str], name: str = "") -> None:
         raise
     finally:
         use_command_line(worker, None)
-        worker.program = None
         worker.namespace.update({n: value for n, value in names.items() if not n.startswith("_")})
 
 
@@ -114,6 +113,23 @@ def _how_it_ended(exc: SystemExit, path: str) -> str:
     if isinstance(exc.code, int):
         return f"{name} exited with status {exc.code}{where}"
     return f"{name} exited{where}: {exc.code}"
+
+
+@contextmanager
+def _as_new(worker: Worker) -> Iterator[None]:
+    """What a new process has and each worker keeps for itself; at the end as it was."""
+    variables, method = dict(os.environ), multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method(None, force=True)
+    try:
+        with logs_and_warnings.fresh_logging(worker), warnings.catch_warnings():
+            yield
+    finally:
+        multiprocessing.set_start_method(method, force=True)
+        for name in os.environ.keys() - variables.keys():
+            del os.environ[name]
+        for name, value in variables.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
 
 
 @contextmanager

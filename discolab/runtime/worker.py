@@ -46,6 +46,18 @@ if TYPE_CHECKING:
 _MOST_FAILED_CALLS = 16
 
 _local = threading.local()
+_sole: Worker | None = None  # has this process for itself: threads that nobody has bound are its
+
+
+def own_process(worker: Worker | None) -> None:
+    """Say that a worker has this process for itself; set before its first command."""
+    global _sole
+    _sole = worker
+
+
+def has_own_process(worker: Worker) -> bool:
+    """Whether a worker has this process for itself."""
+    return worker is _sole
 
 
 def current_worker() -> Worker:
@@ -56,7 +68,7 @@ def current_worker() -> Worker:
     SessionError
         Outside of a worker.
     """
-    worker: Worker | None = getattr(_local, "worker", None)
+    worker = current_worker_or_none()
     if worker is None:
         raise SessionError(
             "this runs on no worker: call it inside a %%disco cell or in a function "
@@ -67,7 +79,7 @@ def current_worker() -> Worker:
 
 def current_worker_or_none() -> Worker | None:
     """The worker on whose thread this runs, None on the controller."""
-    return getattr(_local, "worker", None)
+    return getattr(_local, "worker", _sole)
 
 
 at_bind: list[Callable[[Worker | None], None]] = []  # told, on a thread, whose it is from now on
@@ -109,6 +121,8 @@ class Worker(Interruptible):
         Global variables of the script that runs as ``__main__``; None while cells do.
     default_dtype
         torch's default dtype here; starts as that of the thread that makes the worker.
+    process_state
+        What a process keeps once and this worker has for itself, by its name; see `isolation`.
     generator
         This worker's CPU random state.
     random_states
@@ -166,6 +180,7 @@ class Worker(Interruptible):
         self.program: dict[str, Any] | None = None
         self.mesh: Mesh | None = None
         self.default_dtype = torch.get_default_dtype()
+        self.process_state: dict[str, Any] = {}
         self.generator = torch.Generator()
         self.random_states: dict[str, Any] = {}
         self.untold = Untold(worker_id)

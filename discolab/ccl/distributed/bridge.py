@@ -67,8 +67,6 @@ def _install(patches: Patches) -> None:
     patches.add(device_mesh.DeviceMesh, "_thread_id", property(_mesh_number, _set_mesh_number))
     patches.replace(threading.Thread, "start", _start_over)
     patches.replace(concurrent.futures.ThreadPoolExecutor, "submit", _submit_over)
-    environ.install()
-    patches.at_undo(environ.uninstall)
 
 
 def missing_names() -> list[str]:
@@ -180,14 +178,18 @@ def _before_fork() -> None:
     world = _forking.world = world_here()
     if world is not None:
         world.default_group()
-        _forking.environ = environ.variables_of(world.worker)
+        _forking.environ = environ.seen_by(world.worker)
 
 
 def _in_child() -> None:
     world = _forking.world
     if world is not None:  # by now `uninstall` has run here
         c10d._world = world
-        os.environ.update(_forking.environ)
+        for name, value in _forking.environ.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,17 +1,31 @@
-"""The environment variables that tell a program of torchrun who it is, for each worker its own.
+"""Environment variables: each worker has its own, with those that torchrun sets.
 
-``os.environ`` gets another class while worker threads live. On a worker, RANK and its like are
-read from and written to that worker's own dict; all other names are the process's, as ever.
+``os.environ`` gets another class while worker threads live. A worker reads what it has written or
+deleted there, then RANK and its like, then the process's variables; processes that it starts get
+the same. C code (`getenv`) sees the process's: what a worker writes is put there too, so the value
+of the last writer, until that worker ends.
+
+A worker that has a process for itself writes to the process's, but for RANK and its like: they are
+asked of the session when a program first looks, and are put into the process's when it runs a
+script (`publish`).
 """
 
 from __future__ import annotations
 
+import _posixsubprocess
 import os
 import socket
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from ...runtime.worker import Worker, current_worker_or_none
+import torch
+
+from ...isolation import table
+from ...isolation.imports import is_importing
+from ...isolation.patches import Patches
+from ...isolation.table import Row, Treatment
+from ...runtime.worker import Worker, current_worker_or_none, has_own_process
 from ..choose import has_hub
 
 _WORLDS = "discolab.ccl.distributed.environ"
@@ -27,11 +41,14 @@ def variables_of(worker: Worker) -> dict[str, str]:
         port, local_size, machine, machines = _place(worker)
         found = {
             "RANK": rank, "LOCAL_RANK": str(worker.local_worker_id), "ROLE_RANK": rank,
-            "ROLE_NAME": "default", "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": str(local_size),
+            "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": str(local_size),
             "ROLE_WORLD_SIZE": size, "GROUP_RANK": str(machine), "GROUP_WORLD_SIZE": str(machines),
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "discolab",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ROLE_NAME": "default",
             "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_RUN_ID": f"discolab-{port}",
         }  # fmt: skip
+        if not _is_set("OMP_NUM_THREADS"):
+            found["OMP_NUM_THREADS"] = str(torch.get_num_threads())
         found = everybody.setdefault(worker.worker_id, found)
     return found
 
@@ -56,61 +73,134 @@ def _port(worker: Worker) -> int:
     return port
 
 
-def _own() -> dict[str, str]:
-    """The variables of the worker on whose thread this runs; empty elsewhere."""
-    worker = current_worker_or_none()
-    return {} if worker is None else variables_of(worker)
-
-
-_NAMES = frozenset({
-    "RANK", "LOCAL_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE",
-    "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ROLE_NAME",
-    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
-})  # fmt: skip
-
 _Environ: type[Any] = type(os.environ)
+_OVER = "os.environ"  # in `Worker.process_state`: what a worker has written; None: deleted
+
+
+def _is_set(name: str) -> bool:
+    """Whether the process has a variable."""
+    try:
+        _Environ.__getitem__(os.environ, name)
+    except KeyError:
+        return False
+    return True
+
+
+def _own(worker: Worker) -> dict[str, str | None]:
+    """What a worker sees in place of the process's variables; made at its first look."""
+    found: dict[str, str | None] | None = worker.process_state.get(_OVER)
+    if found is None:
+        found = worker.process_state.setdefault(_OVER, dict(variables_of(worker)))
+    return found
+
+
+def seen_by(worker: Worker) -> dict[str, str | None]:
+    """What differs for a worker from the process's variables; None: it has no such one."""
+    return dict(_own(worker))
+
+
+def publish(worker: Worker) -> None:
+    """Put a worker's variables into its process's own, which C code and new processes see."""
+    if has_own_process(worker):
+        for name, value in _own(worker).items():
+            if value is not None:
+                os.putenv(name, value)
+
+
+def _writes_own(worker: Worker, name: str) -> bool:
+    """Whether a variable is the worker's own, and not one that a module sets as it is imported."""
+    return name in _own(worker) or not (has_own_process(worker) or is_importing())
 
 
 class WorkerEnviron(_Environ):  # type: ignore[misc] # the base is a variable
-    """``os.environ`` in which some names are the calling worker's own."""
+    """``os.environ`` of which each worker has its own."""
 
     def __getitem__(self, key: str) -> str:
-        if key in _NAMES and current_worker_or_none() is not None:
-            return _own()[key]
+        worker = current_worker_or_none()
+        if worker is not None:
+            own = _own(worker)
+            if key in own:
+                value = own[key]
+                if value is None:
+                    raise KeyError(key)
+                return value
         return str(super().__getitem__(key))
 
     def __setitem__(self, key: str, value: str) -> None:
-        if key in _NAMES and current_worker_or_none() is not None:
-            if not isinstance(value, str):
-                raise TypeError(f"str expected, not {type(value).__name__}")
-            _own()[key] = value
-        else:
+        worker = current_worker_or_none()
+        if worker is None or not _writes_own(worker, key):
             super().__setitem__(key, value)
+            return
+        os.putenv(self.encodekey(key), self.encodevalue(value))  # checks their types too
+        _own(worker)[key] = value
 
     def __delitem__(self, key: str) -> None:
-        if key in _NAMES and current_worker_or_none() is not None:
-            del _own()[key]
-        else:
+        worker = current_worker_or_none()
+        if worker is None or not _writes_own(worker, key):
             super().__delitem__(key)
+            return
+        self[key]  # there is one
+        os.unsetenv(self.encodekey(key))
+        _own(worker)[key] = None
 
     def __iter__(self) -> Iterator[str]:
-        if current_worker_or_none() is None:
-            yield from super().__iter__()
-        else:
-            yield from _own()
-            yield from (key for key in super().__iter__() if key not in _NAMES)
+        worker = current_worker_or_none()
+        own = {} if worker is None else _own(worker)
+        yield from (key for key, value in tuple(own.items()) if value is not None)
+        yield from (key for key in super().__iter__() if key not in own)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
 
-def install() -> None:
-    """Have workers see their own variables."""
+def _leave(worker: Worker) -> None:
+    """C code sees the process's own again."""
+    if has_own_process(worker):
+        return
+    for name in worker.process_state.pop(_OVER, ()):
+        if _is_set(name):
+            os.putenv(name, _Environ.__getitem__(os.environ, name))
+        else:
+            os.unsetenv(name)
+
+
+def _fork_exec_over(fork_exec: Callable[..., int]) -> Callable[..., int]:
+    """A program that a worker starts gets the variables that the worker sees."""
+
+    def fork_exec_of_worker(*args: Any) -> int:
+        if current_worker_or_none() is not None and args[5] is None:
+            own = [os.fsencode(f"{name}={value}") for name, value in os.environ.items()]
+            args = (*args[:5], own, *args[6:])
+        return fork_exec(*args)
+
+    return fork_exec_of_worker
+
+
+def _install(patches: Patches) -> None:
     if type(os.environ) is _Environ:
         os.environ.__class__ = WorkerEnviron
+    patches.at_undo(_put_back)
+    patches.replace(_posixsubprocess, "fork_exec", _fork_exec_over)  # of multiprocessing's spawn
+    patches.replace(subprocess, "_fork_exec", _fork_exec_over)
 
 
-def uninstall() -> None:
+def _put_back() -> None:
     """Give ``os.environ`` its class back; what others made of it since is left alone."""
     if type(os.environ) is WorkerEnviron:
         os.environ.__class__ = _Environ
+
+
+table.add(
+    Row(
+        state="`os.environ`",
+        treatment=Treatment.PER_WORKER,
+        meaning="A worker has the variables that torchrun sets, and what it writes to `os.environ` "
+        "is its own and that of the processes it starts. C code sees the value written last, by "
+        "whichever worker; `os.system` and `os.putenv` too.",
+        test="tests/isolation/test_process_state.py::test_each_worker_has_environment_variables",
+        install=_install,
+        leave=_leave,
+        in_own_process=True,  # which rank it is, the session says after the process has begun
+        library="Python",
+    )
+)

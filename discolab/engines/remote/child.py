@@ -28,7 +28,7 @@ from ...runtime.failures import Failure
 from ...runtime.link import Ears, state_of
 from ...runtime.probes import SERVICE as PROBES
 from ...runtime.probes import answer as probe_answer
-from ...runtime.worker import Worker
+from ...runtime.worker import Worker, bind_thread, own_process
 from .. import hooks
 from ..local_workers import leave_thread, prepare_thread
 from . import messages, streams
@@ -231,7 +231,8 @@ class WireLink:
             self._heard.wait_for(lambda: self._announced >= count, 10)
 
     def serve(self) -> None:
-        """Body of the link thread."""
+        """Body of the link thread, which is nobody's."""
+        bind_thread(None)
         worker = self.worker
         assert worker is not None
         flushing = False
@@ -317,6 +318,7 @@ def run(settings: dict[str, Any], wire: Wire, box: BlackBox | None = None) -> No
         link.worker, link.channel = worker, channel
         link.listen(PROBES, link.answer_probe)
         prepare_thread(worker, settings["threads"])
+        own_process(worker)
         hooks.hold(None, [threading.current_thread()])
         hooks.enter(worker)
     except BaseException as exc:

@@ -1,0 +1,184 @@
+"""The settings of `logging` and `warnings`: each worker has its own.
+
+A logger's level, handlers and switches are attributes that every module sets: descriptors on
+`logging.Logger` and its manager give each worker its own, which begin as the process's. A handler
+of the process's that several workers use writes each record as its own worker's.
+
+`warnings.catch_warnings` saves attributes of the module and puts them back, so that of four threads
+at once one may put back what another has set. A worker therefore sees a copy of that module, with
+filters of its own. What a module does to either while it is imported concerns all: it is imported
+once.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType, ModuleType
+from typing import Any
+
+from ..runtime.worker import Worker, current_worker_or_none, has_own_process
+from . import table
+from .imports import is_importing
+from .patches import ModuleOfWorkers, Patches
+from .table import Row, Treatment
+
+LOGGING = "logging"  # in `Worker.process_state`: by object and name
+_WARNINGS = "warnings"
+_OF_MODULE = frozenset({"__class__", "__reduce__", "__reduce_ex__"})
+_SHOW = warnings._showwarnmsg_impl  # type: ignore[attr-defined] # before anybody catches warnings
+
+
+class _OfWorkers:
+    """An attribute of which each worker has its own; `copy` makes its first one."""
+
+    def __init__(self, name: str, copy: Callable[[Any], Any] | None = None) -> None:
+        self._name, self._copy = name, copy
+
+    def __get__(self, owner: Any, kind: type[Any]) -> Any:
+        if owner is None:
+            return self
+        worker = current_worker_or_none()
+        shared = vars(owner)[self._name]
+        if worker is None or is_importing():
+            return shared
+        own = worker.process_state.setdefault(LOGGING, {})
+        key = (id(owner), self._name)
+        if key in own:
+            return own[key][1]
+        if self._copy is None:
+            return shared
+        return own.setdefault(key, (owner, self._copy(shared)))[1]
+
+    def __set__(self, owner: Any, value: Any) -> None:
+        worker = current_worker_or_none()
+        if worker is None or self._name not in vars(owner) or is_importing():  # made for all
+            vars(owner)[self._name] = value
+            return
+        own = worker.process_state.setdefault(LOGGING, {})
+        own[id(owner), self._name] = (owner, value)
+
+
+class _Cache(_OfWorkers):
+    """What a logger remembers of levels: a worker's logger nothing, since levels are many."""
+
+    def __get__(self, owner: Any, kind: type[Any]) -> Any:
+        if owner is None or current_worker_or_none() is None or is_importing():
+            return super().__get__(owner, kind)
+        return {}
+
+    def __set__(self, owner: Any, value: Any) -> None:
+        vars(owner)[self._name] = value
+
+
+def _install_logging(patches: Patches) -> None:
+    for name in ("level", "disabled", "propagate"):
+        patches.add(logging.Logger, name, _OfWorkers(name))
+    patches.add(logging.Logger, "handlers", _OfWorkers("handlers", list))
+    patches.add(logging.Logger, "_cache", _Cache("_cache"))
+    patches.add(logging.Manager, "_disable", _OfWorkers("_disable"))
+
+
+@contextmanager
+def fresh_logging(worker: Worker) -> Iterator[None]:
+    """Within it a worker has the root logger of a new process, and its settings end with it."""
+    root = logging.root
+    if has_own_process(worker):
+        before = list(root.handlers), root.level
+        root.handlers[:], root.level = [], logging.WARNING
+        try:
+            yield
+        finally:
+            root.handlers[:], root.level = before
+            root.manager._clear_cache()  # type: ignore[attr-defined]
+        return
+    state = worker.process_state
+    settings = state.get(LOGGING, {})
+    state[LOGGING] = {
+        (id(root), "handlers"): (root, []),
+        (id(root), "level"): (root, logging.WARNING),
+    }
+    try:
+        yield
+    finally:
+        state[LOGGING] = settings
+
+
+def _install_warnings(patches: Patches) -> None:
+    kind = type(warnings)
+    warnings.__class__ = _Warnings
+
+    def put_back() -> None:
+        if type(warnings) is _Warnings:
+            object.__setattr__(warnings, "__class__", kind)
+
+    patches.at_undo(put_back)
+
+
+class _Warnings(ModuleOfWorkers):
+    """The module `warnings`, which is a worker's own copy for a worker."""
+
+    def __getattribute__(self, name: str) -> Any:
+        worker = current_worker_or_none()
+        if worker is None or name in _OF_MODULE or is_importing():
+            return super().__getattribute__(name)
+        return getattr(_copy_of(worker), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        worker = current_worker_or_none()
+        if worker is None or name in _OF_MODULE or is_importing():
+            super().__setattr__(name, value)
+        else:
+            setattr(_copy_of(worker), name, value)
+
+
+def _copy_of(worker: Worker) -> ModuleType:
+    copy: ModuleType | None = worker.process_state.get(_WARNINGS)
+    if copy is None:
+        copy = _make_copy()
+        copy = worker.process_state.setdefault(_WARNINGS, copy)
+    return copy
+
+
+def _make_copy() -> ModuleType:
+    """A module of the same functions, with filters of its own; classes are the same."""
+    names = ModuleType.__getattribute__(warnings, "__dict__")
+    copy = ModuleType("warnings")
+    own = vars(copy)
+    own.update(names)
+    for name, value in {**names, "_showwarnmsg_impl": _SHOW}.items():
+        if type(value) is FunctionType and value.__module__ == "warnings":
+            mine = FunctionType(value.__code__, own, name, value.__defaults__, value.__closure__)
+            mine.__kwdefaults__ = value.__kwdefaults__
+            own[name] = mine
+    own["showwarning"] = own["_showwarning_orig"]
+    own["filters"] = list(names["filters"])
+    return copy
+
+
+table.add(
+    Row(
+        state="levels, handlers and switches of `logging`",
+        treatment=Treatment.PER_WORKER,
+        meaning="What a worker sets on a logger is its own, and begins as the process's; a script "
+        "begins with a root logger that nobody has configured. A handler that the process had "
+        "before is one object: its own level and stream are shared.",
+        test="tests/isolation/test_process_state.py::test_each_worker_configures_logging",
+        install=_install_logging,
+        library="Python",
+    )
+)
+table.add(
+    Row(
+        state="filters of `warnings`",
+        treatment=Treatment.PER_WORKER,
+        meaning="`warnings.simplefilter`, `catch_warnings` and their like concern the worker that "
+        "calls them. Which warnings were given once already is the process's: of several workers "
+        "one may show it.",
+        test="tests/isolation/test_process_state.py::test_each_worker_catches_its_own_warnings",
+        install=_install_warnings,
+        library="Python",
+    )
+)

@@ -1,0 +1,143 @@
+"""Signals that a worker raises, timers, the start method of multiprocessing; what is shared."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing.context
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from ..runtime.errors import SessionError
+from ..runtime.worker import current_worker_or_none
+from . import table
+from .patches import Patches
+from .table import Row, Treatment
+
+Function = Callable[..., Any]
+
+_CONTEXT = "multiprocessing"  # in `Worker.process_state`
+
+
+# -- signals -------------------------------------------------------------------------------
+
+
+def _raise_over(original: Function) -> Function:
+    @functools.wraps(original)
+    def raise_signal(signalnum: Any) -> None:
+        worker = current_worker_or_none()
+        if worker is None:
+            original(signalnum)
+            return
+        handler = signal.getsignal(signalnum)
+        if callable(handler):
+            handler(signalnum, None)
+        elif handler == signal.SIG_DFL and signalnum not in _HARMLESS:
+            raise SystemExit(128 + int(signalnum))
+
+    return raise_signal
+
+
+_HARMLESS = {getattr(signal, n) for n in ("SIGCHLD", "SIGCONT", "SIGURG", "SIGWINCH")
+             if hasattr(signal, n)}  # fmt: skip
+
+
+def _refused_over(original: Function) -> Function:
+    @functools.wraps(original)
+    def timer(*args: Any) -> Any:
+        if current_worker_or_none() is None or not any(args[-1:]):
+            return original(*args)
+        raise SessionError(
+            f"signal.{original.__name__} on a worker thread: Python handles signals on the "
+            "notebook's main thread only, and SIGALRM would end the notebook. Use threading.Timer, "
+            "or start the session with engine='processes' (%disco_session --engine processes)"
+        )
+
+    return timer
+
+
+def _install_timers(patches: Patches) -> None:
+    for name in ("alarm", "setitimer"):
+        if hasattr(signal, name):
+            patches.replace(signal, name, _refused_over)
+
+
+# -- multiprocessing -----------------------------------------------------------------------
+
+
+def _context(name: str) -> property:
+    """An attribute of the default context; a worker's first `set_start_method` is the first."""
+
+    def get(context: Any) -> Any:
+        worker = current_worker_or_none()
+        of_process = vars(context).get("_actual_context")
+        if worker is None:
+            return vars(context).get(name)
+        own = worker.process_state.get(_CONTEXT)
+        if name == "_actual_context":
+            return own
+        return own or of_process or vars(context).get(name)
+
+    def set_(context: Any, value: Any) -> None:
+        worker = current_worker_or_none()
+        if worker is None:
+            vars(context)[name] = value
+        elif name == "_actual_context":
+            worker.process_state[_CONTEXT] = value
+
+    return property(get, set_)
+
+
+def _install_context(patches: Patches) -> None:
+    for name in ("_actual_context", "_default_context"):
+        patches.add(multiprocessing.context.DefaultContext, name, _context(name))
+
+
+table.add(
+    Row(
+        state="`signal.raise_signal`",
+        treatment=Treatment.PER_WORKER,
+        meaning="It calls the worker's own handler; without one it ends the worker's program, not "
+        "the notebook.",
+        test="tests/isolation/test_process_state.py::test_signals_of_a_worker",
+        install=lambda patches: patches.replace(signal, "raise_signal", _raise_over),
+        library="Python",
+    )
+)
+table.add(
+    Row(
+        state="`signal.alarm`, `signal.setitimer`",
+        treatment=Treatment.REFUSED,
+        meaning="`SIGALRM` would end the notebook, where Python calls no handler of a worker's. "
+        "Use `threading.Timer`.",
+        test="tests/isolation/test_process_state.py::test_a_worker_sets_no_alarm",
+        install=_install_timers,
+        library="Python",
+    )
+)
+table.add(
+    Row(
+        state="start method of `multiprocessing`",
+        treatment=Treatment.PER_WORKER,
+        meaning="`set_start_method` is the calling worker's; a worker begins with the notebook's, "
+        "and may set it once.",
+        test="tests/isolation/test_process_state.py::test_each_worker_sets_the_start_method",
+        install=_install_context,
+        library="Python",
+    )
+)
+
+_SHARED = {
+    "`locale.setlocale`, `sys.setrecursionlimit`, `gc`'s settings": "They are of the interpreter; "
+    "numbers do not depend on them.",
+    "`socket.setdefaulttimeout`, `tempfile.tempdir`, "
+    "`torch.multiprocessing.set_sharing_strategy`": "One for all; give the timeout, folder or "
+    "context to the call where workers differ.",
+    "`sys.path`, modules, their variables and caches (`functools.lru_cache`)": "A module is one "
+    "object for all workers. A worker imports for all; scripts of two folders do not run at once.",
+    "attributes of `builtins`": "One for all; `get_ipython` is there on a worker thread too.",
+    "`sys.excepthook`, `threading.excepthook`, `faulthandler`": "One for all; what they print in "
+    "a worker's thread bears its rank.",
+}
+for _state, _meaning in _SHARED.items():
+    table.add(Row(_state, Treatment.SHARED, _meaning, library="Python"))

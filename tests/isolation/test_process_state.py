@@ -1,0 +1,195 @@
+"""What Python keeps for the process: each worker has its own, on threads as in processes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from discolab import Session, WorkerError, ccl, current_worker
+
+
+def together() -> int:
+    """On a worker: wait for the others; gives its rank."""
+    ccl.barrier()
+    return current_worker().rank
+
+
+def environment() -> list[str | None]:
+    """A variable of one's own, one deleted, and what a child sees of both."""
+    rank = together()
+    os.environ["DISCOLAB_TEST"] = f"of {rank}"
+    os.environ.pop("HOME")
+    together()
+    child = subprocess.check_output(["sh", "-c", "echo $RANK $DISCOLAB_TEST $HOME."], text=True)
+    return [os.getenv("DISCOLAB_TEST"), os.environ.get("HOME"), child.strip()]
+
+
+def test_each_worker_has_environment_variables(sess: Session) -> None:
+    home = os.environ["HOME"]
+    seen = sess.call_packed(environment).debug_get_from_all()
+    assert seen == [[f"of {r}", None, f"{r} of {r} ."] for r in range(4)]
+    assert "DISCOLAB_TEST" not in os.environ
+    assert os.environ["HOME"] == home
+    sess.shutdown()
+    assert subprocess.check_output(["sh", "-c", "echo $RANK$HOME"], text=True).strip() == home
+
+
+def redirect() -> str:
+    """Print to a text of one's own while all do."""
+    rank = together()
+    text = io.StringIO()
+    for _ in range(20):
+        with contextlib.redirect_stdout(text):
+            together()
+            print(rank)
+    return text.getvalue()
+
+
+def test_each_worker_redirects_its_own_output(
+    sess: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sess.call_packed(redirect).debug_get_from_all() == [f"{r}\n" * 20 for r in range(4)]
+    sess.call_packed(print, "after")
+    sess.sync_all()
+    assert "after" in capsys.readouterr().out
+
+
+def not_interactive() -> bool:
+    """Whether a worker takes itself for an interactive interpreter."""
+    return hasattr(sys, "ps1")
+
+
+def test_no_worker_is_interactive(sess: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    assert sess.call_packed(not_interactive).debug_get_from_all() == [False] * 4
+    assert sys.ps1 == ">>> "
+
+
+def log(folder: str) -> list[int]:
+    """Log to a file of one's own, with a level of one's own."""
+    rank = together()
+    logger = logging.getLogger("discolab.test")
+    logger.setLevel(logging.INFO if rank == 0 else logging.ERROR)
+    logger.propagate = False
+    handler = logging.FileHandler(Path(folder) / f"{rank}.log")
+    logger.addHandler(handler)
+    together()
+    logger.info("info of %d", rank)
+    logger.error("error of %d", rank)
+    together()
+    handler.close()
+    return [logger.getEffectiveLevel(), len(logger.handlers)]
+
+
+def test_each_worker_configures_logging(sess: Session, tmp_path: Path) -> None:
+    levels = sess.call_packed(log, str(tmp_path)).debug_get_from_all()
+    assert levels == [[logging.INFO, 1]] + [[logging.ERROR, 1]] * 3
+    texts = [(tmp_path / f"{rank}.log").read_text() for rank in range(4)]
+    assert texts == ["info of 0\nerror of 0\n"] + [f"error of {r}\n" for r in (1, 2, 3)]
+    logger = logging.getLogger("discolab.test")
+    assert logger.level == logging.NOTSET
+    assert not logger.handlers
+    assert logger.propagate
+
+
+def catch(times: int) -> list[list[str]]:
+    """Catch one's own warnings; every second worker ignores some for good."""
+    rank = together()
+    if rank % 2:
+        warnings.filterwarnings("ignore", "odd")
+    found = []
+    for number in range(times):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            together()
+            warnings.warn(f"{rank} {number}", stacklevel=1)
+        found.append([str(warning.message) for warning in caught])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.warn("odd", stacklevel=1)
+    return [*found, [str(warning.message) for warning in caught]]
+
+
+def test_each_worker_catches_its_own_warnings(sess: Session) -> None:
+    before = list(warnings.filters)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        caught = sess.call_packed(catch, 20).debug_get_from_all()
+    for rank, found in enumerate(caught):
+        assert found[:20] == [[f"{rank} {number}"] for number in range(20)]
+        assert rank % 2 == 0 or found[20] == []
+    assert warnings.filters == before
+
+
+def signals() -> list[Any]:
+    """Set a handler and raise its signal."""
+    rank = together()
+    heard = []
+    signal.signal(signal.SIGUSR1, lambda number, _: heard.append((rank, number)))
+    together()
+    signal.raise_signal(signal.SIGUSR1)
+    mine = signal.getsignal(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    return [heard, callable(mine)]
+
+
+def alarm() -> None:
+    """Ask for a signal of the system."""
+    signal.alarm(1)
+    signal.alarm(0)
+
+
+def test_signals_of_a_worker(sess: Session) -> None:
+    handler = signal.getsignal(signal.SIGUSR1)
+    seen = sess.call_packed(signals).debug_get_from_all()
+    assert seen == [[[(rank, signal.SIGUSR1)], True] for rank in range(4)]
+    assert signal.getsignal(signal.SIGUSR1) == handler
+
+
+@pytest.mark.one_process
+def test_a_worker_sets_no_alarm(sess: Session) -> None:
+    with pytest.raises(WorkerError, match=r"threading\.Timer.*engine='processes'"):
+        sess.call_packed(alarm).debug_get_from_all()
+
+
+def start_method() -> list[str | None]:
+    """Set the start method, once."""
+    rank = together()
+    multiprocessing.set_start_method("spawn" if rank % 2 else "fork")
+    together()
+    try:
+        multiprocessing.set_start_method("spawn")
+    except RuntimeError as exc:
+        return [multiprocessing.get_start_method(), str(exc)]
+    return []
+
+
+def test_each_worker_sets_the_start_method(sess: Session) -> None:
+    before = multiprocessing.get_start_method(allow_none=True)
+    seen = sess.call_packed(start_method).debug_get_from_all()
+    assert seen == [[m, "context has already been set"] for m in ("fork", "spawn") * 2]
+    assert multiprocessing.get_start_method(allow_none=True) == before
+
+
+def test_functions_that_name_such_modules_travel(sess: Session) -> None:
+    def inner() -> list[str]:
+        return [module.__name__ for module in (sys, warnings, os)]
+
+    assert sess.call_packed(inner).debug_get_from_all() == [["sys", "warnings", "os"]] * 4
+    assert sess.call_packed(sent_on).debug_get_from_all() == [True] * 4
+
+
+def sent_on() -> bool:
+    """Whether a worker can pickle such modules."""
+    return all(cloudpickle.loads(cloudpickle.dumps(m)) is m for m in (sys, warnings))
