@@ -19,6 +19,7 @@ from . import variables
 from .actions import BIND_ARGUMENTS, BIND_FUNCTION, DiscoAction
 from .arguments import Pickled, Register, as_tensor, encode, is_atom
 from .channel import Ticket
+from .contexts import with_context
 from .controller import Controller, call_site, check_timeout
 from .dref import DPackedFunc, DRef
 from .errors import ArgumentError, ForeignDRefError, WorkerError
@@ -266,6 +267,7 @@ class Caller(Controller):
     def _encode_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The payload of CALL_PACKED: ``func, args, kwargs, bind, site``."""
         bind = 0
+        func, args = with_context(func, args)
         kind = type(func)
         if kind is DPackedFunc and func.session is self:
             func = func.reg_id if type(func.reg_id) is Register else Register(func.reg_id)

@@ -88,6 +88,7 @@ class Controller:
         self._functions: dict[str, Register] = {}
         self._lock = threading.RLock()
         self._closed = False
+        self._seed: int | None = torch.initial_seed()  # None: no warning needed
         self._sent = 0
         self._others = 0  # of these, what is no call: workers count calls
         self._book: DRefBook | None = None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 
+from .contexts import from_torch_function
 from .errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -127,7 +128,9 @@ class DRef:
     ) -> DRef:
         ref = _first_dref((args, kwargs or {}))
         assert ref is not None, "torch called us without a DRef among the arguments"
-        return ref.session.call_packed(func, *args, **(kwargs or {}))
+        ref.session._check_random(func)
+        made: DRef = from_torch_function(ref.session.call_packed, func, *args, **(kwargs or {}))
+        return made
 
     def _on_workers(self, func: Callable[..., Any], *args: Any) -> DRef:
         return self.session.call_packed(func, *args)

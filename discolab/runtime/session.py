@@ -7,6 +7,7 @@ affair (engines/).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, ClassVar, Self, TypeVar
@@ -31,6 +32,11 @@ from .mesh import Mesh, make_mesh, set_mesh
 R = TypeVar("R", bound=DRef)
 
 
+_RANDOM = {
+    "rand_like", "randn_like", "randint_like", "bernoulli", "multinomial", "normal", "poisson",
+    "binomial", "dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d",
+    "dropout3d", "rrelu", "gumbel_softmax",
+}  # fmt: skip
 REDUCE_OPS = ("sum", "prod", "min", "max", "avg")  # Disco's numbers 0..4
 
 
@@ -106,6 +112,11 @@ class Session(Caller):
         return self._call_for(DModule, load, str(path), parse_device(device))
 
     load_vm_module = load_module
+
+    def manual_seed(self, seed: int) -> None:
+        """Seed torch's random numbers on every worker; `torch.manual_seed` seeds the notebook."""
+        self._seed = None
+        self.call_without_result(torch.manual_seed, seed)
 
     def empty(
         self,
@@ -409,6 +420,19 @@ class Session(Caller):
     def _call(self, name: str, *args: Any) -> DRef:
         """Call a worker function by its global name."""
         return self._call_for(DRef, name, *args)
+
+    def _check_random(self, func: Any) -> None:
+        """Tell once that a seed of the notebook is not the workers'."""
+        if self._seed is None or getattr(func, "__name__", "") not in _RANDOM:
+            return
+        if torch.initial_seed() != self._seed:
+            self._seed = None
+            warnings.warn(
+                "torch.manual_seed in the notebook seeds the notebook alone, and this function "
+                "draws on the workers, each from a state of its own: seed those with "
+                "sess.manual_seed(seed)",
+                stacklevel=4,
+            )
 
     def _call_for(self, kind: type[R], name: str, *args: Any) -> R:
         """As `_call`, with the result as a DRef of another kind."""

@@ -25,6 +25,7 @@ import torch
 from . import actions, arguments
 from .actions import BIND_ARGUMENTS, BIND_FUNCTION, Command, DiscoAction, site_text
 from .channel import Channel
+from .contexts import run_within
 from .errors import (
     ArgumentError,
     DiscoError,
@@ -506,6 +507,9 @@ class Worker(Interruptible):
         action = command[0]
         if action == DiscoAction.CALL_PACKED:
             func = command[2]
+            if actions.function_text(func) == run_within.__name__:
+                name = command[3][0][-1]  # of what it runs
+                return f"call of '{name}'", site_text(command[-1])
             if type(func) is arguments.Register:
                 func = self.registers.get(func)
             own_words = actions.attribute(func, "disco_command")
