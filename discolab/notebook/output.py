@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
@@ -104,6 +105,7 @@ class OutputCapture:
             0.0,
         )  # when the first was kept that nobody has seen, the last
         self._grouping = "order"
+        self._pictures: dict[int, Counter[int]] = {}  # so many came in this cell, by rank
         self._publish: Any = None
         self._clear: Any = None
         self._service_before: Any = None
@@ -147,6 +149,7 @@ class OutputCapture:
         `grouping` is one of `GROUPINGS`.
         """
         self._grouping = grouping
+        self._pictures = {}
         before = sys.stdout, sys.stderr
         self._wrap_streams()
         try:
@@ -184,6 +187,8 @@ class OutputCapture:
 
     def keep(self, key: int, rank: int, item: Item) -> None:
         """Keep one thing; `key` tells sessions apart: the id of what their worker 0 shares."""
+        if _is_picture(item):
+            self._pictures.setdefault(key, Counter())[rank] += 1
         self._of(key).setdefault(rank, []).append(item)
         self._newest = time.monotonic()
         self._oldest = self._oldest or self._newest
@@ -207,21 +212,37 @@ class OutputCapture:
         return kept
 
     def flush(self, whole_lines: bool = False) -> None:
-        """Show what was kept. With `whole_lines` text after the last newline stays."""
+        """Show what was kept.
+
+        With `whole_lines` text after the last newline stays, and pictures wait for those of the
+        ranks below, so that they come in the order of ranks.
+        """
         self._oldest = 0.0
         if not any(items for kept in self._kept.values() for items in kept.values()):
             return
         with self._lock:
-            for kept in list(self._kept.values()):
+            for key, kept in list(self._kept.items()):
                 taken = {}
                 for rank in sorted(kept):
                     items = kept[rank]
                     count = len(items)
                     taken[rank] = items[:count]
                     del items[:count]
-                    if whole_lines:
+                    if whole_lines and not self._put_back_pictures(key, rank, taken[rank], items):
                         _put_back_tail(taken[rank], items)
                 self._show({rank: _lines(items) for rank, items in taken.items()})
+
+    def _put_back_pictures(self, key: int, rank: int, taken: list[Item], items: list[Item]) -> bool:
+        """Leave for the next time what begins with a picture that ranks below have not had."""
+        came = self._pictures.get(key, Counter())
+        number = came[rank] - sum(map(_is_picture, [*taken, *items]))
+        for at, item in enumerate(taken):
+            number += _is_picture(item)
+            if _is_picture(item) and any(came[below] < number for below in range(rank)):
+                items[:0] = taken[at:]
+                del taken[at:]
+                return True
+        return False
 
     def unfinished(self) -> str:
         """The lines that workers have begun and not ended, progress bars among them."""
@@ -267,6 +288,10 @@ def _grouped(
         by_kind = [{r: [x for x in own if x[0] == k] for r, own in lines.items()} for k in kinds]
         return [item for part in by_kind for item in merge(part)]
     return merge(lines)
+
+
+def _is_picture(item: Item) -> bool:
+    return item[0] == "display" and any(kind.startswith("image/") for kind in item[1])
 
 
 class _Bundle:

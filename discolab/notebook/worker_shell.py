@@ -3,7 +3,7 @@
 There is no kernel in such a process. `set_up` puts a `WorkerShell` where `get_ipython()` looks:
 enough of a shell for `display`, for shell commands (``!ls``) and for libraries that draw when a
 cell ends. What is displayed becomes a bundle here, on the worker, and goes to the notebook with
-what is printed, in order. In the notebook's own process, that of worker 0, nothing is done.
+what is printed, in order. Of workers in the notebook's own process only the figures are shown.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ def set_up(known: dict[str, cells.Entry]) -> None:
     prepare_namespace()
     outlet = getattr(worker.link, "outlet", None)
     if outlet is None:  # a worker in the process of the notebook
+        ends = worker.shared.setdefault(AFTER_CELL, [])
+        if _show_figures not in ends:
+            ends.append(_show_figures)
         return
     cells.listen(worker, known)
     prompts.install(getpass)
@@ -49,6 +52,24 @@ def set_up(known: dict[str, cells.Entry]) -> None:
     builtins.display = display  # type: ignore[attr-defined]  # as IPython has it in its cells
     builtins.get_ipython = get_ipython  # type: ignore[attr-defined]
     worker.shared.setdefault(AFTER_CELL, []).append(shell.after_cell)
+
+
+def _show_figures() -> None:
+    """Show and close this worker's figures of pyplot, as IPython does after a cell of its own."""
+    inline = sys.modules.get("matplotlib_inline.backend_inline")
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    if inline is None or pyplot is None or not pyplot.get_fignums():
+        return
+    if "inline" not in str(pyplot.rcParams["backend"]):
+        return
+    if inline.InlineBackend.instance().close_figures:
+        inline.show(True)
+        return
+    for number in pyplot.get_fignums():
+        figure = inline.Gcf.figs[number].canvas.figure
+        if figure in inline.show._to_draw:
+            inline.show._to_draw.remove(figure)
+            display(figure)
 
 
 class WorkerShell(InteractiveShell):
