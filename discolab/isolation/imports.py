@@ -24,11 +24,12 @@ from importlib.machinery import ExtensionFileLoader
 from types import FunctionType, ModuleType
 from typing import Any, cast
 
+from ..runtime.interruptible import waiting_threads
 from ..runtime.worker import current_worker_or_none
 from . import table
 from .patches import Patches
 from .table import Row, Treatment
-from .turns import Turn, is_in_discolab
+from .turns import Turn
 
 Function = Callable[..., Any]
 
@@ -62,7 +63,7 @@ def _install(patches: Patches) -> None:
                 table.imported(name, module)
                 return module
             with import_turn.taken(name, by_all=True), _whole():
-                if _is_half_made_in_discolab(name):
+                if _is_half_made_by_one_that_waits(name):
                     return sys.modules[name]
                 with _cleaned_up(name):
                     module = load(name, import_)
@@ -77,7 +78,7 @@ def _install(patches: Patches) -> None:
         def lock_unlock_module(name: str) -> Any:  # the module is being made by another thread
             before = sys.modules.get(name)
             with import_turn.taken(name, by_all=True):
-                if not _is_half_made_in_discolab(name):
+                if not _is_half_made_by_one_that_waits(name):
                     wait(name)
             after = sys.modules.get(name)
             if after is not before and sys._getframe(1).f_code in _again:
@@ -130,12 +131,12 @@ def _whole() -> AbstractContextManager[None]:
     return worker.held_back(progress=True)
 
 
-def _is_half_made_in_discolab(name: str) -> bool:
-    """Whether a module's maker calls discolab now, and so may wait for the caller."""
+def _is_half_made_by_one_that_waits(name: str) -> bool:
+    """Whether a module's maker waits in discolab now, it may be for the caller."""
     if not table.is_half_made(sys.modules.get(name)):
         return False
     maker = cast("Any", importlib._bootstrap)._get_module_lock(name).owner
-    return maker not in (None, threading.get_ident()) and is_in_discolab(maker)
+    return maker not in (None, threading.get_ident()) and maker in waiting_threads
 
 
 @contextmanager

@@ -6,8 +6,8 @@ and `_waiting`.
 
 Threads that are no worker's own (the notebook's, and those that workers have started) take part
 where `taken` is told so. Nothing can say whom such a thread waits for, so nobody waits for one
-that waits in discolab, and such a thread waits `_PATIENCE` seconds at most, and not for a worker
-that waits itself.
+that waits in discolab, nor for any longer than `_PATIENCE` seconds; and such a thread waits as long
+at most, and not for a worker that waits itself.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..runtime.errors import CollectiveError
-from ..runtime.failures import is_own_file
-from ..runtime.frames import frame_of
+from ..runtime.interruptible import waiting_threads
 from ..runtime.waiter import waiter_here
 from ..runtime.worker import Worker, current_worker_or_none
 
@@ -39,12 +38,15 @@ class Holder:
     thread: int
     worker: Worker | None
     ordinal: int | None
+    since: float = field(default_factory=time.monotonic, compare=False)
 
     def lets_in(self, other: Holder) -> bool:
         """Whether another need not wait for this one."""
         if self.worker is not None and self.worker is other.worker:
             return True  # as threads of a process of its own
-        return self.ordinal is None and is_in_discolab(self.thread)
+        if self.ordinal is not None:
+            return False
+        return self.thread in waiting_threads or time.monotonic() - self.since > _PATIENCE
 
     def is_over(self) -> bool:
         """Whether its command has ended, by an interrupt that tore out of the turn."""
@@ -153,23 +155,6 @@ class Turn:
         self._guard = threading.Lock()
         self._holders.clear()
         self._waiting.clear()
-
-
-def is_in_discolab(thread: int) -> bool:
-    """Whether a thread calls discolab at this moment: it may wait for any worker."""
-    frame = frame_of(thread)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if is_own_file(file):
-            if os.path.dirname(file) != _HERE:
-                return True
-            if frame.f_code.co_name in ("find_and_load", "import_again"):
-                return False
-        frame = frame.f_back
-    return False
-
-
-_HERE = os.path.dirname(__file__)
 
 
 class Exclusive:

@@ -35,7 +35,7 @@ from .errors import (
     session_closed,
 )
 from .failures import name_ranks
-from .interruptible import TICK
+from .interruptible import TICK, waiting_threads
 from .probes import look_here, name_of
 from .registers import RegisterFile
 from .status import SessionStatistics, WorkerStatus
@@ -394,6 +394,8 @@ class Controller:
         """
         timeout = self.timeout if timeout is None else check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
+        thread = threading.get_ident()
+        waiting_threads.add(thread)
         try:
             while not ticket.acquire(TICK if timeout is None else max(0.0, min(TICK, timeout))):
                 self.tick()
@@ -412,6 +414,8 @@ class Controller:
             if interrupt:
                 self._after_ctrl_c()
             raise
+        finally:
+            waiting_threads.discard(thread)
         return ticket.values
 
     def _why_held_up(self) -> str:

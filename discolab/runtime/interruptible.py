@@ -29,6 +29,9 @@ TICK = 0.05  # seconds between two looks at interrupts and deadlines while waiti
 HOLD_BACK = 10.0  # seconds for which an interrupt is held back at most
 FIRST_LOOK = 0.005  # seconds after which `check` is called first; doubled each time, up to a tick
 
+# the threads that wait in discolab now; each adds and removes itself
+waiting_threads: set[int] = set()
+
 
 class Interruptible:
     """What a worker is to those who interrupt it or wait with it.
@@ -203,6 +206,8 @@ class Interruptible:
         look = FIRST_LOOK
         next_check = now + look
         self.waiting_for = what
+        thread = threading.get_ident()
+        waiting_threads.add(thread)
         try:
             while not ready():
                 if self.interrupts:
@@ -219,6 +224,7 @@ class Interruptible:
                     look = min(2 * look, TICK)
                     next_check = time.monotonic() + (check() or look)
         finally:
+            waiting_threads.discard(thread)
             self.waiting_for = None
 
     def _raise_in_wait(self, what: Any) -> NoReturn:

@@ -8,6 +8,7 @@ import pytest
 LIGHT = """
 import sys
 import torch
+import torch.utils._device  # what `import discolab` itself takes; a file of functions
 before = set(sys.modules)
 import discolab
 discolab.ThreadedSession(2).shutdown()
