@@ -16,7 +16,7 @@ import _posixsubprocess
 import os
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -30,6 +30,12 @@ from ..choose import has_hub
 
 _WORLDS = "discolab.ccl.distributed.environ"
 _PORT = "discolab.ccl.distributed.port"
+_OF_TORCHRUN = frozenset([
+    "RANK", "LOCAL_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE",
+    "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ROLE_NAME",
+    "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID",
+    "OMP_NUM_THREADS",
+])  # fmt: skip
 
 
 def variables_of(worker: Worker) -> dict[str, str]:
@@ -74,7 +80,7 @@ def _port(worker: Worker) -> int:
 
 
 _Environ: type[Any] = type(os.environ)
-_OVER = "os.environ"  # in `Worker.process_state`: what a worker has written; None: deleted
+_OVER = "os.environ"  # in `Worker.process_state`
 
 
 def _is_set(name: str) -> bool:
@@ -86,30 +92,32 @@ def _is_set(name: str) -> bool:
     return True
 
 
-def _own(worker: Worker) -> dict[str, str | None]:
-    """What a worker sees in place of the process's variables; made at its first look."""
+def _written(worker: Worker) -> dict[str, str | None]:
+    """What a worker has written in place of the process's variables; None: deleted."""
     found: dict[str, str | None] | None = worker.process_state.get(_OVER)
     if found is None:
-        found = worker.process_state.setdefault(_OVER, dict(variables_of(worker)))
+        found = worker.process_state.setdefault(_OVER, {})
     return found
 
 
 def seen_by(worker: Worker) -> dict[str, str | None]:
     """What differs for a worker from the process's variables; None: it has no such one."""
-    return dict(_own(worker))
+    return {**variables_of(worker), **_written(worker)}
 
 
 def publish(worker: Worker) -> None:
     """Put a worker's variables into its process's own, which C code and new processes see."""
     if has_own_process(worker):
-        for name, value in _own(worker).items():
+        for name, value in seen_by(worker).items():
             if value is not None:
                 os.putenv(name, value)
 
 
 def _writes_own(worker: Worker, name: str) -> bool:
     """Whether a variable is the worker's own, and not one that a module sets as it is imported."""
-    return name in _own(worker) or not (has_own_process(worker) or is_importing())
+    if name in _OF_TORCHRUN or name in _written(worker):
+        return True
+    return not (has_own_process(worker) or is_importing())
 
 
 class WorkerEnviron(_Environ):  # type: ignore[misc] # the base is a variable
@@ -118,7 +126,9 @@ class WorkerEnviron(_Environ):  # type: ignore[misc] # the base is a variable
     def __getitem__(self, key: str) -> str:
         worker = current_worker_or_none()
         if worker is not None:
-            own = _own(worker)
+            own: Mapping[str, str | None] = _written(worker)
+            if key in _OF_TORCHRUN and key not in own:
+                own = variables_of(worker)  # the session is asked for no other variable
             if key in own:
                 value = own[key]
                 if value is None:
@@ -132,7 +142,7 @@ class WorkerEnviron(_Environ):  # type: ignore[misc] # the base is a variable
             super().__setitem__(key, value)
             return
         os.putenv(self.encodekey(key), self.encodevalue(value))  # checks their types too
-        _own(worker)[key] = value
+        _written(worker)[key] = value
 
     def __delitem__(self, key: str) -> None:
         worker = current_worker_or_none()
@@ -141,11 +151,11 @@ class WorkerEnviron(_Environ):  # type: ignore[misc] # the base is a variable
             return
         self[key]  # there is one
         os.unsetenv(self.encodekey(key))
-        _own(worker)[key] = None
+        _written(worker)[key] = None
 
     def __iter__(self) -> Iterator[str]:
         worker = current_worker_or_none()
-        own = {} if worker is None else _own(worker)
+        own = {} if worker is None else seen_by(worker)
         yield from (key for key, value in tuple(own.items()) if value is not None)
         yield from (key for key in super().__iter__() if key not in own)
 
