@@ -1,9 +1,13 @@
 """A script finds on each worker what it finds in a process of torchrun."""
 
+import ast
+import gc
+import inspect
 import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,3 +131,20 @@ def test_workers_work_in_the_folder_of_the_notebook(
     sess = make(2)
     monkeypatch.chdir(tmp_path)
     assert sess.call_packed(os.getcwd).debug_get_from_all() == [str(tmp_path)] * 2
+
+
+@pytest.mark.one_process
+def test_workers_parse_at_the_same_time(sess: Session) -> None:
+    source = inspect.getsource(inspect)
+
+    def parse() -> int:
+        return len([ast.parse(source) for _ in range(3)])
+
+    def other_threads(*_: Any) -> None:
+        time.sleep(0)
+
+    gc.callbacks.append(other_threads)  # as a library's that counts collections
+    try:
+        assert sess.call_packed(parse).debug_get_from_all() == [3] * sess.num_workers
+    finally:
+        gc.callbacks.remove(other_threads)
