@@ -12,6 +12,7 @@ once.
 
 from __future__ import annotations
 
+import functools
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -115,6 +116,20 @@ def _install_warnings(patches: Patches) -> None:
             object.__setattr__(warnings, "__class__", kind)
 
     patches.at_undo(put_back)
+    for name in ("simplefilter", "filterwarnings", "resetwarnings"):
+        patches.replace(warnings, name, _of_own_copy, everywhere=True)
+
+
+def _of_own_copy(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What sets filters, for who has bound it by name, as the class `catch_warnings` has."""
+
+    @functools.wraps(function)
+    def set_filters(*args: Any, **kwargs: Any) -> None:
+        worker = current_worker_or_none()
+        own = None if worker is None or is_importing() else _copy_of(worker)
+        (function if own is None else getattr(own, function.__name__))(*args, **kwargs)
+
+    return set_filters
 
 
 class _Warnings(ModuleOfWorkers):
@@ -149,6 +164,7 @@ def _make_copy() -> ModuleType:
     own = vars(copy)
     own.update(names)
     for name, value in {**names, "_showwarnmsg_impl": _SHOW}.items():
+        value = getattr(value, "__wrapped__", value)
         if type(value) is FunctionType and value.__module__ == "warnings":
             mine = FunctionType(value.__code__, own, name, value.__defaults__, value.__closure__)
             mine.__kwdefaults__ = value.__kwdefaults__

@@ -13,6 +13,7 @@ import sys
 import warnings
 from pathlib import Path
 from typing import Any
+from warnings import simplefilter
 
 import cloudpickle
 import pytest
@@ -129,6 +130,30 @@ def test_each_worker_catches_its_own_warnings(sess: Session) -> None:
     for rank, found in enumerate(caught):
         assert found[:20] == [[f"{rank} {number}"] for number in range(20)]
         assert rank % 2 == 0 or found[20] == []
+    assert warnings.filters == before
+
+
+def quiet() -> list[str]:
+    """What becomes of warnings in blocks that a worker enters alone."""
+    found = []
+    for number in range(2 * current_worker().rank):
+        by_action = {"action": "ignore"} if number % 2 else {}
+        with warnings.catch_warnings(**by_action):
+            if not by_action:
+                simplefilter("ignore")
+            try:
+                warnings.warn(str(number), stacklevel=1)
+            except UserWarning:
+                found.append(str(number))
+    return found
+
+
+def test_what_sets_filters_is_the_worker_s_own_by_any_name(sess: Session) -> None:
+    before = list(warnings.filters)
+    with warnings.catch_warnings(action="error"):
+        within = list(warnings.filters)
+        assert sess.call_packed(quiet).debug_get_from_all() == [[]] * sess.num_workers
+        assert warnings.filters == within
     assert warnings.filters == before
 
 
