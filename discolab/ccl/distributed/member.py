@@ -69,6 +69,7 @@ class Member(_ProcessGroup):  # type: ignore[misc] # Any, see above
         self._name = self._desc = ""
         self._together: tuple[int, list[Work]] = (-1, [])  # of which command, what was started
         self.registered = False
+        self.begun: Any = None  # keeps an operation while torch's dispatcher has it
 
     # -- what it is --------------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 One `WorkerGroup` for each group and member; it belongs to that worker and is used on its thread.
 Methods have the names and the arguments with which torch's Python and C++ code calls them: lists
-of tensors and an options object. Some have an older name too; versions of torch differ there.
-Ranks in them are ranks within the group.
+of tensors and an options object. Their older names lead to them through torch's class. Ranks in
+them are ranks within the group.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ...runtime.errors import ArgumentError
 from ..call import Kind
 from ..work import Together
 from .arguments import as_plain, check_pieces, cut, listed, pieces_of, reduction_of, root_of, scaled
+from .dispatch import seen_by_torch
 from .member import Member
 from .works import DistWork, ReceptionWork, seconds
 
@@ -24,6 +25,7 @@ Tensor = torch.Tensor
 Tensors = Sequence[torch.Tensor]
 
 
+@seen_by_torch
 class WorkerGroup(Member):
     """Some workers of a session, for one of them; see `Member` for its parameters."""
 
@@ -69,9 +71,6 @@ class WorkerGroup(Member):
     def reduce_scatter_single_coalesced(self, outs: Any, ins: Any, opts: Any = None) -> DistWork:
         """As `reduce_scatter_single` for several tensors."""
         return self._reduce_scatter_tensors("reduce_scatter_tensor_coalesced", outs, ins, opts)
-
-    _reduce_scatter_base = reduce_scatter_single
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _reduce_scatter_tensors(
         self, name: str, outs: Tensors, ins: Tensors, opts: Any
@@ -121,9 +120,6 @@ class WorkerGroup(Member):
     def all_gather_single_coalesced(self, outs: Any, ins: Any, opts: Any = None) -> DistWork:
         """As `all_gather_single` of several."""
         return self._all_gather_tensors("all_gather_into_tensor_coalesced", outs, ins, opts)
-
-    _allgather_base = all_gather_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def _all_gather_tensors(self, name: str, outs: Tensors, ins: Tensors, opts: Any) -> DistWork:
         pieces = [
@@ -178,8 +174,6 @@ class WorkerGroup(Member):
         outs = self._by_rank(cut(name, "output", out, out_splits, n))
         ins = self._by_rank(cut(name, "input", src, in_splits, n))
         return self._all_to_all(name, [out], outs, ins, opts)
-
-    alltoall_base = all_to_all_single
 
     def _all_to_all(
         self, name: str, whole: Tensors, outs: Tensors, ins: Tensors, opts: Any
