@@ -72,6 +72,14 @@ def init(name: Any, device_ids: tuple[Any, ...]) -> str:
         If the workers are asked for different ones.
     """
     worker = checks.calling_worker("init_ccl")
+    if name == "rccl":
+        name = "nccl"  # as torch calls it
+        if torch.version.hip is None:
+            kind = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU"
+            raise ArgumentError(
+                f"init_ccl: 'rccl' needs a torch for ROCm, and this one is for {kind}; "
+                "'auto' chooses what it has"
+            )
     if name != "auto" and name not in BACKENDS:
         names = ", ".join(map(repr, BACKENDS))
         raise ArgumentError(

@@ -7,6 +7,7 @@ receiving tensor may have another shape than what it receives.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,15 +37,19 @@ def sync_worker() -> None:
 
 
 @register_func("runtime.disco.allreduce")
-def allreduce(send: Tensor, kind: int, in_group: bool, recv: Tensor) -> None:
-    """Reduce everybody's `send` into everybody's `recv`; `kind` 0-4: sum, prod, min, max, avg."""
+def allreduce(send: Tensor, kind: int | Sequence[int], in_group: bool, recv: Tensor) -> None:
+    """Reduce everybody's `send` into everybody's `recv`.
+
+    `kind` is 0-4 for sum, prod, min, max, avg, or that number as a shape, as Disco sends it.
+    """
     name = "allreduce"
     members = _members(name, in_group)
-    if kind not in range(len(REDUCE_OPS)):
+    number: Any = kind[0] if isinstance(kind, list | tuple) and len(kind) == 1 else kind
+    if number not in range(len(REDUCE_OPS)):
         raise ArgumentError(f"{name}: kind {kind!r}; it is 0-4 for {', '.join(REDUCE_OPS)}")
     source = _source(name, send, "send")
     with _Flat(name, recv, source, source.numel(), "as many elements as send") as out:
-        ops.all_reduce(source, REDUCE_OPS[kind], group=members, out=out)
+        ops.all_reduce(source, REDUCE_OPS[number], group=members, out=out)
 
 
 @register_func("runtime.disco.allgather")

@@ -16,6 +16,7 @@ from .errors import ArgumentError, UnknownFunctionError
 F = TypeVar("F", bound=Callable[..., Any])
 
 _registry: dict[str, Callable[..., Any]] = {}
+_sent: dict[str, Callable[..., Any]] = {}  # of these, what the controller has sent
 
 
 @overload
@@ -77,9 +78,19 @@ def registered(name: str) -> Callable[..., Any] | None:
     return _registry.get(name)
 
 
+def is_own(func: Callable[..., Any]) -> bool:
+    """Whether a function is discolab's: every worker has those."""
+    return str(getattr(func, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
+
+
 def register_there(name: str, func: Callable[..., Any]) -> None:
-    """Register a function that the controller has sent, unless the worker has its own."""
-    _registry.setdefault(name, func)
+    """Register a function that the controller has sent, unless the worker has its own.
+
+    What the controller has sent before and discolab's functions are not the worker's own.
+    """
+    held = _registry.get(name)
+    if held is None or held is _sent.get(name) or is_own(held):
+        _registry[name] = _sent[name] = func
 
 
 def list_funcs() -> list[str]:

@@ -259,7 +259,8 @@ class Session(Caller):
         Parameters
         ----------
         ccl
-            ``"auto"``, ``"local"``, ``"gloo"``, ``"nccl"`` or ``"mpi"``.
+            ``"auto"``, ``"local"``, ``"gloo"``, ``"nccl"`` (``"rccl"`` is its name in ROCm) or
+            ``"mpi"``.
         device_ids
             One GPU index for each worker, or none to keep the devices that they have.
 

@@ -445,9 +445,9 @@ class Worker(Interruptible):
             _check_same(what, host, mine)
             with torch.no_grad():
                 if to_host:
-                    host.copy_(mine)
+                    host.copy_(_in_shape(mine, host))
                 else:
-                    mine.copy_(host)
+                    mine.copy_(_in_shape(host, mine))
         except BaseException as exc:
             self._poison(0, command, exc)
 
@@ -471,7 +471,7 @@ class Worker(Interruptible):
             if isinstance(held, torch.Tensor) and isinstance(value, torch.Tensor):
                 _check_same("debug_copy_from", value, held)
                 with torch.no_grad():
-                    held.copy_(value)
+                    held.copy_(_in_shape(value, held))
             else:
                 self.registers[reg] = arguments.private_copy(value)
         except BaseException as exc:
@@ -573,11 +573,15 @@ def _end_child(exc: BaseException | None) -> NoReturn:
 
 
 def _check_same(what: str, host: torch.Tensor, mine: torch.Tensor) -> None:
-    if host.shape != mine.shape or host.dtype != mine.dtype:
+    if host.numel() != mine.numel() or host.dtype != mine.dtype:
         raise ArgumentError(
             f"{what}: the host array is {_kind(host)}, the register holds {_kind(mine)}; "
-            "shape and dtype must be the same"
+            "dtype and number of elements must be the same"
         )
+
+
+def _in_shape(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return source if source.shape == target.shape else source.reshape(target.shape)
 
 
 def _kind(value: Any) -> str:

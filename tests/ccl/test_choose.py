@@ -72,6 +72,14 @@ def test_an_unknown_one_changes_nothing(start: Any) -> None:
         assert names(sess) == ["gloo", "gloo"]
 
 
+@pytest.mark.skipif(torch.version.hip is not None, reason="is about a torch without RCCL")
+def test_rccl_is_nccl_of_torch_for_rocm(start: Any) -> None:
+    with start(2) as sess:
+        with pytest.raises(ArgumentError, match=r"'rccl' needs a torch for ROCm, and this one is"):
+            sess.init_ccl("rccl")
+        assert names(sess) == ["local", "local"]
+
+
 def init_by_rank() -> None:
     choose.init("gloo" if rank() == 1 else "local", ())
 

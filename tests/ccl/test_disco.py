@@ -34,6 +34,19 @@ def members(sess: ThreadedSession, rank: int, in_group: bool) -> range:
     return range(first, first + size)
 
 
+def test_the_kind_of_a_reduction_as_disco_sends_it(start: Any) -> None:
+    with start(2) as sess:
+        src, given = inputs(sess, 3)
+        reduce = sess.get_global_func("runtime.disco.allreduce")
+        for kind, want in (([3], given[1]), ((0,), given[0] + given[1]), (2, given[0])):
+            dst = sess.empty((3,), "float32")
+            reduce(src, kind, True, dst).debug_get_from_all()
+            assert all(torch.equal(got, want) for got in values(dst))
+        for wrong in ([5], (0, 1), []):
+            with pytest.raises(WorkerError, match=r"kind .*; it is 0-4 for sum"):
+                reduce(src, wrong, True, dst).debug_get_from_all()
+
+
 @pytest.mark.parametrize("in_group", [True, False])
 @pytest.mark.parametrize(("workers", "groups"), [(1, 1), (4, 2), (4, 1), (3, 3)])
 def test_against_numpy(start: Any, workers: int, groups: int, in_group: bool) -> None:

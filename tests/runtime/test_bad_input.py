@@ -107,7 +107,7 @@ def test_arguments(
     [
         (lambda s, r: s.copy_to_worker_0(torch.ones(3), r), r"float32\[3\].*float32\[2\]"),
         (lambda s, r: s.copy_to_worker_0(np.ones(2), r), r"float64\[2\].*float32\[2\]"),
-        (lambda s, r: s.copy_from_worker_0(np.ones((2, 1)), r), "shape and dtype"),
+        (lambda s, r: s.copy_from_worker_0(np.ones((2, 1)), r), "dtype and number of elements"),
         (
             lambda s, r: s.copy_from_worker_0(np.ones(2), s.call_packed(int)),
             "holds a int, not a tensor",

@@ -178,6 +178,23 @@ def test_copies_to_and_from_worker_0(sess: ThreadedSession) -> None:
     assert tensor.tolist() == [7] * 4
 
 
+def test_copies_need_the_same_number_of_elements_not_the_same_shape(pair: ThreadedSession) -> None:
+    flat = np.arange(12, dtype=np.float32)
+    ref = pair.empty((3, 4), "float32")
+    for rank in range(2):
+        ref.debug_copy_from(rank, flat + rank)
+    want = [(flat.reshape(3, 4) + rank).tolist() for rank in range(2)]
+    assert [value.tolist() for value in ref.debug_get_from_all()] == want
+    columns = pair.call_packed(torch.t, ref)  # strided, and it stays the other's memory
+    columns.debug_copy_from(0, flat)
+    assert ref.debug_get_from_remote(0).tolist() == flat.reshape(4, 3).T.tolist()
+    host = np.zeros((2, 6), dtype=np.float32)
+    pair.copy_from_worker_0(host, columns, timeout=10)
+    assert host.tolist() == flat.reshape(2, 6).tolist()
+    pair.copy_to_worker_0(flat[::-1].copy(), ref, timeout=10)
+    assert ref.debug_get_from_remote(0).tolist() == flat[::-1].reshape(3, 4).tolist()
+
+
 def test_a_read_only_array_is_read_but_never_written(pair: ThreadedSession) -> None:
     array = np.ones(3)
     array.flags.writeable = False
@@ -198,14 +215,16 @@ def test_debug_copy_from_sets_one_worker(pair: ThreadedSession) -> None:
         assert str(ref.debug_get_from_remote(0)) == str(expected)
 
 
-@pytest.mark.parametrize("wrong", [torch.ones(3), torch.ones(2, dtype=torch.float64), np.ones(2)])
+@pytest.mark.parametrize(
+    "wrong", [torch.ones(3), torch.ones(2, dtype=torch.float64), np.ones(2), torch.ones(2, 2)]
+)
 def test_a_copy_that_does_not_fit_is_an_error_and_keeps_the_value(
     pair: ThreadedSession, wrong: Any
 ) -> None:
     from discolab import WorkerError
 
     ref = pair.call_packed(torch.zeros, 2)
-    with pytest.raises(WorkerError, match="shape and dtype must be the same"):
+    with pytest.raises(WorkerError, match="dtype and number of elements must be the same"):
         ref.debug_copy_from(1, wrong)
     pair.sync_all()  # it was told already
     assert ref.debug_get_from_remote(1).tolist() == [0, 0]

@@ -1,5 +1,6 @@
 """Functions by name and modules loaded on the workers."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from discolab import (
     list_funcs,
     register_func,
 )
+from discolab.runtime import functions
 
 
 @pytest.fixture
@@ -128,6 +130,30 @@ def test_functions_are_found_by_name() -> None:
     register_func("tests.modules.named", named)  # once more is no harm
     with pytest.raises(ArgumentError, match="override=True"):
         register_func("tests.modules.named", lambda: None)
+
+
+@pytest.fixture
+def registry() -> Iterator[None]:
+    """What a test registers is forgotten."""
+    before = dict(functions._registry)
+    yield
+    functions._registry.clear()
+    functions._registry.update(before)
+
+
+@pytest.mark.usefixtures("registry")
+def test_what_the_notebook_registers_reaches_all_workers(pair: ThreadedSession) -> None:
+    def ask(name: str) -> list[object]:
+        return pair.get_global_func(name)().debug_get_from_all()
+
+    size = functions.find_func("runtime.disco.world_size")
+    for name in ("runtime.tests.own", "tests.own", "runtime.disco.world_size"):
+        for answer in (1, 2):  # the newest one, and also where discolab has one of that name
+            register_func(name, lambda answer=answer: answer, override=True)
+            assert ask(name) == [answer, answer]
+    register_func("runtime.disco.world_size", size, override=True)
+    assert ask("runtime.disco.world_size") == [2, 2]
+    assert ask("runtime.disco.worker_id") == [0, 1]
 
 
 @pytest.mark.parametrize(

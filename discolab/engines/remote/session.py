@@ -282,9 +282,10 @@ class RemoteSession(Session):
         """As in `Session`; what is registered here only is sent along."""
         found = functions.registered(name)
         if found is not None and self._registered.get(name) is not found:
-            if not name.startswith("runtime."):
+            there = name.startswith("runtime.") and functions.is_own(found)
+            if not there or name in self._registered:
                 self.call_without_result(functions.register_there, name, found)
-            self._registered[name] = found
+                self._registered[name] = found
         return super()._look_up(name)
 
     def _flush_dropped(self) -> None:
