@@ -23,6 +23,7 @@ from . import (  # noqa: F401
     python_process,
     shared_leaves,
     streams,
+    switches,
     syntax_trees,
     threading_time,
     torch_random,

@@ -59,6 +59,11 @@ class Holder:
 _turns: weakref.WeakSet[Turn] = weakref.WeakSet()
 
 
+def is_in_turn(worker: Worker) -> bool:
+    """Whether a worker's own thread has a turn for which other workers may wait."""
+    return any(turn.is_held_by(worker) for turn in tuple(_turns))
+
+
 class Turn:
     """The right to do something that one worker at a time may do; ``doing`` says what."""
 
@@ -108,6 +113,13 @@ class Turn:
             if worker is not None:
                 self._waiting.discard(worker)
             self._end(mine)
+
+    def is_held_by(self, worker: Worker) -> bool:
+        """Whether a worker's own thread has it."""
+        return any(
+            holder.worker is worker and holder.ordinal is not None and not holder.is_over()
+            for holder in tuple(self._holders)
+        )
 
     def _take(self, mine: Holder) -> bool:
         with self._guard:

@@ -28,6 +28,7 @@ from ..debugger import raised
 from ..isolation import logs_and_warnings, main_module
 from ..isolation.fresh_random import fresh_random_state
 from ..isolation.programs import run_at_end, use_command_line
+from ..isolation.switches import as_before
 from ..runtime.errors import ArgumentError, SessionError
 from ..runtime.worker import Worker, current_worker
 from .cells import keep_source
@@ -121,7 +122,7 @@ def _as_new(worker: Worker) -> Iterator[None]:
     variables, method = dict(os.environ), multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_start_method(None, force=True)
     try:
-        with logs_and_warnings.fresh_logging(worker), warnings.catch_warnings():
+        with logs_and_warnings.fresh_logging(worker), warnings.catch_warnings(), as_before():
             yield
     finally:
         multiprocessing.set_start_method(method, force=True)

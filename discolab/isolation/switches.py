@@ -1,0 +1,552 @@
+"""torch's switches: settings of the process that decide how numbers are computed.
+
+torch keeps each once, in C++, and reads it without asking whose thread it is. So all workers of a
+session change one together: a worker that sets a switch to another value waits until the others set
+it to the same one, as a program does that runs on all ranks, and only then it changes. Were it
+changed before, another worker would go on computing with what it has not asked for. A worker for
+which the others can't come (they set another value, have ended the command, or wait for it) gets
+an error.
+
+The notebook has values of its own: those of the workers are put in force when the first of them
+begins a command, and the notebook's when the last one has ended its own. What the notebook computes
+meanwhile is computed with the workers' values.
+
+A worker that leaves a context because of an exception, and a script that ends, put the switches
+back as well as they can: what can't be agreed upon then is put back when all workers are idle.
+
+`_lock` guards `_values`, `_wishes` and the changes of the switches themselves. `_active` is changed
+by each worker for itself; who changes `_values` looks at it after that, and a worker looks at
+`_values` after it has entered itself there.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.backends
+
+from ..runtime.actions import Command, DiscoAction
+from ..runtime.errors import SessionError
+from ..runtime.waiter import waiter_here
+from ..runtime.worker import Worker, current_worker_or_none
+from . import table
+from .imports import is_importing
+from .patches import Patches
+from .table import Row, Treatment
+from .turns import is_in_turn
+
+_CALL = DiscoAction.CALL_PACKED
+
+
+@dataclass(frozen=True)
+class Switch:
+    """One of torch's switches, with torch's own functions.
+
+    Attributes
+    ----------
+    name
+        As a program calls it.
+    get, set
+        Of the process; what `get` gives is what `set` takes.
+    setter
+        Name of the function in ``torch._C`` that programs reach, by whatever way.
+    key
+        The setter's first arguments, by which it is told from others of one setter.
+    """
+
+    name: str
+    get: Callable[[], Any]
+    set: Callable[[Any], Any]
+    setter: str
+    key: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _plain(name: str, getter: str, setter: str) -> Iterator[Switch]:
+    """A switch with a getter and a setter of one value, if this torch has it."""
+    get, set_ = getattr(torch._C, getter, None), getattr(torch._C, setter, None)
+    if get is not None and set_ is not None:
+        yield Switch(name, get, set_, setter)
+
+
+def _of_deterministic() -> Iterator[Switch]:
+    set_ = torch._C._set_deterministic_algorithms
+    get = torch._C._get_deterministic_algorithms
+    get_warn_only = torch._C._get_deterministic_algorithms_warn_only
+    yield Switch(
+        "torch.use_deterministic_algorithms",
+        lambda: (get(), get_warn_only()),
+        lambda value: set_(value[0], warn_only=value[1]),
+        "_set_deterministic_algorithms",
+    )
+
+
+def _of_reduction(name: str) -> Iterator[Switch]:
+    """Reduced precision of cuBLAS: whether, and whether with split K."""
+    setter = f"_set_cublas_allow_{name}_reduced_precision_reduction"
+    get, set_ = getattr(torch._C, setter.replace("_set", "_get")), getattr(torch._C, setter)
+    yield Switch(
+        f"torch.backends.cuda.matmul.allow_{name}_reduced_precision_reduction",
+        get,
+        lambda value: set_(*value),
+        setter,
+    )
+
+
+def _of_precision(backend: str, op: str) -> Iterator[Switch]:
+    get = torch._C._get_fp32_precision_getter
+    set_ = torch._C._set_fp32_precision_setter
+    yield Switch(
+        f"fp32_precision of {op} of {backend} (torch.backends)",
+        functools.partial(get, backend, op),
+        functools.partial(set_, backend, op),
+        "_set_fp32_precision_setter",
+        (backend, op),
+    )
+
+
+def _switches() -> Iterator[Switch]:
+    """All of them; what sets others too comes before those."""
+    cudnn, mkldnn, matmul = "torch.backends.cudnn", "torch.backends.mkldnn", "torch.backends.cuda"
+    yield from _of_deterministic()
+    fill = "deterministic_fill_uninitialized_memory"
+    name = "torch.utils.deterministic.fill_uninitialized_memory"
+    yield from _plain(name, f"_get_{fill}", f"_set_{fill}")
+    for name, stem in (
+        ("torch.set_float32_matmul_precision", "float32_matmul_precision"),
+        (f"{matmul}.matmul.allow_tf32", "cublas_allow_tf32"),
+        (f"{cudnn}.allow_tf32", "cudnn_allow_tf32"),
+        (f"{mkldnn}.allow_tf32", "onednn_allow_tf32"),
+    ):
+        yield from _plain(name, f"_get_{stem}", f"_set_{stem}")
+    yield from _of_precision("generic", "all")
+    for backend in ("cuda", "mkldnn"):
+        for op in ("all", "matmul", "conv", "rnn"):
+            yield from _of_precision(backend, op)
+    for kind in ("fp16", "bf16"):
+        yield from _of_reduction(kind)
+    for name, stem in (
+        (f"{matmul}.matmul.allow_fp16_accumulation", "cublas_allow_fp16_accumulation"),
+        ("fp16 reductions on the CPU", "cpu_allow_fp16_reduced_precision_reduction"),
+        (f"{matmul}.preferred_blas_library", "blas_preferred_backend"),
+        (f"{matmul}.preferred_linalg_library", "linalg_preferred_backend"),
+        (f"{cudnn}.enabled", "cudnn_enabled"),
+        (f"{cudnn}.benchmark", "cudnn_benchmark"),
+        (f"{cudnn}.deterministic", "cudnn_deterministic"),
+        (f"{cudnn}.depthwise_kernel", "cudnn_depthwise_kernel"),
+        ("torch.backends.miopen.immediate", "miopen_immediate"),
+        (f"{mkldnn}.enabled", "mkldnn_enabled"),
+        (f"{mkldnn}.deterministic", "mkldnn_deterministic"),
+        ("torch.backends.nnpack.enabled", "nnpack_enabled"),
+        ("torch.backends.quantized.engine", "qengine"),
+        (f"{matmul}.allow_fp16_bf16_reduction_math_sdp", "math_sdp_allow_fp16_bf16_reduction"),
+        ("order of sdpa_kernel", "sdp_priority_order"),
+    ):
+        yield from _plain(name, f"_get_{stem}", f"_set_{stem}")
+    for kind in ("flash", "mem_efficient", "math", "cudnn", "overrideable", "fa3"):
+        name = f"{kind} of scaled_dot_product_attention (sdpa_kernel)"
+        yield from _plain(name, f"_get_{kind}_sdp_enabled", f"_set_sdp_use_{kind}")
+    invariants = "check_sparse_tensor_invariants"
+    name = f"torch.sparse.{invariants}"
+    yield from _plain(name, f"_{invariants}", f"_set_{invariants}")
+
+
+SWITCHES = tuple(_switches())
+_by_setter: dict[str, list[Switch]] = {}
+for _switch in SWITCHES:
+    _by_setter.setdefault(_switch.setter, []).append(_switch)
+
+_MIXED = object()
+State = list[Any]  # the value of each switch
+
+
+def _value(switch: Switch) -> Any:
+    """What it is now; None: it is not there on this machine."""
+    try:
+        return switch.get()
+    except RuntimeError:  # of float32_matmul_precision while its parts differ
+        return _MIXED
+
+
+def _state() -> State:
+    return [_value(switch) for switch in SWITCHES]
+
+
+def _put(state: State) -> None:
+    """Set all as they were."""
+    for switch, value in zip(SWITCHES, state, strict=True):
+        if _differs(switch, value):
+            switch.set(value)
+
+
+def _differs(switch: Switch, value: Any) -> bool:
+    """Whether it is to be set to have a value that was found before."""
+    return value is not None and value is not _MIXED and _value(switch) != value
+
+
+@dataclass
+class _Values:
+    """Two sets of values while the workers' are others than the notebook's.
+
+    Attributes
+    ----------
+    notebook, workers
+        Of these only those that are not in force count; the others are the process's.
+    of
+        The workers that agreed.
+    """
+
+    notebook: State
+    workers: State = field(default_factory=list)
+    of: weakref.WeakSet[Worker] = field(default_factory=weakref.WeakSet)
+    workers_in_force: bool = True
+
+
+_lock = threading.RLock()
+_values: _Values | None = None  # None: notebook and workers have the same
+_wishes: weakref.WeakKeyDictionary[Worker, dict[Switch, Any]] = weakref.WeakKeyDictionary()
+_active: set[Worker] = set()  # in the middle of a command
+_entered: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+# -- a worker's commands ---------------------------------------------------------------------------
+
+
+def _enter(worker: Worker) -> None:
+    plain = worker.dispatch[_CALL]
+    _entered.add(worker)
+
+    def call(command: Command) -> None:
+        """Run a command with the workers' values in force."""
+        _active.add(worker)
+        try:
+            plain(command if _values is None else _begin(worker, command))
+        finally:
+            _active.discard(worker)
+            if _values is not None or _wishes:
+                _idle()
+
+    worker.dispatch[_CALL] = call
+
+
+def _leave(worker: Worker) -> None:
+    with _lock:
+        _active.discard(worker)
+        _entered.discard(worker)
+        _wishes.pop(worker, None)
+        _idle()
+
+
+def _begin(worker: Worker, command: Command) -> Command:
+    """The command that is run: an error in its place if the values are another session's."""
+    with _lock:
+        values = _values
+        if values is None:
+            return command
+        if worker not in values.of and not (values.of.isdisjoint(_entered)):
+            return (*command[:2], _refuse_session, (), {}, 0, command[-1])
+        if not values.workers_in_force:
+            values.notebook = _state()
+            _put(values.workers)
+            values.workers_in_force = True
+    return command
+
+
+def _refuse_session() -> None:
+    raise SessionError(
+        "another session of this process has set switches of torch (such as "
+        "torch.use_deterministic_algorithms or torch.set_float32_matmul_precision) on its workers, "
+        f"which workers share as threads: shut it down, or {_WAY_OUT}"
+    )
+
+
+def _idle() -> None:
+    """A worker has ended its command: after the last one the notebook's values are in force."""
+    global _values
+    with _lock:
+        if _active:
+            return
+        for wishes in tuple(_wishes.values()):  # of those that could not agree
+            for switch, value in wishes.items():
+                switch.set(value)
+        _wishes.clear()
+        if _values is None or not _values.workers_in_force:
+            return
+        _values.workers = _state()
+        if _values.workers == _values.notebook or _values.of.isdisjoint(_entered):
+            _put(_values.notebook)
+            _values = None
+            return
+        _put(_values.notebook)
+        _values.workers_in_force = False
+
+
+# -- setting one -----------------------------------------------------------------------------------
+
+_WAY_OUT = "start the session with engine='processes' (%disco_session --engine processes)"
+
+
+def set_switch(switch: Switch, value: Any, *, quietly: bool = False) -> None:
+    """Set it for who calls: on a worker together with the others.
+
+    Parameters
+    ----------
+    quietly
+        To put back what was there: if the others don't, that is done when all are idle.
+
+    Raises
+    ------
+    SessionError
+        If the others can't come to do the same.
+    """
+    worker = current_worker_or_none()
+    if worker is None:
+        _set_in_notebook(switch, value)
+        return
+    if _value(switch) == value:
+        return
+    others = [peer for peer in _entered if peer not in worker.peers.values() and not peer.ended]
+    own_thread = threading.get_ident() == worker.thread_id
+    if others or not (own_thread and waiter_here() is worker) or is_in_turn(worker):
+        if is_importing() and not others:  # a module is imported once, for all workers
+            _change(switch, value, worker)
+            return
+        if others:
+            why = "another session is open in this process"
+        elif not own_thread:
+            why = "this is a thread that the worker has started"
+        else:
+            why = "worker code that takes turns, such as what torch.compile traces, can't wait"
+        raise SessionError(_refusal(switch, value, worker, why))
+    _agree(switch, value, worker, quietly or _is_left_by_exception(switch, value))
+
+
+def _is_left_by_exception(switch: Switch, value: Any) -> bool:
+    """Whether a context that an exception ends puts back what was there."""
+    values = _values
+    before = None if values is None else values.notebook[SWITCHES.index(switch)]
+    return sys.exc_info()[0] is not None and value == before
+
+
+def _refusal(switch: Switch, value: Any, worker: Worker, why: str) -> str:
+    return (
+        f"worker {worker.worker_id} sets {switch} to {value!r}, and {why}. torch keeps this once "
+        "for the process, and workers are threads of it: set it on all workers alike, at the same "
+        f"place of the program, or {_WAY_OUT}"
+    )
+
+
+def _agree(switch: Switch, value: Any, worker: Worker, quietly: bool) -> None:
+    """Wait until all workers wish the same; the last one that comes changes the switch."""
+    wait = _Wait(switch, value, worker)
+    try:
+        with _lock:
+            mine = _wishes.setdefault(worker, {})
+            mine[switch] = value
+            if not any(map(wait.lacks, tuple(worker.peers.values()))):
+                _change(switch, value, worker)
+        worker.wait_for(lambda: switch not in mine, wait, check=wait.check)
+    except BaseException as exc:
+        with _lock:
+            if switch not in mine or (quietly and isinstance(exc, SessionError)):
+                return
+            if not quietly:
+                _forget(worker, switch)
+        raise
+
+
+_AGREED = object()
+
+
+def _forget(worker: Worker, switch: Switch) -> None:
+    """A worker's wish is fulfilled, or given up; under the lock."""
+    wishes = _wishes.get(worker, {})
+    wishes.pop(switch, None)
+    if not wishes:
+        _wishes.pop(worker, None)
+
+
+def _change(switch: Switch, value: Any, worker: Worker) -> None:
+    """For all workers of a session."""
+    global _values
+    with _lock:
+        peers = tuple(worker.peers.values())
+        if _values is None:
+            _values = _Values(_state())
+        _values.of.update(peers)
+        switch.set(value)
+        for peer in peers:
+            _forget(peer, switch)
+    for peer in peers:
+        peer.wake()
+
+
+def _set_in_notebook(switch: Switch, value: Any) -> None:
+    """The workers' values stay what they are."""
+    global _values
+    with _lock:
+        if _values is None and _entered:
+            _values = _Values(_state())
+            _values.of.update(_entered)
+        values = _values
+        if values is None:
+            switch.set(value)
+            return
+        if values.workers_in_force:
+            values.workers = _state()
+            _put(values.notebook)
+        switch.set(value)
+        values.notebook = _state()
+        values.workers_in_force = False
+        if values.notebook == values.workers:
+            _values = None
+        elif _active:
+            _put(values.workers)
+            values.workers_in_force = True
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """What a worker waits for that has set a switch."""
+
+    switch: Switch
+    value: Any
+    worker: Worker
+
+    def __str__(self) -> str:
+        return f"the other workers to set {self.switch} to {self.value!r} too"
+
+    def check(self) -> None:
+        """Raise if another worker can't come to do the same."""
+        for peer in tuple(self.worker.peers.values()):
+            why = self._obstacle(peer)
+            if why:
+                raise SessionError(_refusal(self.switch, self.value, self.worker, why))
+
+    def lacks(self, peer: Worker) -> bool:
+        """Whether another worker must do the same yet."""
+        wish = _wishes.get(peer, {}).get(self.switch, _AGREED)
+        return not peer.ended and wish != self.value
+
+    def _obstacle(self, peer: Worker) -> str:
+        name, wait = f"worker {peer.worker_id}", peer.waiting_for
+        if not self.lacks(peer):
+            return ""
+        if isinstance(wait, _Wait):
+            return f"{name} sets {wait.switch} to {wait.value!r}"
+        if peer.executed > self.worker.executed:
+            return f"{name} has ended this command without that"
+        if hasattr(wait, "missing") and not wait.settled():
+            for rank in wait.missing():
+                other = peer.peers.get(rank)
+                if other is not None and isinstance(other.waiting_for, _Wait):
+                    return f"{name} waits for worker {rank} in {wait}"
+        return ""
+
+
+# -- where programs set them -----------------------------------------------------------------------
+
+
+def _setting(setter: str) -> Callable[[Any], Any]:
+    """Over one of torch's setters."""
+    switches = {switch.key: switch for switch in _by_setter[setter]}
+    key_length = len(next(iter(switches)))
+
+    def over(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def set_for_caller(*args: Any, **kwargs: Any) -> Any:
+            switch = switches.get(args[:key_length])
+            now = None if switch is None else _value(switch)
+            value = _given(now, args[key_length:], kwargs)
+            if switch is None or now is None or value is None:
+                return original(*args, **kwargs)  # none of ours, or an error of torch's
+            return set_switch(switch, value)
+
+        return set_for_caller
+
+    return over
+
+
+def _given(now: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What is given to a setter, as the getter gives it; None for what torch refuses."""
+    if isinstance(now, tuple):  # of two bools
+        pair = (*args, kwargs.get("warn_only", False))[:2]
+        return pair if all(isinstance(item, bool) for item in pair) else None
+    value = args[0] if len(args) == 1 else None
+    return value if now is _MIXED or isinstance(value, type(now)) else None
+
+
+def _install(patches: Patches) -> None:
+    new = {}
+    for setter in _by_setter:
+        original = getattr(torch._C, setter)
+        new[original] = patches.replace(torch._C, setter, _setting(setter))
+    for name, module in tuple(sys.modules.items()):
+        if name.startswith("torch.backends."):
+            for prop in vars(type(module)).values():
+                if isinstance(prop, torch.backends.ContextProp) and prop.setter in new:
+                    patches.replace(prop, "setter", new.__getitem__)
+    patches.at_undo(_put_back)
+
+
+def _put_back() -> None:
+    """The last worker has ended: the notebook's values are the process's."""
+    global _values
+    with _lock:
+        values, _values = _values, None
+        _wishes.clear()
+        _active.clear()
+        if values is not None and values.workers_in_force:
+            _put(values.notebook)
+
+
+@contextmanager
+def as_before() -> Iterator[None]:
+    """At its end the switches are for this worker as they were, as if a process had ended."""
+    before = _state()
+    try:
+        yield
+    finally:
+        for switch, value in zip(SWITCHES, before, strict=True):
+            if _differs(switch, value):
+                if _entered:
+                    set_switch(switch, value, quietly=True)
+                else:
+                    switch.set(value)
+
+
+def _after_fork() -> None:
+    """A child must not wait for a thread that only its parent has."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+table.add(
+    Row(
+        state="deterministic algorithms, precision of products, `torch.backends`, `sdpa_kernel`",
+        treatment=Treatment.IN_TURNS,
+        meaning="A worker that changes such a switch waits until all workers change it to the same "
+        "value, so that none computes with what another has asked for; an error if they don't. "
+        "`%disco_run` puts them back at the script's end. The notebook has values of its own, in "
+        "force while no worker runs a command.",
+        test="tests/isolation/test_switches.py::test_workers_change_a_switch_together",
+        install=_install,
+        enter=_enter,
+        leave=_leave,
+    )
+)

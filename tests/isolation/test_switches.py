@@ -1,0 +1,178 @@
+"""Switches of torch: changed by all workers together, put back, and never behind one's back."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from discolab import Session, WorkerError, ccl, current_worker
+from discolab.isolation import switches
+from discolab.notebook.script import read_script, run_script
+
+MATMUL = torch.set_float32_matmul_precision
+
+
+def seen() -> list[Any]:
+    """Some switches as the caller finds them."""
+    return [
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.backends.mkldnn.enabled,
+        torch.backends.cudnn.benchmark,
+        torch.backends.mkldnn.matmul.fp32_precision == "bf16",  # type: ignore[attr-defined]
+        torch.backends.cuda.flash_sdp_enabled(),
+    ]
+
+
+USUAL = [False, "highest", True, False, False, True]
+
+
+def set_late() -> list[Any]:
+    """Set some, worker 0 long before the others; what those see before that, and after."""
+    if current_worker().rank:
+        for _ in range(20):
+            time.sleep(0.002)
+            early = seen()
+    else:
+        early = seen()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    MATMUL("medium")
+    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+    torch.backends.cudnn.benchmark = True
+    with sdpa_kernel(SDPBackend.MATH):
+        inside = seen()
+    return [early, inside, seen()]
+
+
+@pytest.mark.one_process
+def test_workers_change_a_switch_together(sess: Session) -> None:
+    assert seen() == USUAL
+    for early, inside, after in sess.call_packed(set_late).debug_get_from_all():
+        assert early == USUAL
+        assert inside == [True, "medium", False, True, True, False]
+        assert after == [*inside[:-1], True]
+    sess.sync_all()
+    assert seen() == USUAL  # the notebook's
+    MATMUL("high")
+    later = sess.call_packed(seen).debug_get_from_all()
+    assert later == [[True, "medium", False, True, True, True]] * 4
+    assert torch.get_float32_matmul_precision() == "high"
+    MATMUL("highest")
+    sess.shutdown()
+    assert seen()[:4] == USUAL[:4]
+
+
+def one_sets(others: str) -> str:
+    """Worker 0 sets a switch, and the others end, go on or set another value."""
+    rank = current_worker().rank
+    if rank == 0 or others == "differ":
+        MATMUL("high" if rank == 0 else "medium")
+    if others == "meet":
+        ccl.barrier()
+    return torch.get_float32_matmul_precision()
+
+
+@pytest.mark.one_process
+@pytest.mark.parametrize(
+    ("others", "why"),
+    [
+        ("end", "worker [123] has ended this command without that"),
+        ("differ", "(sets torch.set_float32_matmul_precision to '(high|medium)'|has ended)"),
+        ("meet", "worker [123] waits for worker 0 in barrier"),
+    ],
+)
+def test_a_worker_that_sets_one_alone_is_told(sess: Session, others: str, why: str) -> None:
+    with pytest.raises(WorkerError, match=f"(?s){why}.*all workers alike.*engine processes"):
+        sess.call_packed(one_sets, others).debug_get_from_all()
+    assert sess.call_packed(seen).debug_get_from_all() == [USUAL] * 4
+
+
+def fail_within(ranks: list[int]) -> str:
+    """Some workers leave a context by an exception."""
+    with contextlib.suppress(KeyError), sdpa_kernel(SDPBackend.MATH):
+        if current_worker().rank in ranks:
+            raise KeyError
+    return str(torch.backends.cuda.flash_sdp_enabled())
+
+
+@pytest.mark.one_process
+@pytest.mark.parametrize("ranks", [[0], [0, 1, 2, 3], [3, 1]])
+def test_contexts_end_with_an_exception(sess: Session, ranks: list[int]) -> None:
+    assert sess.call_packed(fail_within, ranks).debug_get_from_all() == ["True"] * 4
+
+
+def fail_alone() -> None:
+    """One worker's program fails in a context, and the others wait for it."""
+    with sdpa_kernel(SDPBackend.MATH):
+        if current_worker().rank == 1:
+            raise KeyError("a fault of one")
+        ccl.barrier()
+
+
+@pytest.mark.one_process
+def test_a_failure_within_a_context_is_the_one_that_is_told(sess: Session) -> None:
+    with pytest.raises(WorkerError, match="a fault of one"):
+        sess.call_packed(fail_alone).debug_get_from_all()
+    with contextlib.suppress(WorkerError):
+        sess.sync_all()
+    assert sess.call_packed(seen).debug_get_from_all() == [USUAL] * 4
+    assert seen() == USUAL
+
+
+SCRIPT = """
+import torch
+torch.use_deterministic_algorithms(True)
+torch.backends.mkldnn.enabled = False
+assert torch.are_deterministic_algorithms_enabled() and not torch.backends.mkldnn.enabled
+"""
+
+
+def test_a_script_leaves_none_behind(sess: Session, tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    full, source = read_script(str(path))
+    before = sess.call_packed(seen).debug_get_from_all()
+    sess.call_packed(run_script, full, source, [], "script.py").debug_get_from_all()
+    assert sess.call_packed(seen).debug_get_from_all() == before
+
+
+@pytest.mark.one_process
+def test_a_session_beside_another_sets_none(sess: Session, make: Callable[..., Session]) -> None:
+    other = make(2)
+    with pytest.raises(WorkerError, match="another session is open in this process"):
+        other.call_packed(MATMUL, "high").debug_get_from_all()
+    other.shutdown()
+    sess.call_packed(MATMUL, "high").debug_get_from_all()
+    late = make(1)
+    with pytest.raises(WorkerError, match="another session of this process has set switches"):
+        late.call_packed(seen).debug_get_from_all()
+
+
+@pytest.mark.one_process
+def test_an_interrupt_ends_the_wait(sess: Session) -> None:
+    def wait() -> None:
+        if current_worker().rank == 0:
+            MATMUL("high")
+        while True:
+            time.sleep(0.01)
+
+    sess.call_packed(wait)
+    time.sleep(0.1)
+    assert sess.interrupt() == []
+    assert sess.call_packed(seen).debug_get_from_all() == [USUAL] * 4
+
+
+def test_all_that_torch_has_are_in_the_table() -> None:
+    """Every setter of ``torch.backends`` leads to a switch, or is the thread's own."""
+    for module in (torch.backends.cudnn, torch.backends.mkldnn):
+        for prop in vars(type(module)).values():
+            if isinstance(prop, torch.backends.ContextProp):
+                name = getattr(prop.setter, "__name__", "")
+                assert name in {s.setter for s in switches.SWITCHES} or name == "inner"
