@@ -9,6 +9,7 @@ from __future__ import annotations
 
 # each enters its rows
 from . import (  # noqa: F401
+    anomaly,
     compiler,
     default_dtype,
     forward_ad,
@@ -27,6 +28,7 @@ from . import (  # noqa: F401
     syntax_trees,
     threading_time,
     torch_random,
+    torch_settings,
     tracing,
 )
 from .table import rows

@@ -23,12 +23,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from ..ccl.distributed import environ
 from ..debugger import raised
 from ..isolation import logs_and_warnings, main_module
 from ..isolation.fresh_random import fresh_random_state
 from ..isolation.programs import run_at_end, use_command_line
 from ..isolation.switches import as_before
+from ..isolation.torch_settings import own_settings_as_before
 from ..runtime.errors import ArgumentError, SessionError
 from ..runtime.worker import Worker, current_worker
 from .cells import keep_source
@@ -122,7 +125,13 @@ def _as_new(worker: Worker) -> Iterator[None]:
     variables, method = dict(os.environ), multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_start_method(None, force=True)
     try:
-        with logs_and_warnings.fresh_logging(worker), warnings.catch_warnings(), as_before():
+        with (
+            logs_and_warnings.fresh_logging(worker),
+            warnings.catch_warnings(),
+            own_settings_as_before(worker),
+            torch.autograd.set_detect_anomaly(False),
+            as_before(),
+        ):
             yield
     finally:
         multiprocessing.set_start_method(method, force=True)

@@ -1,0 +1,238 @@
+"""Settings that torch keeps in Python, once for the process: each worker has its own.
+
+A worker's own value is in its `process_state`, under a name that begins with `_OWN`; threads of the
+worker share it. Who has set nothing has the notebook's.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import _tensor_str, hub
+from torch.backends import mha, opt_einsum
+from torch.nn.modules import module as nn_module
+
+from ..runtime.worker import Worker, current_worker_or_none
+from . import table
+from .patches import Patches
+from .table import Row, Treatment
+
+_OWN = "torch: "
+
+
+@contextmanager
+def own_settings_as_before(worker: Worker) -> Iterator[None]:
+    """At its end a worker's own values are what they were."""
+    state = worker.process_state
+    before = {name: copy.copy(value) for name, value in state.items() if name.startswith(_OWN)}
+    try:
+        yield
+    finally:
+        for name in [name for name in state if name.startswith(_OWN)]:
+            del state[name]
+        state.update(before)
+
+
+# -- one value with a getter and a setter ----------------------------------------------------------
+
+
+def _own_value(
+    patches: Patches,
+    getter: tuple[Any, str],
+    setter: tuple[Any, str],
+    given: Callable[[Any], Any] = lambda value: value,
+) -> None:
+    """Have a getter and a setter mean the worker's value."""
+    key = f"{_OWN}{setter[1]} of {getattr(setter[0], '__name__', id(setter[0]))}"
+
+    def get_over(get: Callable[[], Any]) -> Callable[[], Any]:
+        @functools.wraps(get)
+        def get_own() -> Any:
+            worker = current_worker_or_none()
+            if worker is not None and key in worker.process_state:
+                return worker.process_state[key]
+            return get()
+
+        return get_own
+
+    def set_over(set_: Callable[[Any], None]) -> Callable[[Any], None]:
+        @functools.wraps(set_)
+        def set_own(value: Any, /) -> None:
+            worker = current_worker_or_none()
+            if worker is None:
+                set_(value)
+            else:
+                worker.process_state[key] = given(value)
+
+        return set_own
+
+    patches.replace(*getter, get_over, everywhere=True)
+    patches.replace(*setter, set_over, everywhere=True)
+
+
+def _install_values(patches: Patches) -> None:
+    _own_value(patches, (hub, "get_dir"), (hub, "set_dir"), os.path.expanduser)
+    _own_value(patches, (mha, "get_fastpath_enabled"), (mha, "set_fastpath_enabled"))
+    if opt_einsum.is_available():
+        for name in ("enabled", "strategy"):
+            prop = vars(type(opt_einsum))[name]
+            _own_value(patches, (prop, "getter"), (prop, "setter"))
+
+
+# -- how tensors are printed -----------------------------------------------------------------------
+
+_PRINT = f"{_OWN}printoptions"
+
+
+def _own_options(original: Any) -> Any:
+    def options_here(*, to_set: bool) -> Any:
+        worker = current_worker_or_none()
+        if worker is None:
+            return original
+        if to_set and _PRINT not in worker.process_state:
+            worker.process_state[_PRINT] = copy.copy(original)
+        return worker.process_state.get(_PRINT, original)
+
+    class PrinterOptions(type(original)):  # type: ignore[misc]
+        """The options of who asks."""
+
+        def __getattribute__(self, name: str) -> Any:
+            if name.startswith("__"):
+                return super().__getattribute__(name)
+            return getattr(options_here(to_set=False), name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            setattr(options_here(to_set=True), name, value)
+
+    return object.__new__(PrinterOptions)
+
+
+# -- hooks for all modules -------------------------------------------------------------------------
+
+_DICTS = [name for name, value in vars(nn_module).items()
+          if name.startswith("_global_") and isinstance(value, OrderedDict)]  # fmt: skip
+_REGISTER = [name for name in vars(nn_module) if name.startswith("register_module_")]
+_KIND = "_global_is_full_backward_hook"
+
+
+class _HooksOfCaller(OrderedDict[int, Any]):
+    """The hooks of who asks; handles of hooks keep to it, so there is one for each of torch's."""
+
+    def __init__(self, name: str, notebooks: OrderedDict[int, Any]) -> None:
+        self.key = f"{_OWN}{name}"
+        self.notebooks = notebooks
+
+    def _here(self) -> OrderedDict[int, Any]:
+        worker = current_worker_or_none()
+        if worker is None:
+            return self.notebooks
+        found: OrderedDict[int, Any] | None = worker.process_state.get(self.key)
+        if found is None:
+            found = worker.process_state.setdefault(self.key, OrderedDict())
+        return found
+
+    def __len__(self) -> int:
+        return len(self._here())
+
+    def __bool__(self) -> bool:
+        return bool(self._here())
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._here())
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._here()
+
+    def __getitem__(self, key: int) -> Any:
+        return self._here()[key]
+
+    def __setitem__(self, key: int, value: Any) -> None:
+        self._here()[key] = value
+
+    def __delitem__(self, key: int) -> None:
+        del self._here()[key]
+
+    def keys(self) -> Any:
+        """Of the hooks of who asks."""
+        return self._here().keys()
+
+    def values(self) -> Any:
+        """Of the hooks of who asks."""
+        return self._here().values()
+
+    def items(self) -> Any:
+        """Of the hooks of who asks."""
+        return self._here().items()
+
+
+_hooks: dict[str, _HooksOfCaller] = {}
+
+
+def _install_hooks(patches: Patches) -> None:
+    """Look who asks as soon as there are any: without hooks a module is called as fast as ever."""
+
+    def own(original: OrderedDict[int, Any], name: str) -> _HooksOfCaller:
+        if name not in _hooks:
+            _hooks[name] = _HooksOfCaller(name, original)
+        return _hooks[name]
+
+    def look_who_asks() -> None:
+        for name in _DICTS:
+            if not isinstance(getattr(nn_module, name), _HooksOfCaller):
+                patches.replace(nn_module, name, functools.partial(own, name=name))
+
+    def register_over(register: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(register)
+        def register_for_caller(*args: Any, **kwargs: Any) -> Any:
+            look_who_asks()
+            return register(*args, **kwargs)
+
+        return register_for_caller
+
+    if any(getattr(nn_module, name) for name in _DICTS):
+        look_who_asks()
+    for name in _REGISTER:
+        patches.replace(nn_module, name, register_over, everywhere=True)
+    kind = getattr(nn_module, _KIND)
+
+    def put_back() -> None:
+        if not _hooks or not _hooks["_global_backward_hooks"].notebooks:
+            setattr(nn_module, _KIND, kind)
+
+    patches.at_undo(put_back)
+
+
+table.add(
+    Row(
+        state="hooks for all modules (`register_module_forward_hook` and its like)",
+        treatment=Treatment.PER_WORKER,
+        meaning="They are called for the modules that the worker runs that registered them, in the "
+        "notebook for those of the notebook; a script's end removes its own.",
+        test="tests/isolation/test_torch_settings.py::test_each_worker_hooks_its_own_modules",
+        install=_install_hooks,
+    )
+)
+table.add(
+    Row(
+        state="`torch.set_printoptions`",
+        treatment=Treatment.PER_WORKER,
+        meaning="A worker that sets none has the notebook's.",
+        test="tests/isolation/test_torch_settings.py::test_each_worker_prints_as_it_likes",
+        install=lambda patches: patches.replace(_tensor_str, "PRINT_OPTS", _own_options),
+    )
+)
+table.add(
+    Row(
+        state="`torch.hub.set_dir`, `torch.backends.mha`, `torch.backends.opt_einsum`",
+        treatment=Treatment.PER_WORKER,
+        meaning="A worker that sets none has the notebook's.",
+        test="tests/isolation/test_torch_settings.py::test_each_worker_has_settings",
+        install=_install_values,
+    )
+)

@@ -1,0 +1,162 @@
+"""Settings that torch keeps in Python, and anomaly mode: a worker's own, and none is left."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as nn_module
+
+from discolab import Session, ccl, current_worker
+from discolab.notebook.script import read_script, run_script
+
+
+def together() -> int:
+    """Wait for the others; gives the worker's rank."""
+    ccl.barrier()
+    return current_worker().rank
+
+
+def hook() -> tuple[list[int], int]:
+    """Hook all modules, on every worker another number of times; which hooks were called."""
+    rank = together()
+    called: list[int] = []
+    kinds = (
+        nn_module.register_module_forward_hook,
+        nn_module.register_module_forward_pre_hook,
+        nn_module.register_module_full_backward_hook,
+    )
+    handles = [
+        register(lambda *_: called.append(rank))  # type: ignore[operator]
+        for register in kinds
+        for _ in range(rank)
+    ]
+    together()
+    nn.Linear(2, 2)(torch.ones(1, 2, requires_grad=True)).sum().backward()
+    together()
+    for handle in handles:
+        handle.remove()
+    nn.Linear(2, 2)(torch.ones(1, 2))
+    return called, len(nn_module._global_forward_hooks)
+
+
+@pytest.mark.one_process
+def test_each_worker_hooks_its_own_modules(sess: Session) -> None:
+    seen: list[str] = []
+    handle = nn_module.register_module_forward_hook(lambda *_: seen.append("the notebook"))
+    try:
+        assert sess.call_packed(hook).debug_get_from_all() == [([r] * 3 * r, 0) for r in range(4)]
+        assert seen == []
+        nn.Linear(1, 1)(torch.ones(1, 1))
+        assert seen == ["the notebook"]
+    finally:
+        handle.remove()
+    sess.call_packed(nn_module.register_module_full_backward_hook, print)
+    sess.shutdown()
+    assert not nn_module._has_any_global_hook()
+    assert nn_module._global_is_full_backward_hook is None
+    assert type(nn_module._global_forward_hooks).__module__ == "collections"
+
+
+def show() -> list[str]:
+    """How a worker prints a number, before and after it has set that."""
+    rank = together()
+    texts = [str(torch.tensor(1 / 3))]
+    together()
+    torch.set_printoptions(precision=rank + 1)
+    together()
+    return [*texts, str(torch.tensor(1 / 3))]
+
+
+def test_each_worker_prints_as_it_likes(sess: Session) -> None:
+    shown = sess.call_packed(show).debug_get_from_all()
+    assert shown == [["tensor(0.3333)", f"tensor(0.{'3' * (r + 1)})"] for r in range(4)]
+    assert str(torch.tensor(1 / 3)) == "tensor(0.3333)"
+
+
+def settings(folder: str) -> list[Any]:
+    """Set what torch keeps for the process, on every second worker."""
+    rank = together()
+    before = [torch.backends.mha.get_fastpath_enabled()]
+    together()
+    if rank % 2:
+        torch.hub.set_dir(f"{folder}/{rank}")
+        torch.backends.mha.set_fastpath_enabled(False)
+    together()
+    return [*before, torch.hub.get_dir() == f"{folder}/{rank}",
+            torch.backends.mha.get_fastpath_enabled()]  # fmt: skip
+
+
+@pytest.mark.one_process
+def test_each_worker_has_settings(sess: Session, tmp_path: Path) -> None:
+    seen = sess.call_packed(settings, str(tmp_path)).debug_get_from_all()
+    assert seen == [[True, False, True], [True, True, False]] * 2
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert str(tmp_path) not in torch.hub.get_dir()
+
+
+def detect() -> list[Any]:
+    """Detect anomalies on worker 1 while the others go on."""
+    rank = together()
+    mine = torch.autograd.detect_anomaly() if rank == 1 else contextlib.nullcontext()
+    with mine:
+        together()
+        inside = torch.is_anomaly_enabled(), torch._C.is_anomaly_enabled()
+        root = torch.zeros(1, requires_grad=True)
+        loss = root.sqrt() * 0
+        told = ""
+        try:
+            loss.sum().backward()
+        except RuntimeError as exc:
+            told = str(exc)
+        together()
+    return [*inside, "returned nan values" in told or rank != 1, torch.is_anomaly_enabled()]
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.filterwarnings("ignore:Error detected in")
+@pytest.mark.one_process
+def test_each_worker_detects_anomalies(sess: Session) -> None:
+    seen = sess.call_packed(detect).debug_get_from_all()
+    assert seen == [[r == 1, r == 1, True, False] for r in range(4)]
+    sess.call_packed(torch.autograd.set_detect_anomaly, True)
+    sess.sync_all()
+    assert not torch.is_anomaly_enabled()
+    sess.shutdown()
+    root = torch.zeros(1, requires_grad=True)
+    (root.sqrt() * 0).sum().backward()
+    assert not torch.is_anomaly_enabled()
+
+
+SCRIPT = """
+import torch
+from torch.nn.modules.module import register_module_forward_hook
+assert not torch.is_anomaly_enabled()
+torch.autograd.set_detect_anomaly(True)
+torch.set_printoptions(precision=1)
+register_module_forward_hook(print)
+"""
+
+
+def left() -> list[Any]:
+    """What a script could have left behind."""
+    return [
+        torch.is_anomaly_enabled(),
+        str(torch.tensor(1 / 3)),
+        len(nn_module._global_forward_hooks),
+    ]
+
+
+@pytest.mark.one_process
+def test_a_script_leaves_none_behind(sess: Session, tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    full, source = read_script(str(path))
+    for _ in range(2):
+        sess.call_packed(run_script, full, source, [], "script.py").debug_get_from_all()
+    assert sess.call_packed(left).debug_get_from_all() == [[False, "tensor(0.3333)", 0]] * 4
+    assert left() == [False, "tensor(0.3333)", 0]
