@@ -31,10 +31,10 @@ export PYTHONNOUSERSITE := 1
 unexport PYTHONHOME
 unexport PYTHONPATH
 
-.PHONY: help demo test lab pictures lint clean
+.PHONY: help demo test test-tvm lab pictures lint clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 # The interpreter is looked up past any environment that is active, .venv itself included.
 $(STAMP): pyproject.toml constraints.txt
@@ -77,6 +77,10 @@ test: lint ## lint, then the tests, then every notebook against its stored outpu
 	  -o timeout=0 -o faulthandler_timeout=0 \
 	  --nbval --nbval-current-env --nbval-sanitize-with tests/nbval_sanitize.cfg \
 	  --nbval-cell-timeout 120 notebooks/
+
+test-tvm: $(STAMP) ## install TVM (100 MB) into .venv, then test with what it compiles
+	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check -e '.[tvm]' -c constraints.txt
+	"$(BIN)/python" -m pytest tests/runtime/test_tvm.py tests/loader/test_tvm.py $(PYTEST_ARGS)
 
 lab: $(STAMP) ## open JupyterLab on the notebooks
 	"$(BIN)/python" -m jupyterlab notebooks/ $(LAB_ARGS)

@@ -2,8 +2,9 @@
 
 Values: None, bool, int, float, complex, str, bytes, slices, ranges, torch dtypes, devices,
 sizes, layouts and memory formats, meshes, tensors, numpy arrays and scalars, DRefs, functions
-and classes, and lists, tuples, sets and dicts of these. Anything else must be marked with
-`Pickled`, so that a program says itself where it leaves the typed protocol.
+and classes, and lists, tuples, sets and dicts of these; TVM's tensors, shapes and devices become
+torch's. Anything else must be marked with `Pickled`, so that a program says itself where it leaves
+the typed protocol.
 
 A tensor, an array, a module or a `Pickled` object is private to each worker: each gets its
 own copy, so that a program gives the same result whether workers share memory or not.
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 
 from .errors import ArgumentError
+from .tvm_values import from_tvm, is_of_tvm
 
 C = TypeVar("C", bound=type)
 
@@ -96,6 +98,8 @@ def encode(value: Any, register_of: Callable[[Any], Register | None], depth: int
         return value
     if kind is Pickled or isinstance(value, _PRIVATE):
         return _snapshot(value)
+    if is_of_tvm(kind) and (known := from_tvm(value)) is not value:
+        return encode(known, register_of, depth)
     if depth > _DEEPEST:
         raise ArgumentError(
             f"an argument is nested more than {_DEEPEST} deep (does a list hold itself?)"
@@ -211,6 +215,7 @@ def as_tensor(array: Any, what: str) -> torch.Tensor:
     ArgumentError
         If `array` is neither a tensor nor a numpy array, or is of a dtype torch lacks.
     """
+    array = from_tvm(array)
     if isinstance(array, torch.Tensor):
         return array
     if isinstance(array, np.ndarray):
@@ -233,7 +238,7 @@ def parse_device(device: Any) -> torch.device | None:
         If torch has none of that name.
     """
     try:
-        return None if device is None else torch.device(device)
+        return None if device is None else torch.device(from_tvm(device))
     except (RuntimeError, TypeError) as exc:
         first_line = str(exc).splitlines()[0]
         raise ArgumentError(f"{device!r} is not a device: {first_line}") from None

@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
+from . import tvm_modules
 from .errors import ArgumentError
 from .functions import register_func
+from .tvm_modules import TVMModule
 from .worker import current_worker
 
 _export_lock = threading.Lock()  # torch.export keeps the package that it reads in a global
@@ -96,7 +98,7 @@ def load_vm_module(path: str, device: torch.device | None = None) -> Any:
             program = torch.export.load(str(_existing(file)))
             return program.module().to(where)
     if file.suffix in (".so", ".dylib", ".dll"):
-        return _load_tvm_library(_existing(file))
+        return tvm_modules.load(_existing(file), where)
     try:
         return importlib.import_module(path)
     except ModuleNotFoundError as exc:
@@ -110,7 +112,7 @@ def load_vm_module(path: str, device: torch.device | None = None) -> Any:
 @register_func("ffi.ModuleGetFunction")
 def module_get_function(module: Any, name: str, query_imports: bool = False) -> Any:
     """A function of a loaded module, by name."""
-    function = getattr(module, name, None)
+    function = None if isinstance(module, TVMModule) else getattr(module, name, None)
     if function is None and not isinstance(module, ModuleType):
         getter = getattr(module, "get_function", None)
         function = getter(name, query_imports) if callable(getter) else None
@@ -134,13 +136,3 @@ def _run_file(file: Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pickle look their module up there
     spec.loader.exec_module(module)
     return module
-
-
-def _load_tvm_library(file: Path) -> Any:
-    try:
-        import tvm_ffi  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    except ImportError:
-        raise ArgumentError(
-            "load_module: a shared library needs the package apache-tvm-ffi: pip install it"
-        ) from None
-    return tvm_ffi.load_module(str(file))

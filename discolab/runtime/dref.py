@@ -112,7 +112,7 @@ class DRef:
     def debug_copy_from(self, worker_id: int, value: Any, timeout: float | None = None) -> None:
         """Set the value on one worker.
 
-        A tensor is copied *into* the tensor held there, so shape and dtype must match.
+        A tensor is copied *into* the tensor held there, so dtype and number of elements must match.
         """
         self.session.set_value(self, worker_id, value, timeout)
 

@@ -1,13 +1,12 @@
 """Functions known by name: what `get_global_func` finds on a worker.
 
 One registry a process, guarded by the GIL (single dict operations only). Look-up order:
-this registry, then `tvm_ffi`'s global functions when that package is already installed.
+this registry, then TVM's when `tvm_ffi` is installed.
 """
 
 from __future__ import annotations
 
 import difflib
-import importlib.util
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
@@ -62,7 +61,9 @@ def find_func(name: str) -> Callable[..., Any]:
     """
     found = _registry.get(name)
     if found is None:
-        found = _find_in_tvm_ffi(name)
+        from . import tvm_modules  # which imports this module
+
+        found = tvm_modules.find(name)
     if found is None:
         near = difflib.get_close_matches(name, list_funcs(), n=3, cutoff=0.5)
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
@@ -96,12 +97,3 @@ def register_there(name: str, func: Callable[..., Any]) -> None:
 def list_funcs() -> list[str]:
     """All names in discolab's registry, sorted."""
     return sorted(_registry)
-
-
-def _find_in_tvm_ffi(name: str) -> Callable[..., Any] | None:
-    if importlib.util.find_spec("tvm_ffi") is None:
-        return None
-    import tvm_ffi  # type: ignore[import-not-found, import-untyped, unused-ignore]
-
-    found: Callable[..., Any] | None = tvm_ffi.get_global_func(name, allow_missing=True)
-    return found

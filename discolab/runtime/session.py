@@ -104,7 +104,8 @@ class Session(Caller):
         ----------
         path
             A ``.py`` file or the name of a Python module, a ``.pt2`` package of
-            `torch.export`, or a shared library that `tvm_ffi` can load.
+            `torch.export`, or a shared library: what TVM's `relax` has compiled and exported, or
+            of functions for `tvm_ffi`. Collectives in a program of TVM's are this session's.
         device
             Where to put its tensors; None: each worker's own device.
         """

@@ -20,7 +20,7 @@ from . import tvm_side
 from .tvm_side import WORKERS, dump, raw, raw_all
 
 if importlib.util.find_spec("tvm") is None:
-    pytest.skip("needs TVM: pip install apache-tvm", allow_module_level=True)
+    pytest.skip("needs TVM: pip install -e '.[tvm]'", allow_module_level=True)
 
 tvm = tvm_side.register()
 
