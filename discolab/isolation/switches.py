@@ -7,9 +7,10 @@ changed before, another worker would go on computing with what it has not asked 
 which the others can't come (they set another value, have ended the command, or wait for it) gets
 an error.
 
-The notebook has values of its own: those of the workers are put in force when the first of them
-begins a command, and the notebook's when the last one has ended its own. What the notebook computes
-meanwhile is computed with the workers' values.
+The notebook has values of its own, and so has each session: those of the workers are put in force
+when the first of them begins a command, and the notebook's when the last one has ended its own.
+What the notebook computes meanwhile is computed with the workers' values; workers of two sessions
+whose values differ do not compute at once, but get an error.
 
 A worker that leaves a context because of an exception, and a script that ends, put the switches
 back as well as they can: what can't be agreed upon then is put back when all workers are idle.
@@ -28,7 +29,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -61,6 +62,8 @@ class Switch:
         Name of the function in ``torch._C`` that programs reach, by whatever way.
     key
         The setter's first arguments, by which it is told from others of one setter.
+    getter
+        Name of the function in ``torch._C`` that programs read, if it takes nothing.
     """
 
     name: str
@@ -68,6 +71,7 @@ class Switch:
     set: Callable[[Any], Any]
     setter: str
     key: tuple[Any, ...] = ()
+    getter: str = ""
 
     def __str__(self) -> str:
         return self.name
@@ -77,7 +81,7 @@ def _plain(name: str, getter: str, setter: str) -> Iterator[Switch]:
     """A switch with a getter and a setter of one value, if this torch has it."""
     get, set_ = getattr(torch._C, getter, None), getattr(torch._C, setter, None)
     if get is not None and set_ is not None:
-        yield Switch(name, get, set_, setter)
+        yield Switch(name, get, set_, setter, getter=getter)
 
 
 def _of_deterministic() -> Iterator[Switch]:
@@ -195,29 +199,66 @@ def _differs(switch: Switch, value: Any) -> bool:
     return value is not None and value is not _MIXED and _value(switch) != value
 
 
+_NOTEBOOK = 0  # in the place of a session
+
+
+def _session_of(worker: Worker) -> int:
+    """A number of the worker's session."""
+    return id(worker.shared)
+
+
 @dataclass
 class _Values:
-    """Two sets of values while the workers' are others than the notebook's.
+    """The values of each session, and of the notebook.
 
     Attributes
     ----------
-    notebook, workers
-        Of these only those that are not in force count; the others are the process's.
-    of
-        The workers that agreed.
+    states
+        By session; of that which is in force the process has the true ones.
+    in_force
+        Whose values the process has.
     """
 
-    notebook: State
-    workers: State = field(default_factory=list)
-    of: weakref.WeakSet[Worker] = field(default_factory=weakref.WeakSet)
-    workers_in_force: bool = True
+    states: dict[int, State]
+    in_force: int
+
+    def use(self, session: int) -> None:
+        """Put the values of a session in force; under the lock."""
+        if session != self.in_force:
+            self.states[self.in_force] = _state()
+            _put(self.states[session])
+            self.in_force = session
 
 
 _lock = threading.RLock()
-_values: _Values | None = None  # None: notebook and workers have the same
+_values: _Values | None = None  # None: all have the same
 _wishes: weakref.WeakKeyDictionary[Worker, dict[Switch, Any]] = weakref.WeakKeyDictionary()
 _active: set[Worker] = set()  # in the middle of a command
 _entered: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+def _values_of_each(in_force: int) -> _Values:
+    """What the process has is from now on that of one alone; under the lock."""
+    global _values
+    if _values is None:
+        state = _state()
+        _values = _Values({_session_of(worker): state for worker in _entered}, in_force)
+        _values.states[_NOTEBOOK] = state
+    return _values
+
+
+def _join() -> None:
+    """If all have the same values, there need be one set only; under the lock."""
+    global _values
+    if _values is not None:
+        _values.states[_values.in_force] = state = _state()
+        if all(other == state for other in _values.states.values()):
+            _values = None
+
+
+def _others_active(worker: Worker) -> bool:
+    """Whether a worker of another session runs a command."""
+    return any(_session_of(other) != _session_of(worker) for other in tuple(_active))
 
 
 # -- a worker's commands ---------------------------------------------------------------------------
@@ -225,7 +266,11 @@ _entered: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 def _enter(worker: Worker) -> None:
     plain = worker.dispatch[_CALL]
-    _entered.add(worker)
+    with _lock:
+        _entered.add(worker)
+        if _values is not None:
+            _values.states[_values.in_force] = _state()
+            _values.states.setdefault(_session_of(worker), _values.states[_NOTEBOOK])
 
     def call(command: Command) -> None:
         """Run a command with the workers' values in force."""
@@ -245,51 +290,47 @@ def _leave(worker: Worker) -> None:
         _active.discard(worker)
         _entered.discard(worker)
         _wishes.pop(worker, None)
+        session = _session_of(worker)
+        if _values is not None and session not in map(_session_of, _entered):
+            if _values.in_force == session:
+                _values.use(_NOTEBOOK)
+            _values.states.pop(session, None)
         _idle()
 
 
 def _begin(worker: Worker, command: Command) -> Command:
-    """The command that is run: an error in its place if the values are another session's."""
+    """The command that is run: an error in its place if another session's values are in force."""
     with _lock:
-        values = _values
-        if values is None:
-            return command
-        if worker not in values.of and not (values.of.isdisjoint(_entered)):
-            return (*command[:2], _refuse_session, (), {}, 0, command[-1])
-        if not values.workers_in_force:
-            values.notebook = _state()
-            _put(values.workers)
-            values.workers_in_force = True
+        session, values = _session_of(worker), _values
+        if values is not None and values.in_force != session:
+            if not _others_active(worker):
+                values.use(session)
+            elif values.states[session] != _state():
+                return (*command[:2], _refuse_session, (), {}, 0, command[-1])
     return command
 
 
 def _refuse_session() -> None:
     raise SessionError(
-        "another session of this process has set switches of torch (such as "
-        "torch.use_deterministic_algorithms or torch.set_float32_matmul_precision) on its workers, "
-        f"which workers share as threads: shut it down, or {_WAY_OUT}"
+        "a worker of another session computes in this process, and one of the sessions has set "
+        "switches of torch (such as torch.use_deterministic_algorithms), which a process has once "
+        "and workers share as threads: wait for the other session (sync_all) first"
     )
 
 
 def _idle() -> None:
     """A worker has ended its command: after the last one the notebook's values are in force."""
-    global _values
     with _lock:
         if _active:
             return
-        for wishes in tuple(_wishes.values()):  # of those that could not agree
+        for worker, wishes in tuple(_wishes.items()):  # of those that could not agree
             for switch, value in wishes.items():
+                _values_of_each(_NOTEBOOK).use(_session_of(worker))
                 switch.set(value)
         _wishes.clear()
-        if _values is None or not _values.workers_in_force:
-            return
-        _values.workers = _state()
-        if _values.workers == _values.notebook or _values.of.isdisjoint(_entered):
-            _put(_values.notebook)
-            _values = None
-            return
-        _put(_values.notebook)
-        _values.workers_in_force = False
+        if _values is not None:
+            _values.use(_NOTEBOOK)
+            _join()
 
 
 # -- setting one -----------------------------------------------------------------------------------
@@ -316,18 +357,15 @@ def set_switch(switch: Switch, value: Any, *, quietly: bool = False) -> None:
         return
     if _value(switch) == value:
         return
-    others = [peer for peer in _entered if peer not in worker.peers.values() and not peer.ended]
-    own_thread = threading.get_ident() == worker.thread_id
-    if others or not (own_thread and waiter_here() is worker) or is_in_turn(worker):
-        if is_importing() and not others:  # a module is imported once, for all workers
-            _change(switch, value, worker)
-            return
-        if others:
-            why = "another session is open in this process"
-        elif not own_thread:
-            why = "this is a thread that the worker has started"
-        else:
-            why = "worker code that takes turns, such as what torch.compile traces, can't wait"
+    if is_importing():  # a module is imported once, for all workers
+        _change(switch, value, worker)
+        return
+    if threading.get_ident() != worker.thread_id or waiter_here() is not worker:
+        raise SessionError(
+            _refusal(switch, value, worker, "this is a thread that the worker has started")
+        )
+    if is_in_turn(worker):
+        why = "code for which workers take turns, such as what torch.compile traces, can't wait"
         raise SessionError(_refusal(switch, value, worker, why))
     _agree(switch, value, worker, quietly or _is_left_by_exception(switch, value))
 
@@ -335,7 +373,7 @@ def set_switch(switch: Switch, value: Any, *, quietly: bool = False) -> None:
 def _is_left_by_exception(switch: Switch, value: Any) -> bool:
     """Whether a context that an exception ends puts back what was there."""
     values = _values
-    before = None if values is None else values.notebook[SWITCHES.index(switch)]
+    before = None if values is None else values.states[_NOTEBOOK][SWITCHES.index(switch)]
     return sys.exc_info()[0] is not None and value == before
 
 
@@ -379,12 +417,13 @@ def _forget(worker: Worker, switch: Switch) -> None:
 
 def _change(switch: Switch, value: Any, worker: Worker) -> None:
     """For all workers of a session."""
-    global _values
+    session, peers = _session_of(worker), tuple(worker.peers.values())
     with _lock:
-        peers = tuple(worker.peers.values())
-        if _values is None:
-            _values = _Values(_state())
-        _values.of.update(peers)
+        values = _values_of_each(session)
+        if _others_active(worker):
+            why = "a worker of another session computes in this process"
+            raise SessionError(_refusal(switch, value, worker, why))
+        values.use(session)
         switch.set(value)
         for peer in peers:
             _forget(peer, switch)
@@ -394,26 +433,14 @@ def _change(switch: Switch, value: Any, worker: Worker) -> None:
 
 def _set_in_notebook(switch: Switch, value: Any) -> None:
     """The workers' values stay what they are."""
-    global _values
     with _lock:
-        if _values is None and _entered:
-            _values = _Values(_state())
-            _values.of.update(_entered)
-        values = _values
-        if values is None:
-            switch.set(value)
-            return
-        if values.workers_in_force:
-            values.workers = _state()
-            _put(values.notebook)
+        values = _values_of_each(_NOTEBOOK)
+        active = next(iter(tuple(_active)), None)
+        values.use(_NOTEBOOK)
         switch.set(value)
-        values.notebook = _state()
-        values.workers_in_force = False
-        if values.notebook == values.workers:
-            _values = None
-        elif _active:
-            _put(values.workers)
-            values.workers_in_force = True
+        if active is not None:
+            values.use(_session_of(active))
+        _join()
 
 
 @dataclass(frozen=True)
@@ -487,16 +514,36 @@ def _given(now: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return value if now is _MIXED or isinstance(value, type(now)) else None
 
 
+def _reading(index: int) -> Callable[[Any], Any]:
+    """Over one of torch's getters: the notebook reads its own value also while workers run."""
+
+    def over(original: Callable[[], Any]) -> Callable[[], Any]:
+        @functools.wraps(original)
+        def read_for_caller() -> Any:
+            values = _values
+            if values is None or not values.in_force or current_worker_or_none() is not None:
+                return original()
+            return values.states[_NOTEBOOK][index]
+
+        return read_for_caller
+
+    return over
+
+
 def _install(patches: Patches) -> None:
     new = {}
     for setter in _by_setter:
         original = getattr(torch._C, setter)
         new[original] = patches.replace(torch._C, setter, _setting(setter))
+    for index, switch in enumerate(SWITCHES):
+        if switch.getter:
+            new[switch.get] = patches.replace(torch._C, switch.getter, _reading(index))
     for name, module in tuple(sys.modules.items()):
         if name.startswith("torch.backends."):
             for prop in vars(type(module)).values():
                 if isinstance(prop, torch.backends.ContextProp) and prop.setter in new:
                     patches.replace(prop, "setter", new.__getitem__)
+                    patches.replace(prop, "getter", lambda get: new.get(get, get))
     patches.at_undo(_put_back)
 
 
@@ -504,11 +551,11 @@ def _put_back() -> None:
     """The last worker has ended: the notebook's values are the process's."""
     global _values
     with _lock:
-        values, _values = _values, None
+        if _values is not None:
+            _values.use(_NOTEBOOK)
+        _values = None
         _wishes.clear()
         _active.clear()
-        if values is not None and values.workers_in_force:
-            _put(values.notebook)
 
 
 @contextmanager

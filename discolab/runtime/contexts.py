@@ -1,8 +1,9 @@
 """What torch has in force on the controller's thread goes to the workers with a call.
 
 ``with torch.no_grad(): y = torch.relu(x)`` on DRefs runs on workers, later and on other threads:
-a command carries grad mode, inference mode, autocast and the default device where they are not
-torch's usual ones, and the worker has them in force for that call alone. What can't be carried is
+a command carries grad mode, inference mode, autocast, the default device, anomaly mode and the
+kernels of attention where they are not torch's usual ones, and the worker has them in force for
+that call alone. What can't be carried is
 refused. Functions of discolab itself, those of ccl apart, are no part of the user's program: they
 get nothing.
 """
@@ -15,13 +16,22 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+from torch.nn import attention
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 from .actions import function_text
 from .errors import ArgumentError
 
-State = tuple[bool, bool, tuple[tuple[str, torch.dtype], ...], bool, torch.device | None]
+State = tuple[
+    bool,
+    bool,
+    tuple[tuple[str, torch.dtype], ...],
+    bool,
+    torch.device | None,
+    bool | None,  # anomaly mode: whether it looks for NaNs
+    tuple[int, ...] | None,  # kernels of attention that may be used, in order
+]
 
 _PACKAGE = __name__.partition(".")[0] + "."
 _DEVICE_CODE = DeviceContext.__torch_function__.__code__
@@ -30,6 +40,7 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 _saved_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
 _any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
+_PRIORITY = torch._C._get_sdp_priority_order()
 _is_grad_enabled, _is_inference = torch.is_grad_enabled, torch.is_inference_mode_enabled
 
 
@@ -49,6 +60,8 @@ def with_context(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]
         and not _dispatch_modes()
         and _transform() is None
         and _saved_hooks(True) is None
+        and not torch.is_anomaly_enabled()
+        and _all_kernels()
     ) or _is_own(func):
         return func, args
     return run_within, ((*_state(), function_text(func)), func, *args)
@@ -75,6 +88,18 @@ def _is_own(func: Any) -> bool:
         and module.startswith(_PACKAGE)
         and not module.startswith(_PACKAGE + "ccl.")
         and not hasattr(type(func), "reg_id")  # a DRef, which may hold any function
+    )
+
+
+def _all_kernels() -> bool:
+    """Whether torch chooses among all kernels of attention, as it does usually."""
+    c: Any = torch._C
+    return bool(
+        c._get_flash_sdp_enabled()
+        and c._get_math_sdp_enabled()
+        and c._get_mem_efficient_sdp_enabled()
+        and c._get_cudnn_sdp_enabled()
+        and c._get_sdp_priority_order() == _PRIORITY
     )
 
 
@@ -108,6 +133,8 @@ def _state() -> State:
         autocasts,
         torch.is_autocast_cache_enabled(),
         devices[-1].device if devices else None,
+        torch.is_anomaly_check_nan_enabled() if torch.is_anomaly_enabled() else None,
+        None if _all_kernels() else tuple(map(int, attention._cur_sdpa_kernel_backends(True))),
     )
 
 
@@ -122,7 +149,7 @@ def run_within(state: Any, func: Any, /, *args: Any, **kwargs: Any) -> Any:
     """On a worker: call a function with the controller's context in force; its name comes last."""
     if not callable(func):
         raise ArgumentError(f"the register to call holds a {type(func).__name__}, not a function")
-    grad, inference, autocasts, cache, device, _ = state
+    grad, inference, autocasts, cache, device, look_for_nan, kernels, _ = state
     with ExitStack() as stack:
         if inference:
             stack.enter_context(torch.inference_mode())
@@ -131,4 +158,9 @@ def run_within(state: Any, func: Any, /, *args: Any, **kwargs: Any) -> Any:
             stack.enter_context(torch.autocast(kind, dtype=dtype, cache_enabled=cache))
         if device is not None:
             stack.enter_context(device)
+        if look_for_nan is not None:
+            stack.enter_context(torch.autograd.set_detect_anomaly(True, look_for_nan))
+        if kernels is not None:
+            chosen = [attention.SDPBackend(kernel) for kernel in kernels]
+            stack.enter_context(attention.sdpa_kernel(chosen, set_priority=True))
         return func(*args, **kwargs)

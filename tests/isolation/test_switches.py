@@ -144,15 +144,31 @@ def test_a_script_leaves_none_behind(sess: Session, tmp_path: Path) -> None:
 
 
 @pytest.mark.one_process
-def test_a_session_beside_another_sets_none(sess: Session, make: Callable[..., Session]) -> None:
+def test_each_session_has_values_of_its_own(
+    sess: Session, make: Callable[..., Session], gate: Any
+) -> None:
     other = make(2)
-    with pytest.raises(WorkerError, match="another session is open in this process"):
-        other.call_packed(MATMUL, "high").debug_get_from_all()
-    other.shutdown()
-    sess.call_packed(MATMUL, "high").debug_get_from_all()
+    sess.call_packed(MATMUL, "high")
+    sess.sync_all()
     late = make(1)
-    with pytest.raises(WorkerError, match="another session of this process has set switches"):
-        late.call_packed(seen).debug_get_from_all()
+    for one, value in ((other, "highest"), (sess, "high"), (late, "highest"), (sess, "high")):
+        found = one.call_packed(torch.get_float32_matmul_precision).debug_get_from_all()
+        assert set(found) == {value}
+    sess.call_packed(gate.wait, 20)
+    time.sleep(0.1)
+    assert torch.get_float32_matmul_precision() == "highest"  # while workers compute
+    with pytest.raises(WorkerError, match="a worker of another session computes in this process"):
+        other.call_packed(seen).debug_get_from_all()
+    other.call_packed(seen)
+    MATMUL("medium")
+    MATMUL("highest")
+    gate.set()
+    sess.sync_all()
+    with pytest.raises(WorkerError):
+        other.sync_all()
+    assert other.call_packed(seen).debug_get_from_all() == [USUAL] * 2
+    sess.shutdown()
+    assert seen() == USUAL
 
 
 @pytest.mark.one_process

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.nn import attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -89,6 +90,31 @@ def test_autocast_and_the_default_device_hold_on_the_workers(pair: Session) -> N
     finally:
         torch.set_default_device(None)
     assert results(pair, x) == plain
+
+
+def modes() -> list[Any]:
+    return [
+        torch.is_anomaly_enabled(),
+        torch.is_anomaly_check_nan_enabled(),
+        [kernel.name for kernel in attention._cur_sdpa_kernel_backends(with_priority=True)],
+    ]
+
+
+def test_anomaly_mode_and_kernels_of_attention_hold_on_the_workers(pair: Session) -> None:
+    usual = modes()
+    with torch.autograd.set_detect_anomaly(True, check_nan=False):
+        within = pair.call_packed(modes)
+    kernels = [attention.SDPBackend.MATH, attention.SDPBackend.FLASH_ATTENTION]
+    with attention.sdpa_kernel(kernels, set_priority=True):
+        chosen = pair.call_packed(modes)
+        q = pair.call_packed(torch.ones, 1, 1, 2, 4)
+        product = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    after = pair.call_packed(modes)
+    assert within.debug_get_from_all() == [[True, False, usual[2]]] * 2
+    assert chosen.debug_get_from_all() == [[False, True, [kernel.name for kernel in kernels]]] * 2
+    assert after.debug_get_from_all() == [usual] * 2
+    assert [value.sum() for value in product.debug_get_from_all()] == [8, 8]
+    assert modes() == usual
 
 
 def test_an_error_within_a_context_names_the_function(pair: Session) -> None:
