@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from . import functions
-from .errors import ArgumentError
+from .errors import ArgumentError, WorkerInterrupted
 from .tvm_values import from_tvm, to_tvm
 from .worker import current_worker_or_none
 
@@ -162,7 +162,7 @@ def _callable(func: Any, name: str) -> Callable[..., Any]:
         try:
             return _opened(func(*given), name)
         except BaseException as exc:
-            raised = getattr(_local, "raised", None)
+            raised = getattr(_local, "raised", None) or _interrupt(exc)
             if raised is None or raised is exc:
                 raise
             raise raised from None
@@ -171,6 +171,14 @@ def _callable(func: Any, name: str) -> Callable[..., Any]:
 
     call.__name__ = call.__qualname__ = name
     return call
+
+
+def _interrupt(exc: BaseException) -> WorkerInterrupted | None:
+    """The interrupt of which TVM has made an error without words, if it is one."""
+    worker = current_worker_or_none()
+    if type(exc) is not RuntimeError or str(exc) or worker is None or not worker.interrupts:
+        return None
+    return WorkerInterrupted("interrupted")
 
 
 def _opened(value: Any, name: str) -> Any:

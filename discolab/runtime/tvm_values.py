@@ -14,12 +14,13 @@ from torch.utils.dlpack import from_dlpack
 
 from .errors import ArgumentError
 
+_PACKAGES = ("tvm", "tvm_ffi")
 _DISABLED: Any = torch.Tensor.__torch_dispatch__  # of a class whose memory is its elements
 
 
 def is_of_tvm(kind: type) -> bool:
     """Whether a class is one of TVM's."""
-    return str(kind.__module__).partition(".")[0] in ("tvm", "tvm_ffi")
+    return "tvm_ffi" in sys.modules and str(kind.__module__).partition(".")[0] in _PACKAGES
 
 
 def from_tvm(value: Any) -> Any:

@@ -95,6 +95,21 @@ def plus(number: float) -> Any:
     return Plus
 
 
+def reduced(op: str, in_group: bool) -> Any:
+    """A program of one reduction."""
+
+    @I.ir_module
+    class Reduced:
+        @R.function
+        def main(x: R.Tensor((2,), "float32")):
+            with R.dataflow():
+                y = R.ccl.allreduce(x, op, in_group)
+                R.output(y)
+            return y
+
+    return Reduced
+
+
 def export(module: Any, path: Path) -> str:
     """Compile a module for the CPU into a shared library."""
     tvm.compile(module, target="llvm").export_library(str(path))
@@ -147,6 +162,19 @@ def test_every_collective_that_a_program_can_have(pair: Session, library: str) -
     everywhere = pair.broadcast_from_worker0(whole, pair.empty((4, 3), "float32"))
     for rank, got in enumerate(module["scattered"](everywhere).debug_get_from_all()):
         assert torch.equal(got.reshape(2, 3), torch.arange(12.0).reshape(2, 2, 3)[rank])
+
+
+@pytest.mark.parametrize(
+    ("op", "in_group", "want"),
+    [("sum", True, [1, 5]), ("max", False, [3, 3]), ("avg", True, [0.5, 2.5])],
+)
+def test_reductions_within_groups_and_among_all(
+    sess: Session, tmp_path: Path, op: str, in_group: bool, want: list[float]
+) -> None:
+    main = sess.load_module(export(reduced(op, in_group), tmp_path / "reduced.so"))["main"]
+    ranks = sess.call_packed(lambda: torch.full((2,), float(current_worker().rank)))
+    found = main(ranks).debug_get_from_all()
+    assert [value.tolist() for value in found] == [[want[rank // 2]] * 2 for rank in range(4)]
 
 
 def test_results_are_torchs(pair: Session, library: str) -> None:
@@ -281,6 +309,21 @@ def test_functions_that_a_program_has_registered_with_tvm(pair: Session, registe
     host = tvm.runtime.empty((2, 3), "float32")
     pair.copy_from_worker_0(host, y, timeout=10)
     assert host.numpy().tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
+@pytest.mark.one_process
+def test_a_python_function_that_tvm_calls_is_interrupted(
+    pair: Session, registered: Any, gate: Any
+) -> None:
+    registered("tests.tvm.wait", lambda: gate.wait(20))
+    found = pair.get_global_func("tests.tvm.wait")()
+    with pytest.raises(WaitTimeoutError):
+        pair.sync_all(timeout=0.3)
+    assert pair.interrupt() == []
+    with pytest.raises(WorkerError) as info:
+        found.debug_get_from_all()
+    assert "WorkerInterrupted" in str(info.value)
+    assert "RuntimeError" not in str(info.value)
 
 
 @pytest.mark.one_process
