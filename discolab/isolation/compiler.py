@@ -19,7 +19,6 @@ from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import Any
 
-from ..runtime.errors import SessionError
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .imports import import_turn
@@ -122,20 +121,22 @@ class _LockInTurn:
 
 
 def _reset(module: ModuleType, patches: Patches) -> None:
-    """A reset frees what torch.compile has made, also what another worker runs at that moment."""
+    """A reset frees compiled code, also what another worker runs: a worker's only passes by its own.
+
+    With a new number, what the worker gives to torch.compile from now on is compiled anew.
+    """
 
     def reset_over(reset: Callable[[], None]) -> Callable[[], None]:
         @functools.wraps(reset)
-        def reset_or_refuse() -> None:
-            if current_worker_or_none() is not None:
-                raise SessionError(
-                    "torch.compiler.reset() throws away the compiled code of the process, also "
-                    "what other workers run now; call it in the notebook, outside of %%disco and "
-                    "after sess.sync_all()"
-                )
-            reset()
+        def reset_own() -> None:
+            worker = current_worker_or_none()
+            if worker is None:
+                reset()
+                return
+            with _guard:
+                _numbers[worker] = next(_counter)
 
-        return reset_or_refuse
+        return reset_own
 
     patches.replace(module, "reset", reset_over)
 
@@ -153,9 +154,11 @@ table.add(
 table.add(
     Row(
         state="`torch._dynamo.reset`",
-        treatment=Treatment.REFUSED,
-        meaning="It would free what other workers run: call it in the notebook.",
-        test="tests/ccl/test_dist_limits.py",
+        treatment=Treatment.PER_WORKER,
+        meaning="On a worker, what it gives to `torch.compile` from then on is compiled anew. The "
+        "code that was compiled before is freed by a reset in the notebook, after `sess.sync_all()`: "
+        "other workers may run it.",
+        test="tests/ccl/test_dist_process.py::test_a_worker_resets_its_own_compiler",
         on_import={"torch._dynamo": _reset},
     )
 )
