@@ -11,6 +11,7 @@ from __future__ import annotations
 from . import (  # noqa: F401
     anomaly,
     compiler,
+    custom_ops,
     default_dtype,
     forward_ad,
     fresh_random,

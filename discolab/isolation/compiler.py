@@ -121,7 +121,7 @@ class _LockInTurn:
 
 
 def _reset(module: ModuleType, patches: Patches) -> None:
-    """A reset frees compiled code, also what another worker runs: a worker's only passes by its own.
+    """A reset frees compiled code, also what another worker runs: a worker's passes by its own.
 
     With a new number, what the worker gives to torch.compile from now on is compiled anew.
     """
@@ -155,9 +155,9 @@ table.add(
     Row(
         state="`torch._dynamo.reset`",
         treatment=Treatment.PER_WORKER,
-        meaning="On a worker, what it gives to `torch.compile` from then on is compiled anew. The "
-        "code that was compiled before is freed by a reset in the notebook, after `sess.sync_all()`: "
-        "other workers may run it.",
+        meaning="On a worker, what it gives to `torch.compile` from then on is compiled anew. What "
+        "was compiled before other workers may run: a reset in the notebook, after "
+        "`sess.sync_all()`, frees it.",
         test="tests/ccl/test_dist_process.py::test_a_worker_resets_its_own_compiler",
         on_import={"torch._dynamo": _reset},
     )

@@ -43,6 +43,7 @@ from . import table
 from .imports import is_importing
 from .patches import Patches
 from .table import Row, Treatment
+from .together import Together, obstacle
 from .turns import is_in_turn
 
 _CALL = DiscoAction.CALL_PACKED
@@ -444,7 +445,7 @@ def _set_in_notebook(switch: Switch, value: Any) -> None:
 
 
 @dataclass(frozen=True)
-class _Wait:
+class _Wait(Together):
     """What a worker waits for that has set a switch."""
 
     switch: Switch
@@ -467,19 +468,12 @@ class _Wait:
         return not peer.ended and wish != self.value
 
     def _obstacle(self, peer: Worker) -> str:
-        name, wait = f"worker {peer.worker_id}", peer.waiting_for
+        wait = peer.waiting_for
         if not self.lacks(peer):
             return ""
         if isinstance(wait, _Wait):
-            return f"{name} sets {wait.switch} to {wait.value!r}"
-        if peer.executed > self.worker.executed:
-            return f"{name} has ended this command without that"
-        if hasattr(wait, "missing") and not wait.settled():
-            for rank in wait.missing():
-                other = peer.peers.get(rank)
-                if other is not None and isinstance(other.waiting_for, _Wait):
-                    return f"{name} waits for worker {rank} in {wait}"
-        return ""
+            return f"worker {peer.worker_id} sets {wait.switch} to {wait.value!r}"
+        return obstacle(self.worker, peer)
 
 
 # -- where programs set them -----------------------------------------------------------------------

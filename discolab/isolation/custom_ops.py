@@ -1,0 +1,338 @@
+"""Operators that workers define (`torch.library`): one name, and each worker's own functions.
+
+A process has one operator of a name. So the first worker that defines it registers it with torch,
+with kernels that call the function of the worker that calls; the others, which define it with the
+same schema, add theirs. It is there until the last of them has taken it back. What a module defines
+while it is imported is the process's, as the module is.
+
+`_lock` guards `_operators` and what is in them. A library that is taken back, in a finalizer too,
+only goes into `_dropped`; the next one that takes `_lock` clears it away.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ..runtime.errors import SessionError
+from ..runtime.worker import Worker, current_worker_or_none
+from . import table
+from .imports import is_importing
+from .patches import Patches
+from .table import Row, Treatment
+from .together import Together, obstacle
+
+_OWN = "torch.library: "  # in `Worker.process_state`
+_lock = threading.RLock()
+_operators: dict[str, _Operator] = {}
+_dropped: deque[_LibraryOfWorker] = deque()
+
+
+def _definer() -> Worker | None:
+    """The worker that defines operators for itself here."""
+    return None if is_importing() else current_worker_or_none()
+
+
+class _Operator:
+    """One operator of workers.
+
+    Attributes
+    ----------
+    definition
+        Its schema, and what else `define` was given.
+    library
+        torch's, which keeps it.
+    owners
+        The library of each worker that has defined it.
+    kernels
+        The workers' functions, by dispatch key.
+    left
+        Workers that have taken it back, to define it anew.
+    """
+
+    def __init__(self, name: str, definition: tuple[Any, ...], library: Any) -> None:
+        self.name, self.definition, self.library = name, definition, library
+        self.owners: dict[Worker, _LibraryOfWorker] = {}
+        self.kernels: dict[str, dict[Worker, Callable[..., Any]]] = {}
+        self.falls_back = False
+        self.left: set[Worker] = set()
+
+    def kernel(self, key: str) -> Callable[..., Any]:
+        """What torch calls for a dispatch key."""
+        functions = self.kernels[key]
+
+        def call_own(*args: Any, **kwargs: Any) -> Any:
+            worker = current_worker_or_none()
+            function = None if worker is None else functions.get(worker)
+            if function is None:
+                whose = "the notebook" if worker is None else f"worker {worker.worker_id}"
+                raise NotImplementedError(
+                    f"{self.name} is an operator of workers, and {whose} has no function for "
+                    f"{key}: define it there too"
+                )
+            return function(*args, **kwargs)
+
+        return call_own
+
+    def forget(self, worker: Worker) -> None:
+        """A worker has taken it back; under the lock."""
+        if self.owners.pop(worker, None) is not None:
+            self.left.add(worker)
+        for functions in self.kernels.values():
+            functions.pop(worker, None)
+        worker.process_state.get(f"{_OWN}entries", {}).pop(self.name, None)
+        if not self.owners and _operators.get(self.name) is self:
+            del _operators[self.name]
+            self.library.reset()
+            torch.library._clear_torch_ops_cache({self.name})
+
+
+class _LibraryOfWorker:
+    """What `torch.library.Library` has as ``m`` on a worker."""
+
+    def __init__(self, make: Callable[..., Any], worker: Worker, args: tuple[Any, ...]) -> None:
+        self._make, self.worker, self._args = make, worker, args
+        self._torchs: Any = None
+
+    def _name(self, name: str) -> str:
+        return name if "::" in name else f"{self._args[1]}::{name}"
+
+    def define(self, schema: str, *how: Any) -> str:
+        """Define an operator, or join those who have."""
+        short = schema.split("(")[0]
+        name, definition = self._name(short), (schema, *how)
+        while not self._joins(name, definition):
+            operator = _operators.get(name)
+            if operator is not None:  # the others define it anew too
+                self.worker.wait_for(
+                    lambda old=operator: _operators.get(name) is not old,  # type: ignore[misc]
+                    _Redefinition(name),
+                    check=lambda old=operator: self._check(old, schema),  # type: ignore[misc]
+                )
+        for peer in tuple(self.worker.peers.values()):
+            peer.wake()
+        return short
+
+    def _joins(self, name: str, definition: tuple[Any, ...]) -> bool:
+        """Define an operator; False while others have one of another schema, which was there."""
+        with _lock:
+            _clear_away()
+            operator = _operators.get(name)
+            if operator is not None and operator.definition != definition:
+                if self.worker not in operator.left:
+                    raise SessionError(_refusal(operator, definition[0], self.worker))
+                return False
+            if operator is None or self.worker in operator.owners:
+                _, space, _, *place = self._args
+                library = self._make("FRAGMENT", space, "", *place)
+                library.define(*definition)  # torch's error if it is there already
+                operator = _operators[name] = _Operator(name, definition, library)
+            operator.owners[self.worker] = self
+        return True
+
+    def _check(self, operator: _Operator, schema: str) -> None:
+        """Raise if another worker keeps the operator as it was."""
+        if any(obstacle(self.worker, owner) for owner in tuple(operator.owners)):
+            raise SessionError(_refusal(operator, schema, self.worker))
+
+    def impl(self, name: str, key: str, function: Any, *how: Any) -> None:
+        """Give an operator a kernel: this worker's, if it is one of the workers'."""
+        with _lock:
+            operator = _operators.get(self._name(name))
+            if operator is None or self.worker not in operator.owners:
+                self._real().impl(name, key, function, *how)
+            elif function is torch.library.fallthrough_kernel:
+                if key not in operator.kernels:
+                    operator.kernels[key] = {}
+                    operator.library.impl(name, key, function, *how)
+            else:
+                first = key not in operator.kernels
+                operator.kernels.setdefault(key, {})[self.worker] = function
+                if first:
+                    operator.library.impl(name, key, operator.kernel(key), *how)
+
+    def register_ad_inplace_or_view_fallback(self, name: str) -> None:
+        """As torch's, once for an operator."""
+        with _lock:
+            operator = _operators[self._name(name)]
+            if not operator.falls_back:
+                operator.falls_back = True
+                operator.library.register_ad_inplace_or_view_fallback(name)
+
+    def reset(self) -> None:
+        """Take all back."""
+        _dropped.append(self)
+
+    def clear_away(self) -> None:
+        """Take all back now; under the lock."""
+        for operator in tuple(_operators.values()):
+            if operator.owners.get(self.worker) is self:
+                operator.forget(self.worker)
+        if self._torchs is not None:
+            self._torchs.reset()
+            self._torchs = None
+
+    def _real(self) -> Any:
+        if self._torchs is None:
+            self._torchs = self._make(*self._args)
+        return self._torchs
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._real(), name)
+
+
+@dataclass(frozen=True)
+class _Redefinition(Together):
+    """What a worker waits for that defines an operator anew, with another schema."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"the other workers to define {self.name} anew"
+
+
+def _refusal(operator: _Operator, schema: str, worker: Worker) -> str:
+    other = next(iter(operator.owners), worker)
+    return (
+        f"worker {worker.worker_id} defines {operator.name} as {schema!r}, and worker "
+        f"{other.worker_id} as {operator.definition[0]!r}; a process has one operator of a name, "
+        "and workers are threads of it: give them different names, or start the session with "
+        "engine='processes' (%disco_session --engine processes)"
+    )
+
+
+def _clear_away() -> None:
+    while _dropped:
+        _dropped.popleft().clear_away()
+
+
+def _library_over(make: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def make_for_caller(*args: Any) -> Any:
+        worker = _definer()
+        return make(*args) if worker is None else _LibraryOfWorker(make, worker, args)
+
+    return make_for_caller
+
+
+# -- what Python keeps of them ---------------------------------------------------------------------
+
+
+class _OfCaller(MutableMapping[str, Any]):
+    """A dictionary of torch's: each worker has one of its own, and reads torch's too if it may."""
+
+    def __init__(self, torchs: Any, key: str, *, reads: bool) -> None:
+        self._torchs, self._key, self._reads = torchs, f"{_OWN}{key}", reads
+
+    def _own(self) -> Any:
+        worker = _definer()
+        if worker is None:
+            return self._torchs
+        return worker.process_state.setdefault(self._key, type(self._torchs)())
+
+    def __getitem__(self, name: str) -> Any:
+        own = self._own()
+        return own[name] if name in own or not self._reads else self._torchs[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own() or (self._reads and name in self._torchs)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._own()[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._own()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._own())
+
+    def __len__(self) -> int:
+        return len(self._own())
+
+
+def _definitions(module: ModuleType, patches: Patches) -> None:
+    for name, reads in (("OPDEF_TO_LIB", False), ("OPDEFS", True)):
+        patches.replace(module, name, functools.partial(_OfCaller, key=name, reads=reads))
+
+
+def _registry(module: ModuleType, patches: Patches) -> None:
+    """The entry of an operator of workers, which has its fake function: each worker's."""
+
+    def entry_over(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def entry_of_caller(self: Any, name: str) -> Any:
+            worker = _definer()
+            if worker is None or name not in _operators:
+                return method(self, name)
+            own = worker.process_state.setdefault(f"{_OWN}entries", {})
+            if name not in own:
+                own[name] = module.SimpleOperatorEntry(name)
+            return own[name]
+
+        return entry_of_caller
+
+    for name in ("find", "get"):
+        patches.replace(module.SimpleLibraryRegistry, name, entry_over)
+
+
+def _cache(module: ModuleType, patches: Patches) -> None:
+    def clear_over(clear: Callable[[Any], None]) -> Callable[[Any], None]:
+        @functools.wraps(clear)
+        def clear_with_others(names: Any) -> None:
+            for name in tuple(names):
+                try:
+                    clear({name})
+                except (AttributeError, ValueError):
+                    pass  # another worker has cleared it at the same time
+
+        return clear_with_others
+
+    patches.replace(module, "_clear_torch_ops_cache", clear_over)
+
+
+def _leave(worker: Worker) -> None:
+    with _lock:
+        _clear_away()
+        for operator in tuple(_operators.values()):
+            operator.forget(worker)
+    for name in [name for name in worker.process_state if name.startswith(_OWN)]:
+        del worker.process_state[name]
+
+
+def _after_fork() -> None:
+    """A child must not wait for a thread that only its parent has."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+table.add(
+    Row(
+        state="operators of `torch.library` (`custom_op`, `Library.define`)",
+        treatment=Treatment.PER_WORKER,
+        meaning="Workers that define an operator of one name and schema each call their own "
+        "functions; of another schema it is an error. What a module defines while it is imported "
+        "is for all.",
+        test="tests/isolation/test_custom_ops.py::test_each_worker_defines_an_operator",
+        install=lambda patches: patches.replace(torch._C, "_dispatch_library", _library_over),
+        on_import={
+            "torch._library.custom_ops": _definitions,
+            "torch._library.simple_registry": _registry,
+            "torch.library": _cache,
+        },
+        leave=_leave,
+    )
+)
