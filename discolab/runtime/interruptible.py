@@ -262,8 +262,9 @@ def take_back_exception() -> None:
     `sys.settrace` then never begins. So another one takes its place, and is caught here.
     """
     try:
-        raise_in_thread(threading.get_ident(), _Nothing)
-        while True:  # it comes at once
-            pass
+        while True:  # it comes at once, or to a thread that has just begun and bears our identifier
+            raise_in_thread(threading.get_ident(), _Nothing)
+            for _ in range(1000):
+                pass
     except _Nothing:
         pass

@@ -34,10 +34,19 @@ def begin(target: Callable[..., None], *arguments: Any) -> None:
     """
     if _ended:
         raise SessionError("no collective can begin any more: the process ends")
-    # unlike `Thread.start` this has or has not happened, wherever an interrupt lands
+    start(_run, [target, *arguments])
+
+
+def start(target: Callable[..., None], *arguments: Any) -> None:
+    """Start a thread, and wait until it calls its first argument; the others are `arguments`.
+
+    A worker that calls this must be `sheltered`. Unlike `Thread.start` this has or has not
+    happened, wherever an interrupt lands. Until it runs a thread bears the identifier of its
+    maker, and would get what an interrupt sends to that.
+    """
     begun = threading.Lock()
     begun.acquire()
-    _thread.start_new_thread(_run, (begun, [target, *arguments]))
+    _thread.start_new_thread(target, (begun.release, *arguments))
     begun.acquire()
 
 
@@ -57,10 +66,10 @@ def idle() -> bool:
     return not _running
 
 
-def _run(begun: threading.Lock, todo: list[Any]) -> None:
+def _run(begun: Callable[[], None], todo: list[Any]) -> None:
     me = threading.get_ident()
     _running.add(me)
-    begun.release()
+    begun()
     bind_thread(None)
     try:
         todo[0](*todo[1:])

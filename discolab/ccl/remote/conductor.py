@@ -10,7 +10,6 @@ conductor touches them.
 
 from __future__ import annotations
 
-import _thread
 import queue
 import threading
 import time
@@ -84,7 +83,7 @@ class Conductor:
 
     def _begin(self) -> None:
         with self._worker.sheltered():
-            _thread.start_new_thread(self._run, (self._tasks,))
+            background.start(self._run, self._tasks)
 
     def submit(self, task: Task | Callable[[], None]) -> None:
         """Have it done after all that was submitted before; from any thread."""
@@ -134,7 +133,8 @@ class Conductor:
 
     # -- on its thread -----------------------------------------------------------------------------
 
-    def _run(self, tasks: _Tasks) -> None:
+    def _run(self, begun: Callable[[], None], tasks: _Tasks) -> None:
+        begun()
         bind_thread(None)
         torch.set_num_threads(self._threads)
         ends = _Ends()
