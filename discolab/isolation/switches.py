@@ -12,12 +12,16 @@ when the first of them begins a command, and the notebook's when the last one ha
 What the notebook computes meanwhile is computed with the workers' values; workers of two sessions
 whose values differ do not compute at once, but get an error.
 
+While workers take turns, as in traces of programs, none can wait for the others. Switches that
+choose between kernels of the same precision, which torch's tracing sets itself, are changed at
+once there, for as long as the trace takes; any other is an error.
+
 A worker that leaves a context because of an exception, and a script that ends, put the switches
 back as well as they can: what can't be agreed upon then is put back when all workers are idle.
 
-`_lock` guards `_values`, `_wishes` and the changes of the switches themselves. `_active` is changed
-by each worker for itself; who changes `_values` looks at it after that, and a worker looks at
-`_values` after it has entered itself there.
+`_lock` guards `_values`, `_wishes`, `_traced` and the changes of the switches themselves. `_active`
+is changed by each worker for itself; who changes `_values` looks at it after that, and a worker
+looks at `_values` after it has entered itself there.
 """
 
 from __future__ import annotations
@@ -168,6 +172,9 @@ def _switches() -> Iterator[Switch]:
 
 
 SWITCHES = tuple(_switches())
+_KERNELS = {"_set_mkldnn_enabled", "_set_nnpack_enabled", "_set_cudnn_enabled",
+            "_set_sdp_priority_order", *(switch.setter for switch in SWITCHES
+                                         if switch.setter.startswith("_set_sdp_use_"))}  # fmt: skip
 _by_setter: dict[str, list[Switch]] = {}
 for _switch in SWITCHES:
     _by_setter.setdefault(_switch.setter, []).append(_switch)
@@ -235,6 +242,7 @@ _lock = threading.RLock()
 _values: _Values | None = None  # None: all have the same
 _wishes: weakref.WeakKeyDictionary[Worker, dict[Switch, Any]] = weakref.WeakKeyDictionary()
 _active: set[Worker] = set()  # in the middle of a command
+_traced: dict[Switch, tuple[Any, Any]] = {}
 _entered: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
@@ -356,7 +364,7 @@ def set_switch(switch: Switch, value: Any, *, quietly: bool = False) -> None:
     if worker is None:
         _set_in_notebook(switch, value)
         return
-    if _value(switch) == value:
+    if value == (_value(switch) if is_in_turn(worker) else _untraced(switch)):
         return
     if is_importing():  # a module is imported once, for all workers
         _change(switch, value, worker)
@@ -366,9 +374,31 @@ def set_switch(switch: Switch, value: Any, *, quietly: bool = False) -> None:
             _refusal(switch, value, worker, "this is a thread that the worker has started")
         )
     if is_in_turn(worker):
+        if switch.setter in _KERNELS:
+            _set_in_trace(switch, value)
+            return
         why = "code for which workers take turns, such as what torch.compile traces, can't wait"
         raise SessionError(_refusal(switch, value, worker, why))
     _agree(switch, value, worker, quietly or _is_left_by_exception(switch, value))
+
+
+def _set_in_trace(switch: Switch, value: Any) -> None:
+    """For a trace, which sets it back in the end; the others read what it was, and may change it.
+
+    `_traced` has what it was before the trace, and what it is for the others.
+    """
+    with _lock:
+        before = _traced.setdefault(switch, (_value(switch), _value(switch)))
+        if value == before[0]:
+            del _traced[switch]
+            value = before[1]
+        switch.set(value)
+
+
+def _untraced(switch: Switch) -> Any:
+    """What it is for all but who traces at this moment."""
+    traced = _traced.get(switch)
+    return _value(switch) if traced is None else traced[1]
 
 
 def _is_left_by_exception(switch: Switch, value: Any) -> bool:
@@ -425,7 +455,10 @@ def _change(switch: Switch, value: Any, worker: Worker) -> None:
             why = "a worker of another session computes in this process"
             raise SessionError(_refusal(switch, value, worker, why))
         values.use(session)
-        switch.set(value)
+        if switch in _traced:
+            _traced[switch] = _traced[switch][0], value
+        else:
+            switch.set(value)
         for peer in peers:
             _forget(peer, switch)
     for peer in peers:
@@ -514,10 +547,12 @@ def _reading(index: int) -> Callable[[Any], Any]:
     def over(original: Callable[[], Any]) -> Callable[[], Any]:
         @functools.wraps(original)
         def read_for_caller() -> Any:
-            values = _values
-            if values is None or not values.in_force or current_worker_or_none() is not None:
-                return original()
-            return values.states[_NOTEBOOK][index]
+            worker, values = current_worker_or_none(), _values
+            if worker is None and values is not None and values.in_force:
+                return values.states[_NOTEBOOK][index]
+            if _traced and not (worker is not None and is_in_turn(worker)):
+                return _untraced(SWITCHES[index])
+            return original()
 
         return read_for_caller
 
@@ -550,6 +585,7 @@ def _put_back() -> None:
         _values = None
         _wishes.clear()
         _active.clear()
+        _traced.clear()
 
 
 @contextmanager

@@ -170,3 +170,27 @@ def test_a_module_that_calls_collectives_while_it_is_imported(
             sess.call_packed(lambda: __import__("calls_barrier")).debug_get_from_all()
         assert sess.call_packed(dist.barrier).debug_get_from_all() == [None] * 3
     sys.modules.pop("calls_barrier", None)
+
+
+@pytest.mark.any_engine
+def test_some_ranks_only_pretend_to_communicate(start: Start) -> None:
+    def pretend() -> list[Any]:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        found: list[Any] = []
+        mine = dist.get_rank()
+        for _ in range(2):
+            if mine == 1:
+                dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=8)
+                dist.all_reduce(torch.ones(1))
+                part = dist.new_group([0, 3])
+                found += [dist.get_rank(), dist.get_world_size(), part.size(), dist.get_backend()]
+                dist.destroy_process_group()
+            x = torch.ones(1)
+            dist.all_reduce(x)
+            found.append(x.item())
+        return found
+
+    with start(3) as sess:
+        found = sess.call_packed(pretend).debug_get_from_all()
+    assert found == [[3.0] * 2, [3, 8, 2, "fake", 3.0] * 2, [3.0] * 2]

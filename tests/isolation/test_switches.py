@@ -108,6 +108,31 @@ def test_contexts_end_with_an_exception(sess: Session, ranks: list[int]) -> None
     assert sess.call_packed(fail_within, ranks).debug_get_from_all() == ["True"] * 4
 
 
+def export() -> tuple[int, ...]:
+    """Export what torch traces with other kernels."""
+    x = torch.ones(1, 2, 3)
+    exported = torch.export.export(torch.nn.Conv1d(2, 2, 1), (x,))
+    return tuple(exported.module()(x).shape)
+
+
+def compile_within() -> float:
+    """Compile what chooses kernels."""
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+    x = torch.ones(1, 1, 2, 4)
+    return float(torch.compile(attend, backend="aot_eager")(x).sum())
+
+
+@pytest.mark.one_process
+def test_workers_trace_what_chooses_kernels(sess: Session) -> None:
+    assert sess.call_packed(export).debug_get_from_all() == [(1, 2, 3)] * 4
+    assert sess.call_packed(compile_within).debug_get_from_all() == [8.0] * 4
+    assert sess.call_packed(seen).debug_get_from_all() == [USUAL] * 4
+
+
 def fail_alone() -> None:
     """One worker's program fails in a context, and the others wait for it."""
     with sdpa_kernel(SDPBackend.MATH):

@@ -21,6 +21,7 @@ from .works import completed
 from .world import WorkerWorld, world_here
 
 Function = Callable[..., Any]
+FAKE = "fake"  # torch's backend that only pretends to communicate
 
 
 def _over(ours: Callable[..., Any]) -> Callable[[Function], Function]:
@@ -47,16 +48,19 @@ def init_process_group(
     timeout: timedelta | None = None,
     world_size: int = -1,
     rank: int = -1,
-    *_args: Any,
-    **_kwargs: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> None:
-    """Nothing: it is done. Every backend is discolab's, whatever the name.
+    """Nothing: it is done. Every backend is discolab's, whatever the name; but "fake" is torch's.
 
     Raises
     ------
     ArgumentError
         If `rank` or `world_size` is given and is not this worker's.
     """
+    if str(backend).lower() == FAKE:
+        world.use_fake_groups(backend, init_method, timeout, world_size, rank, *args, **kwargs)
+        return
     worker = world.worker
     for what, got, mine in (
         ("rank", rank, worker.worker_id),
@@ -126,13 +130,14 @@ def new_process_group_helper(torchs: Function) -> Function:
     """torch's maker of groups, with discolab's backend in place of any other.
 
     A program asks for "nccl" or "gloo" as it would in processes; in threads it gets what the
-    session uses.
+    session uses. "fake" it gets.
     """
     place = list(inspect.signature(torchs).parameters).index("backend")
 
     @functools.wraps(torchs)
     def make(*args: Any, **kwargs: Any) -> Any:
-        if world_here() is None:
+        backend = kwargs["backend"] if "backend" in kwargs else args[place]
+        if world_here() is None or str(backend).lower() == FAKE:
             return torchs(*args, **kwargs)
         if "backend" in kwargs:
             kwargs["backend"] = NAME

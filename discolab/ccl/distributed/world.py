@@ -85,18 +85,36 @@ class WorkerWorld:
         return group
 
     def _make_default_group(self) -> None:
-        """Have torch make it, with all that it notes down about a group."""
         worker = self.worker
+        self._init(
+            NAME, store=store_of(worker), rank=worker.worker_id, world_size=worker.num_workers
+        )
+
+    def use_fake_groups(self, *args: Any, **kwargs: Any) -> None:
+        """Have groups of torch's that only pretend to communicate, up to `destroy_process_group`.
+
+        Takes what `init_process_group` takes.
+        """
+        if self._held.get("default_pg") is not None and not self.is_fake():
+            c10d.destroy_process_group()
+        self._making = True
+        try:
+            self._init(*args, **kwargs)
+        finally:
+            self._making = False
+
+    def is_fake(self) -> bool:
+        """Whether the default group only pretends to communicate."""
+        group = self._held.get("default_pg")
+        return group is not None and not isinstance(group, WorkerGroup)
+
+    def _init(self, *args: Any, **kwargs: Any) -> None:
+        """Have torch make the default group, with all that it notes down about one."""
         with _init_lock:
             hook = sys.excepthook
             before = {name: getattr(c10d, name) for name in _INIT_WRITES if hasattr(c10d, name)}
             try:
-                torch_init_process_group()(
-                    NAME,
-                    store=store_of(worker),
-                    rank=worker.worker_id,
-                    world_size=worker.num_workers,
-                )
+                torch_init_process_group()(*args, **kwargs)
             finally:
                 sys.excepthook = hook
                 for name, value in before.items():

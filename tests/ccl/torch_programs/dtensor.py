@@ -228,13 +228,18 @@ def factories(name: str, where: str) -> Any:
     return [list(x.to_local().shape), list(x.shape)] if name == "empty" else x
 
 
-@program(name=["rand_like", "dropout", "uniform_"], where=["S0", "R"])
+@program(
+    name=["rand_like", "rand_like_device", "randn_like_device", "dropout", "uniform_"],
+    where=["S0", "R"],
+)
 def random(name: str, where: str) -> Any:
     """On the CPU each rank draws from its own state; seeds are the same here."""
     torch.manual_seed(11)
     like = laid(torch.ones(8, 3), where)
     x = {
         "rand_like": lambda: torch.rand_like(like),
+        "rand_like_device": lambda: torch.rand_like(like, device="cpu"),
+        "randn_like_device": lambda: torch.randn_like(like, device=like.device),
         "dropout": lambda: F.dropout(like, 0.5),
         "uniform_": lambda: like.uniform_(),
     }[name]()

@@ -40,6 +40,18 @@ def eager(name: str) -> Any:
     return calls()[name](x), x
 
 
+@program()
+def into_outputs() -> Any:
+    """The operators that graphs call with a buffer of their own."""
+    ops, group = torch.ops._c10d_functional, dist.group.WORLD.group_name
+    x = mine(N * N)
+    gathered, part = torch.empty(N * N * N), torch.empty(N)
+    all_parts = ops.all_gather_into_tensor_out(x, N, group, out=gathered)
+    sum_ = ops.reduce_scatter_tensor_out(x, "sum", N, group, out=part)
+    waited = [ops.wait_tensor(result) for result in (all_parts, sum_)]
+    return waited, gathered, part
+
+
 @program(name=NAMES, group=["pairs"])
 def of_a_mesh(name: str, group: str) -> Any:
     """Over one axis of a mesh of 2 x 2."""
