@@ -20,7 +20,7 @@ import torch
 from ..runtime import protocol
 from ..runtime.arguments import Pickled
 from ..runtime.errors import ArgumentError
-from ..runtime.wire_alias import find_regions
+from ..runtime.regions import find_regions
 from ..runtime.worker import current_worker_or_none
 from . import channels
 from .autograd.containers import tensors_in
@@ -74,7 +74,9 @@ def _shared_kept(message: tuple[Any, ...]) -> tuple[Any, ...]:
         tensors = tensors_in(message[place])
         if len(tensors) > 1:
             different = {id(tensor): tensor for tensor in tensors}
-            if len(different) < len(tensors) or find_regions(list(different.values())):
+            regions = find_regions(list(different.values())).values()
+            shared = any(region.alone is None for region in regions)
+            if shared or len(different) < len(tensors):
                 made = (*made[:place], Pickled(message[place]), *made[place + 1 :])
     return made
 

@@ -7,7 +7,8 @@ torch's. Anything else must be marked with `Pickled`, so that a program says its
 the typed protocol.
 
 A tensor, an array, a module or a `Pickled` object is private to each worker: each gets its
-own copy, so that a program gives the same result whether workers share memory or not.
+own copy, so that a program gives the same result whether workers share memory or not. Tensors
+of one command that overlap do so in the copy too (regions.py).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 
 from .errors import ArgumentError
+from .regions import copies_of
 from .tvm_values import from_tvm, is_of_tvm
 
 C = TypeVar("C", bound=type)
@@ -77,7 +79,46 @@ class Pickled:
         self.value = value
 
 
-def encode(value: Any, register_of: Callable[[Any], Register | None], depth: int = 0) -> Any:
+class Copies:
+    """The copies of the tensors in a value, made together when the first one is asked for."""
+
+    __slots__ = ("_made", "_whole")
+
+    def __init__(self, whole: Any) -> None:
+        self._whole = whole
+        self._made: dict[int, torch.Tensor] | None = None
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The copy of one of them."""
+        if self._made is None:
+            found: list[torch.Tensor] = []
+            _collect(self._whole, found, 0)
+            self._made = copies_of(found)
+        return self._made[id(tensor)]
+
+
+def _collect(value: Any, found: list[torch.Tensor], depth: int) -> None:
+    if type(value) in _ATOMS or depth > _DEEPEST + 2:
+        return
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for item in value:
+            _collect(item, found, depth + 1)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _collect(key, found, depth + 1)
+            _collect(item, found, depth + 1)
+    elif isinstance(value, slice):
+        _collect((value.start, value.stop, value.step), found, depth)
+
+
+def encode(
+    value: Any,
+    register_of: Callable[[Any], Register | None],
+    depth: int = 0,
+    copies: Copies | None = None,
+) -> Any:
     """Check one argument and replace the DRefs in it by `Register`s.
 
     Parameters
@@ -87,6 +128,8 @@ def encode(value: Any, register_of: Callable[[Any], Register | None], depth: int
     register_of
         Gives the `Register` of a DRef, None for anything else; raises for a DRef that does
         not belong here.
+    copies
+        Of the tensors of all arguments, if there are others.
 
     Raises
     ------
@@ -96,20 +139,23 @@ def encode(value: Any, register_of: Callable[[Any], Register | None], depth: int
     kind = type(value)
     if kind in _ATOMS:
         return value
+    if copies is None:
+        copies = Copies(value)
     if kind is Pickled or isinstance(value, _PRIVATE):
-        return _snapshot(value)
+        return _snapshot(value, copies)
     if is_of_tvm(kind) and (known := from_tvm(value)) is not value:
         return encode(known, register_of, depth)
     if depth > _DEEPEST:
         raise ArgumentError(
             f"an argument is nested more than {_DEEPEST} deep (does a list hold itself?)"
         )
+    depth += 1
     if isinstance(value, list | tuple | set | frozenset):
-        items = [encode(item, register_of, depth + 1) for item in value]
+        items = [encode(item, register_of, depth, copies) for item in value]
         return rebuild(value, items)
     if isinstance(value, Mapping):
         return {
-            encode(k, register_of, depth + 1): encode(v, register_of, depth + 1)
+            encode(k, register_of, depth, copies): encode(v, register_of, depth, copies)
             for k, v in value.items()
         }
     register = register_of(value)
@@ -117,7 +163,7 @@ def encode(value: Any, register_of: Callable[[Any], Register | None], depth: int
         return register
     if isinstance(value, slice):
         return slice(
-            *(encode(v, register_of, depth + 1) for v in (value.start, value.stop, value.step))
+            *(encode(v, register_of, depth, copies) for v in (value.start, value.stop, value.step))
         )
     if isinstance(value, np.generic):
         return value.item()
@@ -131,12 +177,12 @@ def encode(value: Any, register_of: Callable[[Any], Register | None], depth: int
     )
 
 
-def _snapshot(value: Any) -> Any:
+def _snapshot(value: Any, copies: Copies) -> Any:
     """What a private object is at the time of the call: a worker comes to it later."""
     try:
         if isinstance(value, Pickled):
             return Pickled(copy.deepcopy(value.value))
-        return private_copy(value)
+        return private_copy(value, copies)
     except Exception as exc:
         inner = value.value if isinstance(value, Pickled) else value
         raise ArgumentError(
@@ -149,10 +195,11 @@ def is_atom(value: object) -> bool:
     return type(value) in _ATOMS
 
 
-def bind(value: Any, lookup: Callable[[int], Any]) -> Any:
+def bind(value: Any, lookup: Callable[[int], Any], copies: Copies | None = None) -> Any:
     """Give an encoded argument its meaning on one worker.
 
     Registers are looked up, tensors and other private objects copied, what is shut is opened.
+    `copies` is as for `encode`.
     """
     kind = type(value)
     if kind in _ATOMS:
@@ -161,36 +208,39 @@ def bind(value: Any, lookup: Callable[[int], Any]) -> Any:
         return lookup(value)
     if kind is Pickled:
         return copy.deepcopy(value.value)
+    if copies is None:
+        copies = Copies(value)
     if isinstance(value, _PRIVATE):
-        return private_copy(value)
+        return private_copy(value, copies)
     if isinstance(value, list | tuple | set | frozenset):
-        return rebuild(value, [bind(item, lookup) for item in value])
+        return rebuild(value, [bind(item, lookup, copies) for item in value])
     if kind is dict:
-        return {bind(k, lookup): bind(v, lookup) for k, v in value.items()}
+        return {bind(k, lookup, copies): bind(v, lookup, copies) for k, v in value.items()}
     if kind is slice:
-        return slice(bind(value.start, lookup), bind(value.stop, lookup), bind(value.step, lookup))
+        return slice(*(bind(v, lookup, copies) for v in (value.start, value.stop, value.step)))
     opener = OPENERS.get(kind)
     return value if opener is None else opener(value, lookup)
 
 
-def private_copy(value: Any) -> Any:
+def private_copy(value: Any, copies: Copies | None = None) -> Any:
     """Copy tensors, arrays and modules in `value`; other objects stay as they are.
 
-    A tensor keeps its dtype, device, strides and `requires_grad`, and leaves its graph.
+    A tensor keeps its dtype, device, strides and `requires_grad`, and leaves its graph; tensors
+    that overlap, or are one, do so or are so again.
     """
-    if isinstance(value, torch.nn.Parameter):
-        return torch.nn.Parameter(value.detach().clone(), value.requires_grad)
+    if copies is None:
+        copies = Copies(value)
     if isinstance(value, torch.Tensor):
-        return value.detach().clone().requires_grad_(value.requires_grad)
+        return copies.of(value)
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, torch.nn.Module):
         return copy.deepcopy(value)
     if isinstance(value, tuple) or type(value) is list:
-        return rebuild(value, [private_copy(item) for item in value])
+        return rebuild(value, [private_copy(item, copies) for item in value])
     if isinstance(value, dict):
         other = copy.copy(value)  # an OrderedDict (a state_dict, say) stays one
-        other.update((k, private_copy(v)) for k, v in value.items())
+        other.update((k, private_copy(v, copies)) for k, v in value.items())
         return other
     return value
 

@@ -17,7 +17,7 @@ import torch
 
 from . import variables
 from .actions import BIND_ARGUMENTS, BIND_FUNCTION, DiscoAction
-from .arguments import Pickled, Register, as_tensor, encode, is_atom
+from .arguments import Copies, Pickled, Register, as_tensor, encode, is_atom
 from .channel import Ticket
 from .contexts import with_context
 from .controller import Controller, call_site, check_timeout
@@ -275,13 +275,14 @@ class Caller(Controller):
         elif kind is not FunctionType and (not callable(func) or isinstance(func, _NOT_PLAIN)):
             func = self._encode_function(func)
             bind = BIND_FUNCTION
+        copies = Copies((args, kwargs))
         for arg in args:
             if not is_atom(arg):
-                args = tuple(encode(a, self._register_of) for a in args)
+                args = tuple([encode(a, self._register_of, 0, copies) for a in args])
                 bind |= BIND_ARGUMENTS
                 break
         if kwargs:
-            kwargs = {k: encode(v, self._register_of) for k, v in kwargs.items()}
+            kwargs = {k: encode(v, self._register_of, 0, copies) for k, v in kwargs.items()}
             bind |= BIND_ARGUMENTS
         return func, args, kwargs, bind, call_site(3)
 

@@ -71,8 +71,10 @@ def encode(value: Any, pickled: bool = True) -> Message:
         If something in it can't be pickled, or must not be here, or is nested too deep.
     """
     parts: list[Any] = [_BARE]
-    out = Writing(pickled)
+    out = Writing(parts, pickled)
     write_items((value,), parts.append, out, 0)
+    if out.later:
+        out.finish()
     frames = out.frames
     if frames:
         if len(frames) >= NO_FRAME:

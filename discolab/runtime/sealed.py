@@ -22,7 +22,8 @@ import torch
 
 from .arguments import Pickled, Register
 from .errors import ArgumentError
-from .wire_alias import alias_record, find_regions, read_alias
+from .regions import find_regions
+from .wire_alias import alias_record, read_alias
 from .wire_tensors import (
     Frames,
     Place,
@@ -148,10 +149,20 @@ def needing_grad(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.requires_grad_()
 
 
+def mkldnn_of(tensor: torch.Tensor, needs_grad: bool) -> torch.Tensor:
+    """A tensor of a pickle that lay as oneDNN wants it."""
+    return tensor.to_mkldnn().requires_grad_(needs_grad)
+
+
 def storage_of(data: torch.Tensor) -> torch.UntypedStorage:
     """A storage of exactly these bytes."""
     storage = data.untyped_storage()
     return storage if storage.nbytes() == data.numel() else data.clone().untyped_storage()
+
+
+def typed_storage_of(storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:
+    """What torch's own pickles of tensors ask for; its own pickle of that shares no memory."""
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
 def restore(tensor: torch.Tensor, state: tuple[Any, dict[str, Any]]) -> None:
@@ -200,12 +211,16 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if tensor_head(TENSOR, obj) is None:
                 if kind is torch.Tensor and obj.layout is torch.sparse_coo and obj.requires_grad:
                     return needing_grad, (obj.detach(),)  # which torch's own pickles forget
+                if obj.is_mkldnn:  # its memory is the library's own
+                    return mkldnn_of, (obj.detach().to_dense(), obj.requires_grad)
                 return NotImplemented
             grad = obj.grad if obj.is_leaf else None
             if grad is not None or obj.__dict__:
                 state = grad, obj.__dict__
         elif kind is torch.UntypedStorage:  # torch's own pickles of it can't be read
             return storage_of, (torch.empty(0, dtype=torch.uint8, device=obj.device).set_(obj),)
+        elif kind is torch.storage.TypedStorage:  # of a tensor of another kind, a quantized one
+            return typed_storage_of, (obj._untyped_storage, obj.dtype)
         elif kind is Register:
             return referred, (int(obj),)
         elif kind is Pickled and self._unmark:

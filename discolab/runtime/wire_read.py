@@ -17,6 +17,7 @@ import torch
 from . import wire_types as wire
 from .arguments import Register
 from .sealed import Sealed, read_table
+from .wire_alias import read_again, read_alias
 from .wire_tensors import Frames, Place, read_array, read_device, read_scalar, read_tensor
 from .wire_types import (
     C128,
@@ -248,6 +249,14 @@ def _read_tensor(msg: Reading, pos: int, depth: int) -> tuple[Any, int]:
     return read_tensor(msg.body, pos, msg.frames)
 
 
+def _read_alias(msg: Reading, pos: int, depth: int) -> tuple[Any, int]:
+    return read_alias(msg.body, pos, msg.frames)
+
+
+def _read_again(msg: Reading, pos: int, depth: int) -> tuple[Any, int]:
+    return read_again(msg.body, pos, msg.frames)
+
+
 def _read_array(msg: Reading, pos: int, depth: int) -> tuple[Any, int]:
     return read_array(msg.body, pos, msg.frames)
 
@@ -336,6 +345,8 @@ for _kind, _reader in {
     wire.LAYOUT: _coded(layout_of),
     wire.MEMORY_FORMAT: _coded(format_of),
     wire.TENSOR: _read_tensor,
+    wire.ALIAS: _read_alias,
+    wire.AGAIN: _read_again,
     wire.ARRAY: _read_array,
     wire.SCALAR: _read_scalar,
     wire.USER: _read_user,

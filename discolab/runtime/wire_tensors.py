@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from .regions import bare, dressed
 from .wire_types import (
     ARRAY,
     ARRAY_CODE,
@@ -37,7 +38,7 @@ from .wire_types import (
 
 Place = Callable[[torch.Tensor, torch.device], torch.Tensor]
 
-_NEEDS_GRAD, _PARAMETER = 1, 2  # flags of a tensor
+_NEEDS_GRAD, _PARAMETER, _CONJ, _NEG = 1, 2, 4, 8  # flags of a tensor
 _FORTRAN = 1  # flag of an array
 _READ_ONLY = 1  # flag of a buffer
 _MOST_BYTES = 2**63 - 1
@@ -52,7 +53,7 @@ class Frames:
     `dry` reads only check; they give None for a tensor, an array or a buffer.
     """
 
-    __slots__ = ("all", "dry", "next", "place", "shared")
+    __slots__ = ("all", "dry", "next", "place", "shared", "tensors")
 
     def __init__(
         self, frames: Sequence[memoryview], place: Place | None = None, dry: bool = False
@@ -62,6 +63,7 @@ class Frames:
         self.place = place
         self.dry = dry
         self.shared: dict[int, tuple[Any, torch.device]] = {}  # what several aliases look at
+        self.tensors: list[Any] = []  # in the order of their records
 
     def take(self, number: int, nbytes: int | None, pos: int) -> memoryview:
         """The frame of that number, which must be the one after the last, and of that size."""
@@ -109,12 +111,17 @@ def tensor_head(index: int, tensor: torch.Tensor) -> bytes | None:
         or tensor.layout is not torch.strided
         or tensor.is_quantized
         or tensor.is_meta
+        or tensor.is_nested
         or tensor.dim() > MOST_DIMS
     ):
         return None
     flags = _NEEDS_GRAD if tensor.requires_grad else 0
     if type(tensor) is torch.nn.Parameter:
         flags |= _PARAMETER
+    if tensor.is_conj():
+        flags |= _CONJ
+    if tensor.is_neg():
+        flags |= _NEG
     head = bytes((index, code, flags))
     return head + (b"\x03cpu" if tensor.device == _CPU else device_text(tensor.device))
 
@@ -127,7 +134,7 @@ def tensor_record(tensor: torch.Tensor, frames: list[Any]) -> bytes | None:
     number = NO_FRAME
     if tensor.numel():
         number = len(frames)
-        data = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        data = bare(tensor).cpu().contiguous()
         # not reshape: with one element any stride is contiguous, and would stay
         flat = data.as_strided((data.numel(),), (1,))
         frames.append(view_of(flat.view(torch.uint8).numpy()))
@@ -189,19 +196,27 @@ class TensorHead:
         self.pos = pos
         self.dtype = dtype = dtype_of(body[pos], pos)
         self.flags = flags = body[pos + 1]
-        if flags > _NEEDS_GRAD | _PARAMETER:
+        if flags > _NEEDS_GRAD | _PARAMETER | _CONJ | _NEG:
             bad(f"a tensor with flags {flags:#04x}", pos + 1)
         if dtype in QUANTIZED:
             bad(f"a tensor of {dtype} without its scale", pos)
         if flags & _NEEDS_GRAD and not (dtype.is_floating_point or dtype.is_complex):
             bad(f"a tensor of {dtype} that requires grad", pos)
+        if flags & _CONJ and not dtype.is_complex:
+            bad(f"a tensor of {dtype} that is conjugated", pos)
+        if flags & _NEG and not (dtype.is_floating_point or dtype.is_complex):
+            bad(f"a tensor of {dtype} that is negated", pos)
         self.device, self.end = read_device(body, pos + 2)
 
     def finish(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor with its flags."""
-        if self.flags & _PARAMETER:
-            return torch.nn.Parameter(tensor, bool(self.flags & _NEEDS_GRAD))
-        return tensor.requires_grad_() if self.flags else tensor
+        flags = self.flags
+        if not flags:
+            return tensor
+        needs_grad = bool(flags & _NEEDS_GRAD)
+        return dressed(
+            tensor, bool(flags & _CONJ), bool(flags & _NEG), bool(flags & _PARAMETER), needs_grad
+        )
 
     def refuse(self, shape: tuple[int, ...], exc: Exception) -> NoReturn:
         """Raise for what torch can't make."""
@@ -210,6 +225,12 @@ class TensorHead:
 
 def read_tensor(body: bytes, pos: int, frames: Frames) -> tuple[Any, int]:
     """The tensor whose record goes on at `pos`, behind its type index."""
+    tensor, end = _read_tensor(body, pos, frames)
+    frames.tensors.append(tensor)
+    return tensor, end
+
+
+def _read_tensor(body: bytes, pos: int, frames: Frames) -> tuple[Any, int]:
     head = TensorHead(body, pos)
     dtype = head.dtype
     shape, at = read_shape(body, head.end, dtype.itemsize)

@@ -17,7 +17,7 @@ import torch
 from .errors import ArgumentError, DiscoError
 
 MAGIC = b"dlab"
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("<4sHI")  # magic, version, number of frames
 DEEPEST = 72  # containers in containers: 64 of an argument, the rest for the command around it
 MOST_DIMS = 64  # numpy's and torch's own bound
@@ -28,7 +28,7 @@ LONG = 0xFF  # first byte of a length that needs more than one
 NONE, FALSE, TRUE, SMALL, INT, BIG, FLOAT, COMPLEX, STR, BYTES = range(10)
 TUPLE, LIST, DICT, SET, FROZENSET, SLICE, RANGE, ELLIPSIS = range(16, 24)
 REGISTER, SIZE, DTYPE, DEVICE, LAYOUT, MEMORY_FORMAT = range(32, 38)
-TENSOR, ARRAY, SCALAR, BUFFER, ALIAS = range(48, 53)
+TENSOR, ARRAY, SCALAR, BUFFER, ALIAS, AGAIN = range(48, 54)
 USER, PICKLED = range(64, 66)
 
 U32 = struct.Struct("<I")

@@ -20,9 +20,12 @@ import torch
 from . import wire_types as wire
 from .arguments import Register
 from .errors import ArgumentError
+from .regions import find_regions
 from .sealed import Sealed, seal
-from .wire_tensors import array_record, device_text, scalar_record, tensor_record
+from .wire_alias import again_record, alias_record
+from .wire_tensors import array_record, device_text, scalar_record, tensor_head, tensor_record
 from .wire_types import (
+    ARRAY_CODE,
     C128,
     DEEPEST,
     DTYPE_CODE,
@@ -32,6 +35,7 @@ from .wire_types import (
     LAYOUT_CODE,
     SMALL,
     STR,
+    TENSOR,
     TUPLE,
     USER_BY_CLASS,
     UserType,
@@ -44,13 +48,60 @@ Put = Callable[[Any], None]
 
 
 class Writing:
-    """One message while it is written: its frames, and whether pickles are allowed in it."""
+    """One message while it is written: its parts and frames, and whether it may have pickles.
 
-    __slots__ = ("frames", "pickled")
+    What has frames is written at the end, when it is certain which tensors share memory: `later`
+    has its places among the parts.
+    """
 
-    def __init__(self, pickled: bool) -> None:
+    __slots__ = ("frames", "later", "parts", "pickled")
+
+    def __init__(self, parts: list[Any], pickled: bool) -> None:
+        self.parts = parts
         self.frames: list[Any] = []
+        self.later: list[tuple[int, Any]] = []
         self.pickled = pickled
+
+    def put_later(self, value: Any) -> None:
+        """Write a tensor, an array, or the frames of a pickle, here."""
+        self.later.append((len(self.parts), value))
+        self.parts.append(b"")
+
+    def finish(self) -> None:
+        """Write what was put off."""
+        frames, value = self.frames, None
+        try:
+            different = {id(v): v for _, v in self.later if isinstance(v, torch.Tensor)}
+            regions = find_regions(list(different.values()))
+            ordinals: dict[int, int] = {}
+            for place, value in self.later:
+                if type(value) is tuple:
+                    frames.extend(value)
+                    continue
+                if type(value) is np.ndarray:
+                    record = array_record(value, frames)
+                else:
+                    record = self._tensor(value, regions.get(id(value)), ordinals)
+                assert record is not None, "only what is plain was put off"
+                self.parts[place] = record
+        except Exception as exc:  # a tensor of vmap, say, whose memory can't be had
+            kind = type(next(iter(different.values())) if value is None else value)
+            raise _cannot(kind, exc) from exc
+
+    def _tensor(self, tensor: Any, region: Any, ordinals: dict[int, int]) -> bytes | None:
+        ordinal = ordinals.get(id(tensor))
+        if ordinal is not None:
+            return again_record(ordinal)
+        ordinals[id(tensor)] = len(ordinals)
+        if region is not None:
+            return alias_record(tensor, region, self.frames)
+        return tensor_record(tensor, self.frames)
+
+
+def _cannot(kind: type, exc: Exception) -> ArgumentError:
+    return ArgumentError(
+        f"a {kind.__qualname__} can't be sent to another process: {first_line(exc)}"
+    )
 
 
 Writer = Callable[[Any, Put, Writing, int], None]
@@ -216,20 +267,30 @@ def _write_device(value: torch.device, put: Put, out: Writing, depth: int) -> No
     put(device_text(value))
 
 
-def _recorded(record_of: Callable[[Any, list[Any]], bytes | None]) -> Writer:
-    def write(value: Any, put: Put, out: Writing, depth: int) -> None:
-        try:
-            record = record_of(value, out.frames)
-        except Exception as exc:  # a tensor of vmap, say, whose memory can't be had
-            raise ArgumentError(
-                f"a {type(value).__qualname__} can't be sent to another process: {first_line(exc)}"
-            ) from exc
-        if record is None:
-            _write_pickled(value, put, out, depth)
-        else:
-            put(record)
+def _write_scalar(value: np.generic, put: Put, out: Writing, depth: int) -> None:
+    record = scalar_record(value)
+    if record is None:
+        _write_pickled(value, put, out, depth)
+    else:
+        put(record)
 
-    return write
+
+def _write_tensor(value: torch.Tensor, put: Put, out: Writing, depth: int) -> None:
+    try:
+        plain = tensor_head(TENSOR, value) is not None
+    except Exception as exc:
+        raise _cannot(type(value), exc) from exc
+    if plain:
+        out.put_later(value)
+    else:
+        _write_pickled(value, put, out, depth)
+
+
+def _write_array(value: np.ndarray[Any, Any], put: Put, out: Writing, depth: int) -> None:
+    if value.dtype in ARRAY_CODE and not value.dtype.metadata:
+        out.put_later(value)
+    else:
+        _write_pickled(value, put, out, depth)
 
 
 # -- everything else ----------------------------------------------------------------------------
@@ -274,7 +335,8 @@ def _write_pickled(value: Any, put: Put, out: Writing, depth: int) -> None:
     put(sealed.table)
     put(length(len(sealed.data)))
     put(sealed.data)
-    out.frames.extend(sealed.frames)
+    if sealed.frames:
+        out.put_later(sealed.frames)
 
 
 _WRITERS: dict[type, Writer] = {
@@ -296,12 +358,12 @@ _WRITERS: dict[type, Writer] = {
     torch.layout: _coded(wire.LAYOUT, LAYOUT_CODE),
     torch.memory_format: _coded(wire.MEMORY_FORMAT, FORMAT_CODE),
     torch.device: _write_device,
-    torch.Tensor: _recorded(tensor_record),
-    torch.nn.Parameter: _recorded(tensor_record),
-    np.ndarray: _recorded(array_record),
+    torch.Tensor: _write_tensor,
+    torch.nn.Parameter: _write_tensor,
+    np.ndarray: _write_array,
 }
 for _kind in (np.bool_, *np.sctypeDict.values()):
-    _WRITERS[_kind] = _recorded(lambda value, frames: scalar_record(value))
+    _WRITERS[_kind] = _write_scalar
 _find = _WRITERS.get
 
 OWN_TYPES = frozenset((*_WRITERS, int, str, tuple, Sealed))

@@ -298,8 +298,10 @@ class Worker(Interruptible):
             if bind & BIND_FUNCTION:
                 func = self._bind_function(func)
             if bind & BIND_ARGUMENTS:
-                args = [arguments.bind(arg, self._lookup) for arg in args]
-                kwargs = {k: arguments.bind(v, self._lookup) for k, v in kwargs.items()}
+                copies = arguments.Copies((args, kwargs))
+                args = [arguments.bind(arg, self._lookup, copies) for arg in args]
+                kwargs = {k: arguments.bind(v, self._lookup, copies) for k, v in kwargs.items()}
+                del copies
             value = func(*args, **kwargs) if kwargs else func(*args)
             self.running = False
             if self._async_sent:
