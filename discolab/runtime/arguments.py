@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from .errors import ArgumentError
-from .regions import copies_of
+from .regions import copies_of, copy_of
 from .tvm_values import from_tvm, is_of_tvm
 
 C = TypeVar("C", bound=type)
@@ -79,6 +79,9 @@ class Pickled:
         self.value = value
 
 
+_SEQUENCES = (list, tuple, set, frozenset)
+
+
 class Copies:
     """The copies of the tensors in a value, made together when the first one is asked for."""
 
@@ -102,13 +105,15 @@ def _collect(value: Any, found: list[torch.Tensor], depth: int) -> None:
         return
     if isinstance(value, torch.Tensor):
         found.append(value)
-    elif isinstance(value, list | tuple | set | frozenset):
+    elif isinstance(value, _SEQUENCES):
         for item in value:
-            _collect(item, found, depth + 1)
+            if type(item) not in _ATOMS:
+                _collect(item, found, depth + 1)
     elif isinstance(value, Mapping):
-        for key, item in value.items():
-            _collect(key, found, depth + 1)
-            _collect(item, found, depth + 1)
+        for pair in value.items():
+            for item in pair:
+                if type(item) not in _ATOMS:
+                    _collect(item, found, depth + 1)
     elif isinstance(value, slice):
         _collect((value.start, value.stop, value.step), found, depth)
 
@@ -139,23 +144,28 @@ def encode(
     kind = type(value)
     if kind in _ATOMS:
         return value
-    if copies is None:
-        copies = Copies(value)
     if kind is Pickled or isinstance(value, _PRIVATE):
         return _snapshot(value, copies)
     if is_of_tvm(kind) and (known := from_tvm(value)) is not value:
         return encode(known, register_of, depth)
+    if copies is None:
+        copies = Copies(value)
     if depth > _DEEPEST:
         raise ArgumentError(
             f"an argument is nested more than {_DEEPEST} deep (does a list hold itself?)"
         )
     depth += 1
-    if isinstance(value, list | tuple | set | frozenset):
-        items = [encode(item, register_of, depth, copies) for item in value]
+    if isinstance(value, _SEQUENCES):
+        items = [
+            item if type(item) in _ATOMS else encode(item, register_of, depth, copies)
+            for item in value
+        ]
         return rebuild(value, items)
     if isinstance(value, Mapping):
         return {
-            encode(k, register_of, depth, copies): encode(v, register_of, depth, copies)
+            k if type(k) in _ATOMS else encode(k, register_of, depth, copies): (
+                v if type(v) in _ATOMS else encode(v, register_of, depth, copies)
+            )
             for k, v in value.items()
         }
     register = register_of(value)
@@ -177,7 +187,7 @@ def encode(
     )
 
 
-def _snapshot(value: Any, copies: Copies) -> Any:
+def _snapshot(value: Any, copies: Copies | None) -> Any:
     """What a private object is at the time of the call: a worker comes to it later."""
     try:
         if isinstance(value, Pickled):
@@ -208,14 +218,20 @@ def bind(value: Any, lookup: Callable[[int], Any], copies: Copies | None = None)
         return lookup(value)
     if kind is Pickled:
         return copy.deepcopy(value.value)
-    if copies is None:
-        copies = Copies(value)
     if isinstance(value, _PRIVATE):
         return private_copy(value, copies)
-    if isinstance(value, list | tuple | set | frozenset):
-        return rebuild(value, [bind(item, lookup, copies) for item in value])
+    if copies is None:
+        copies = Copies(value)
+    if isinstance(value, _SEQUENCES):
+        items = [item if type(item) in _ATOMS else bind(item, lookup, copies) for item in value]
+        return rebuild(value, items)
     if kind is dict:
-        return {bind(k, lookup, copies): bind(v, lookup, copies) for k, v in value.items()}
+        return {
+            k if type(k) in _ATOMS else bind(k, lookup, copies): (
+                v if type(v) in _ATOMS else bind(v, lookup, copies)
+            )
+            for k, v in value.items()
+        }
     if kind is slice:
         return slice(*(bind(v, lookup, copies) for v in (value.start, value.stop, value.step)))
     opener = OPENERS.get(kind)
@@ -228,10 +244,10 @@ def private_copy(value: Any, copies: Copies | None = None) -> Any:
     A tensor keeps its dtype, device, strides and `requires_grad`, and leaves its graph; tensors
     that overlap, or are one, do so or are so again.
     """
+    if isinstance(value, torch.Tensor):
+        return copy_of(value) if copies is None else copies.of(value)
     if copies is None:
         copies = Copies(value)
-    if isinstance(value, torch.Tensor):
-        return copies.of(value)
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, torch.nn.Module):

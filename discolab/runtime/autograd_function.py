@@ -34,4 +34,11 @@ def leaf_nodes(args: Iterable[Any]) -> list[torch.Tensor]:
     if not leaves or torch._C._are_functorch_transforms_active():
         return []
     with torch.enable_grad():  # `Function.apply` asks for the node without it too
-        return [leaf.view_as(leaf) for leaf in leaves]
+        return [_of(leaf) for leaf in leaves]
+
+
+def _of(leaf: torch.Tensor) -> torch.Tensor:
+    """What an operation that has a gradient makes of a leaf; a sparse one has no views."""
+    if leaf.layout is torch.strided:
+        return leaf.view_as(leaf)
+    return leaf.clone()

@@ -275,13 +275,15 @@ class Caller(Controller):
         elif kind is not FunctionType and (not callable(func) or isinstance(func, _NOT_PLAIN)):
             func = self._encode_function(func)
             bind = BIND_FUNCTION
-        copies = Copies((args, kwargs))
+        copies = None
         for arg in args:
             if not is_atom(arg):
+                copies = Copies((args, kwargs)) if kwargs or len(args) > 1 else None
                 args = tuple([encode(a, self._register_of, 0, copies) for a in args])
                 bind |= BIND_ARGUMENTS
                 break
         if kwargs:
+            copies = copies or Copies(kwargs)
             kwargs = {k: encode(v, self._register_of, 0, copies) for k, v in kwargs.items()}
             bind |= BIND_ARGUMENTS
         return func, args, kwargs, bind, call_site(3)

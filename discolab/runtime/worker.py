@@ -298,7 +298,8 @@ class Worker(Interruptible):
             if bind & BIND_FUNCTION:
                 func = self._bind_function(func)
             if bind & BIND_ARGUMENTS:
-                copies = arguments.Copies((args, kwargs))
+                alone = len(args) == 1 and not kwargs
+                copies = None if alone else arguments.Copies((args, kwargs))
                 args = [arguments.bind(arg, self._lookup, copies) for arg in args]
                 kwargs = {k: arguments.bind(v, self._lookup, copies) for k, v in kwargs.items()}
                 del copies

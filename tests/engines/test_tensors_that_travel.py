@@ -113,9 +113,9 @@ def gradient_of_a_sparse_leaf() -> Any:
 
 
 @pytest.mark.parametrize("where", ["threads", "processes"])
-def test_a_sparse_leaf_in_a_context_of_autograd(sessions: Any, where: str) -> None:
-    for of_leaf, of_factor in (
-        sessions[where].call_packed(gradient_of_a_sparse_leaf).debug_get_from_all()
-    ):
+def test_a_sparse_leaf_in_a_context_of_autograd(where: str) -> None:
+    with discolab.make_session(2, where, devices="cpu", timeout=60) as sess:
+        found = sess.call_packed(gradient_of_a_sparse_leaf).debug_get_from_all()
+    for of_leaf, of_factor in found:
         assert torch.equal(of_leaf * torch.eye(3), 2 * torch.eye(3))
         assert torch.equal(of_factor, torch.eye(3))
