@@ -1,10 +1,11 @@
 """The table of process-wide state: its rows are put in place, and away."""
 
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from discolab.isolation import table
+from discolab.isolation import page, table
 from discolab.isolation.patches import Patches
 
 
@@ -71,3 +72,18 @@ class TestRows:
         table.add(row)
         with pytest.raises(ValueError, match="twice"):
             table.add(row)
+
+
+def test_the_page_of_the_docs_is_the_table() -> None:
+    path = Path(__file__).parents[2] / "docs" / "isolation.md"
+    _, mark, below = path.read_text(encoding="utf-8").partition(page.MARK)
+    assert mark + below == page.page(), "write it anew: python -m discolab.isolation"
+
+
+def test_each_row_says_what_it_means_and_names_its_test() -> None:
+    for row in table.rows():
+        assert row.meaning.endswith("."), row.state
+        path, _, name = row.test.partition("::")
+        if row.test:
+            text = (Path(__file__).parents[2] / path).read_text(encoding="utf-8")
+            assert f"def {name}" in text, row.state
