@@ -39,6 +39,7 @@ from typing import Any
 import torch
 import torch.backends
 
+from ..runtime import contexts
 from ..runtime.actions import Command, DiscoAction
 from ..runtime.errors import SessionError
 from ..runtime.waiter import waiter_here
@@ -240,7 +241,7 @@ class _Values:
 
 _lock = threading.RLock()
 _values: _Values | None = None  # None: all have the same
-_wishes: weakref.WeakKeyDictionary[Worker, dict[Switch, Any]] = weakref.WeakKeyDictionary()
+_wishes: dict[Worker, dict[Switch, Any]] = {}
 _active: set[Worker] = set()  # in the middle of a command
 _traced: dict[Switch, tuple[Any, Any]] = {}
 _entered: weakref.WeakSet[Worker] = weakref.WeakSet()
@@ -253,6 +254,7 @@ def _values_of_each(in_force: int) -> _Values:
         state = _state()
         _values = _Values({_session_of(worker): state for worker in _entered}, in_force)
         _values.states[_NOTEBOOK] = state
+        contexts.notebook_differs = True
     return _values
 
 
@@ -263,6 +265,7 @@ def _join() -> None:
         _values.states[_values.in_force] = state = _state()
         if all(other == state for other in _values.states.values()):
             _values = None
+            contexts.notebook_differs = False
 
 
 def _others_active(worker: Worker) -> bool:
@@ -281,13 +284,15 @@ def _enter(worker: Worker) -> None:
             _values.states[_values.in_force] = _state()
             _values.states.setdefault(_session_of(worker), _values.states[_NOTEBOOK])
 
+    begins, ends = _active.add, _active.discard
+
     def call(command: Command) -> None:
         """Run a command with the workers' values in force."""
-        _active.add(worker)
+        begins(worker)
         try:
             plain(command if _values is None else _begin(worker, command))
         finally:
-            _active.discard(worker)
+            ends(worker)
             if _values is not None or _wishes:
                 _idle()
 
@@ -583,6 +588,7 @@ def _put_back() -> None:
         if _values is not None:
             _values.use(_NOTEBOOK)
         _values = None
+        contexts.notebook_differs = False
         _wishes.clear()
         _active.clear()
         _traced.clear()

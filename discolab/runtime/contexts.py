@@ -40,7 +40,15 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 _saved_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
 _any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
-_PRIORITY = torch._C._get_sdp_priority_order()
+_any_anomaly: Callable[[], bool] = torch._C.is_anomaly_enabled
+# the process's, which is quick to ask, and right unless `notebook_differs`
+_flash: Callable[[], bool] = torch._C._get_flash_sdp_enabled
+_math: Callable[[], bool] = torch._C._get_math_sdp_enabled
+_efficient: Callable[[], bool] = torch._C._get_mem_efficient_sdp_enabled
+_cudnn: Callable[[], bool] = torch._C._get_cudnn_sdp_enabled
+_priority: Callable[[], list[int]] = torch._C._get_sdp_priority_order
+_USUAL_PRIORITY = _priority()
+notebook_differs = False  # whether isolation keeps switches for the notebook and for workers
 _is_grad_enabled, _is_inference = torch.is_grad_enabled, torch.is_inference_mode_enabled
 
 
@@ -60,8 +68,8 @@ def with_context(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]
         and not _dispatch_modes()
         and _transform() is None
         and _saved_hooks(True) is None
-        and not torch.is_anomaly_enabled()
-        and _all_kernels()
+        and not _any_anomaly()
+        and (_all_kernels() if notebook_differs else _all_kernels_of_process())
     ) or _is_own(func):
         return func, args
     return run_within, ((*_state(), function_text(func)), func, *args)
@@ -91,6 +99,10 @@ def _is_own(func: Any) -> bool:
     )
 
 
+def _all_kernels_of_process() -> bool:
+    return _flash() and _math() and _efficient() and _cudnn() and _priority() == _USUAL_PRIORITY
+
+
 def _all_kernels() -> bool:
     """Whether torch chooses among all kernels of attention, as it does usually."""
     c: Any = torch._C
@@ -99,7 +111,7 @@ def _all_kernels() -> bool:
         and c._get_math_sdp_enabled()
         and c._get_mem_efficient_sdp_enabled()
         and c._get_cudnn_sdp_enabled()
-        and c._get_sdp_priority_order() == _PRIORITY
+        and c._get_sdp_priority_order() == _USUAL_PRIORITY
     )
 
 
