@@ -92,6 +92,19 @@ def _export(module: ModuleType, patches: Patches) -> None:
         patches.replace(module, name, in_turn)
 
 
+def _exporting(module: ModuleType, patches: Patches) -> None:
+    """torch.compile is ignored while torch exports: only on the thread that exports."""
+
+    def flag_over(is_exporting: Callable[[], bool]) -> Callable[[], bool]:
+        @functools.wraps(is_exporting)
+        def is_exporting_here() -> bool:
+            return is_exporting() and (current_worker_or_none() is None or tracing.is_held_here())
+
+        return is_exporting_here
+
+    patches.replace(module, "is_exporting", flag_over)
+
+
 def _modes(module: ModuleType, patches: Patches) -> None:
     """The stack of modes that make_fx uses before dispatch: one for each worker's thread."""
     own = threading.local()
@@ -124,5 +137,15 @@ table.add(
             "torch.fx._symbolic_trace": _symbolic_trace,
             "torch.export._trace": _export,
         },
+    )
+)
+table.add(
+    Row(
+        state="`torch.compiler.is_exporting`",
+        treatment=Treatment.PER_WORKER,
+        meaning="It is true only on the worker that exports, so that `torch.compile` is not "
+        "ignored on others meanwhile.",
+        test="tests/isolation/test_switches.py::test_others_compile_while_one_exports",
+        on_import={"torch.compiler": _exporting},
     )
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -131,6 +132,30 @@ def test_workers_trace_what_chooses_kernels(sess: Session) -> None:
     assert sess.call_packed(export).debug_get_from_all() == [(1, 2, 3)] * 4
     assert sess.call_packed(compile_within).debug_get_from_all() == [8.0] * 4
     assert sess.call_packed(seen).debug_get_from_all() == [USUAL] * 4
+
+
+@pytest.mark.one_process
+def test_others_compile_while_one_exports(pair: Session) -> None:
+    inside, seen_there = threading.Event(), threading.Event()
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            inside.set()
+            assert torch.compiler.is_exporting()
+            seen_there.wait(20)
+            return x + 1
+
+    def work() -> bool:
+        if current_worker().rank == 0:
+            torch.export.export(Model(), (torch.ones(1),))
+            return True
+        assert inside.wait(20)
+        function = torch.sin
+        ignored = torch.compile(function, backend="eager") is function
+        seen_there.set()
+        return ignored or torch.compiler.is_exporting()
+
+    assert pair.call_packed(work).debug_get_from_all() == [True, False]
 
 
 def fail_alone() -> None:
