@@ -112,9 +112,10 @@ class _LibraryOfWorker:
         while not self._joins(name, definition):
             operator = _operators.get(name)
             if operator is not None:  # the others define it anew too
+                wait = _Redefinition(operator)
                 self.worker.wait_for(
-                    lambda old=operator: _operators.get(name) is not old,  # type: ignore[misc]
-                    _Redefinition(name),
+                    wait.settled,
+                    wait,
                     check=lambda old=operator: self._check(old, schema),  # type: ignore[misc]
                 )
         for peer in tuple(self.worker.peers.values()):
@@ -195,10 +196,14 @@ class _LibraryOfWorker:
 class _Redefinition(Together):
     """What a worker waits for that defines an operator anew, with another schema."""
 
-    name: str
+    before: _Operator
 
     def __str__(self) -> str:
-        return f"the other workers to define {self.name} anew"
+        return f"the other workers to define {self.before.name} anew"
+
+    def settled(self) -> bool:
+        """Whether none has the operator that was there before."""
+        return _operators.get(self.before.name) is not self.before
 
 
 def _refusal(operator: _Operator, schema: str, worker: Worker) -> str:

@@ -493,6 +493,10 @@ class _Wait(Together):
     def __str__(self) -> str:
         return f"the other workers to set {self.switch} to {self.value!r} too"
 
+    def settled(self) -> bool:
+        """Whether it is set, and the worker has only to wake up."""
+        return self.switch not in _wishes.get(self.worker, {})
+
     def check(self) -> None:
         """Raise if another worker can't come to do the same."""
         for peer in tuple(self.worker.peers.values()):
@@ -509,7 +513,7 @@ class _Wait(Together):
         wait = peer.waiting_for
         if not self.lacks(peer):
             return ""
-        if isinstance(wait, _Wait):
+        if isinstance(wait, _Wait) and not wait.settled():
             return f"worker {peer.worker_id} sets {wait.switch} to {wait.value!r}"
         return obstacle(self.worker, peer)
 

@@ -8,6 +8,10 @@ from ..runtime.worker import Worker
 class Together:
     """What a worker waits for while the others have yet to do the same; ``str()`` says it."""
 
+    def settled(self) -> bool:
+        """Whether they have done it, and the worker has only to wake up."""
+        raise NotImplementedError
+
 
 def obstacle(worker: Worker, peer: Worker) -> str:
     """Why another worker can't come to do what this one waits for; "" while it may."""
@@ -17,6 +21,7 @@ def obstacle(worker: Worker, peer: Worker) -> str:
     if hasattr(wait, "missing") and not wait.settled():
         for rank in wait.missing():
             other = peer.peers.get(rank)
-            if other is not None and isinstance(other.waiting_for, Together):
+            its = None if other is None else other.waiting_for
+            if isinstance(its, Together) and not its.settled():
                 return f"{name} waits for worker {rank} in {wait}"
     return ""
