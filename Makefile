@@ -31,7 +31,7 @@ export PYTHONNOUSERSITE := 1
 unexport PYTHONHOME
 unexport PYTHONPATH
 
-.PHONY: help demo test test-tvm lab pictures lint clean
+.PHONY: help demo test test-tvm compat lab pictures lint clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -81,6 +81,10 @@ test: lint ## lint, then the tests, then every notebook against its stored outpu
 test-tvm: $(STAMP) ## install TVM (100 MB) into .venv, then test with what it compiles
 	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check -e '.[tvm]' -c constraints.txt
 	"$(BIN)/python" -m pytest tests/runtime/test_tvm.py tests/loader/test_tvm.py $(PYTEST_ARGS)
+
+compat: $(STAMP) ## install libraries that people bring (300 MB) into .venv, then test with them
+	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check -e '.[compat]' -c constraints.txt
+	"$(BIN)/python" -m pytest tests/compat tests/isolation/test_libraries.py $(PYTEST_ARGS)
 
 lab: $(STAMP) ## open JupyterLab on the notebooks
 	"$(BIN)/python" -m jupyterlab notebooks/ $(LAB_ARGS)

@@ -96,3 +96,22 @@ def test_a_model_is_whole_though_others_load_theirs(four: Session, tmp_path: Pat
         assert all(values), values
     model = transformers.AutoModelForCausalLM.from_config(config)
     assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_lightning_on_a_worker_is_not_interactive(
+    four: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lightning")
+    from lightning.fabric import connector
+
+    monkeypatch.setattr(connector._IS_INTERACTIVE, "_found", True)
+    assert connector._IS_INTERACTIVE
+
+    def program() -> Any:
+        from lightning.fabric import Fabric
+
+        fabric = Fabric(accelerator="cpu", devices=4, strategy="ddp")
+        fabric.launch()
+        return fabric.global_rank, fabric.world_size
+
+    assert four.call_packed(program).debug_get_from_all() == [(rank, 4) for rank in range(4)]

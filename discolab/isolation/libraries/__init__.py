@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 # each enters its rows
-from . import accelerate, hydra, matplotlib, transformers  # noqa: F401
+from . import accelerate, hydra, lightning, matplotlib, transformers  # noqa: F401

@@ -1,0 +1,91 @@
+"""Programs as people bring them give, on threads and on processes, what torchrun gives.
+
+Each program in ``programs/`` writes what every rank has got. Threads and processes must agree in
+every digit; so must torchrun, where sums of floats over ranks are not rounded in another order
+(discolab adds in the order of the ranks, Gloo in one that depends on the size).
+"""
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from discolab import make_session
+from discolab.notebook.script import read_script, run_script
+
+PROGRAMS = Path(__file__).parent / "programs"
+LIBRARIES = {
+    "transformers_load": ["transformers", "accelerate"],
+    "trainer": ["transformers", "accelerate", "datasets"],
+    "accelerate_loop": ["accelerate"],
+    "fabric": ["lightning"],
+    "adapters": ["transformers", "peft", "einops", "torchmetrics"],
+    "tools": ["matplotlib", "tensorboard", "hydra", "datasets"],
+}
+ALWAYS = ("ddp", "sharded", "pipelines", "minigpt")
+SECONDS = 100
+
+
+def needs(name: str) -> Any:
+    """The program, skipped where a library is missing; most with libraries are slow."""
+    missing = [one for one in LIBRARIES.get(name, []) if importlib.util.find_spec(one) is None]
+    why = f"needs {', '.join(missing)}: pip install -e '.[compat]' -c constraints.txt"
+    marks = [pytest.mark.skipif(bool(missing), reason=why)]
+    return pytest.param(name, marks=marks)
+
+
+def facts_in(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
+
+
+def at_torchrun(name: str, folder: Path) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4"]
+    command += ["--standalone", str(PROGRAMS / f"{name}.py"), str(folder)]
+    environ = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "ENDS_AT_ONCE": "1"}
+    done = subprocess.run(command, capture_output=True, env=environ, timeout=SECONDS, text=True)
+    assert done.returncode == 0, done.stderr[-6000:]
+    return facts_in(folder)
+
+
+def on_workers(name: str, folder: Path, engine: str) -> list[dict[str, Any]]:
+    full, source = read_script(str(PROGRAMS / f"{name}.py"))
+    with make_session(4, engine, devices="cpu", timeout=SECONDS) as sess:
+        sess.call_packed(run_script, full, source, [str(folder)], full).debug_get_from_all()
+    return facts_in(folder)
+
+
+def differences(ours: Any, theirs: Any, place: str = "") -> list[str]:
+    """Where two results differ by more than the rounding of float32."""
+    if isinstance(ours, dict) and isinstance(theirs, dict) and ours.keys() == theirs.keys():
+        return [d for key in ours for d in differences(ours[key], theirs[key], f"{place}.{key}")]
+    if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        pairs = enumerate(zip(ours, theirs, strict=True))
+        return [d for i, pair in pairs for d in differences(*pair, f"{place}[{i}]")]
+    if isinstance(ours, float) and isinstance(theirs, float):
+        if math.isclose(ours, theirs, rel_tol=1e-5, abs_tol=1e-6):
+            return []
+    elif ours == theirs:
+        return []
+    return [f"{place}: {ours!r} and {theirs!r}"]
+
+
+@pytest.mark.filterwarnings("ignore")  # those of libraries are none of ours
+@pytest.mark.parametrize("name", [*map(needs, ALWAYS), *(needs(name) for name in LIBRARIES)])
+def test_a_program_gives_what_torchrun_gives(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    found = {}
+    for how in ("torchrun", "threads", "processes"):
+        folder = tmp_path / how
+        folder.mkdir()
+        run = at_torchrun(name, folder) if how == "torchrun" else on_workers(name, folder, how)
+        found[how] = run
+    assert found["threads"] == found["processes"]
+    assert differences(found["threads"], found["torchrun"]) == []
