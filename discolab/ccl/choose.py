@@ -7,6 +7,7 @@ the session in this process share.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -111,6 +112,14 @@ def _agree(worker: Worker, name: str) -> Sequence[Any]:
     return ()
 
 
+def _exchange(worker: Worker, about: str, told: str) -> Sequence[str]:
+    """What all workers that meet at a hub tell of something, by rank."""
+    hub = _shared(worker, "gloo", lambda: _LIBRARIES["gloo"](worker))
+    members = resolve(worker, "world", "init_ccl")
+    found: Sequence[str] = _remote("agree").exchange(hub, worker, members, about, told)
+    return found
+
+
 def _library(name: str) -> Any:
     """A module of `backends`, imported when it is first asked for: most sessions need none."""
     return importlib.import_module(f".backends.{name}", __package__)
@@ -138,6 +147,9 @@ def _automatic(worker: Worker, fellows: Sequence[Any] = ()) -> str:
 def _obstacle(name: str, worker: Worker, fellows: Sequence[Any]) -> str:
     """Why the workers can't use a backend, "" if they can."""
     if name == "mpi":
+        if has_hub(worker):
+            mpi = _remote("mpi")
+            return str(mpi.obstacle([mpi.Standing(*fellow.mpi) for fellow in fellows]))
         return str(_library("mpi").obstacle(worker))
     if has_hub(worker):
         if name == "local":
@@ -218,7 +230,11 @@ _LIBRARIES: dict[str, Callable[[Worker], Backend]] = {
         if has_hub(worker)
         else _library("nccl").NcclBackend(_local(worker))
     ),
-    "mpi": lambda worker: _library("mpi").backend(worker),
+    "mpi": lambda worker: (
+        _remote("mpi").connect(worker, functools.partial(_exchange, worker))
+        if has_hub(worker)
+        else _library("mpi").backend(worker)
+    ),
 }
 
 

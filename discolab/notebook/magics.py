@@ -40,7 +40,7 @@ class DiscoMagics(LabMagics):
     @argument("--devices", help="cpu, or one for each worker: cuda:0,cuda:1")
     @argument("-g", "--gpu-ids", metavar="IDS", help="GPUs by index: 0,1")
     @argument("--groups", type=int, default=1, help="cut the workers in this many groups")
-    @argument("--ccl", default="auto", help="collective backend: auto, local, gloo, nccl")
+    @argument("--ccl", default="auto", help="collective backend: auto, local, gloo, nccl, mpi")
     @argument("--mesh", metavar="AXES", help="arrange the workers in a mesh: dp=2,tp=2")
     @argument(
         "--nodes",

@@ -30,6 +30,8 @@ from .library import LibraryBackend
 from .mpi_post import Communicator, Post
 from .mpi_work import MpiWork, Requests
 
+INSTALL = "pip install 'discolab[mpi]' brings it, and an MPI library with mpirun"
+
 Turn = tuple[int, int]  # the ordinal of the command, and the number of the collective in it
 
 
@@ -38,12 +40,15 @@ def obstacle(worker: Worker) -> str:
     if len(worker.peers) > 1:
         return (
             f"'mpi' needs a process for every worker, started by mpirun; these {len(worker.peers)} "
-            "are threads of one process: use 'local'"
+            "are threads of one process: use 'local', or --engine sockets"
         )
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as exc:
-        return f"'mpi' needs the package mpi4py and an MPI library ({exc}); else use 'local'"
+        return (
+            f"'mpi' needs the package mpi4py and an MPI library ({exc}): {INSTALL}; "
+            "else use 'local'"
+        )
     size, rank = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
     if (size, rank) != (worker.num_workers, worker.worker_id):
         return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,6 +13,7 @@ from ...runtime.worker import Worker
 from ..call import Call, Signature
 from ..groups import Group
 from ..meeting.verdicts import call_site
+from . import mpi
 from .backend import HubBackend
 from .works import Job
 
@@ -20,13 +21,16 @@ _BOOT = "/proc/sys/kernel/random/boot_id"
 
 
 class Fellow(NamedTuple):
-    """What one worker tells: its device, the machine that it is on, and its GPU's own name."""
+    """What one worker tells: its device, the machine that it is on, its GPU's own name, and, where
+    "mpi" is asked for, its `mpi.Standing`.
+    """
 
     rank: int
     device: str
     machine: str
     gpu: str
     nccl: bool
+    mpi: Sequence[Any] = ()
 
 
 def agree(backend: HubBackend, worker: Worker, members: Group, name: str) -> list[Fellow]:
@@ -37,19 +41,35 @@ def agree(backend: HubBackend, worker: Worker, members: Group, name: str) -> lis
     CollectiveError
         If they ask for different backends.
     """
-    call = Call("init_ccl", worker, members, Signature(f"init_ccl({name!r})"), call_site(worker))
-    told = json.dumps(_fellow(worker)).encode()
+    told = json.dumps(_fellow(worker, name))
+    return [
+        Fellow(*json.loads(one)) for one in exchange(backend, worker, members, repr(name), told)
+    ]
+
+
+def exchange(
+    backend: HubBackend, worker: Worker, members: Group, about: str, told: str
+) -> list[str]:
+    """Meet all workers; what each tells, by rank.
+
+    Raises
+    ------
+    CollectiveError
+        If it is `about` something else for one of them.
+    """
+    call = Call("init_ccl", worker, members, Signature(f"init_ccl({about})"), call_site(worker))
     gathering = _Gathering()
-    backend.join(call, gathering, told).wait()
-    return [Fellow(*json.loads(one)) for one in gathering.given]
+    backend.join(call, gathering, told.encode()).wait()
+    return [bytes(one).decode() for one in gathering.given]
 
 
-def _fellow(worker: Worker) -> Fellow:
+def _fellow(worker: Worker, name: str) -> Fellow:
     gpu = ""
     if worker.device.type == "cuda":
         gpu = str(getattr(torch.cuda.get_device_properties(worker.device), "uuid", worker.device))
     nccl = torch.distributed.is_nccl_available()
-    return Fellow(worker.worker_id, str(worker.device), machine(), gpu, nccl)
+    own = mpi.standing(worker) if name == "mpi" else ()
+    return Fellow(worker.worker_id, str(worker.device), machine(), gpu, nccl, own)
 
 
 def machine() -> str:

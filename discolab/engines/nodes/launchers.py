@@ -16,6 +16,10 @@ _NAMES = (
 )
 
 
+SERVED_BEFORE = "DISCOLAB_NODE_SERVED_BEFORE"
+"""In the environment of workers whose node has served another session before theirs."""
+
+
 @dataclass(frozen=True)
 class Place:
     """Which of a launcher's processes this one is."""

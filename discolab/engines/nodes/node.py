@@ -30,7 +30,7 @@ from ..remote.zygote import Zygote
 from .brood import Brood
 from .forked_zygote import ForkedZygote
 from .keys import Keys
-from .launchers import Place
+from .launchers import SERVED_BEFORE, Place
 from .machines import (
     NO_SESSION,
     address_towards,
@@ -323,6 +323,7 @@ def run_nodes(
             code = 1
         if not stay:
             return code
+        os.environ[SERVED_BEFORE] = "1"  # workers to come inherit it
 
 
 def run_forked(settings: dict[str, Any]) -> int:
