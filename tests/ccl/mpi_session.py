@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from discolab import DiscoError, Session, WorkerError, ccl, current_worker, make_session
+from discolab.ccl.remote import mpi
 from discolab.engines.nodes.keys import default_file, load_keys
 
 SIZE = 3
@@ -68,6 +69,21 @@ def death(sess: Session) -> None:
     assert time.monotonic() - began < 20
 
 
+def late(sess: Session) -> None:
+    """One worker does not connect: the wait ends, it is told from then on, and Gloo goes on."""
+
+    def never_connect() -> None:
+        mpi.START_TIMEOUT = 1.0
+        if current_worker().rank == 1:
+            mpi._join = lambda *_: time.sleep(1000)  # type: ignore[assignment]
+
+    sess.call_packed(never_connect).debug_get_from_all()
+    with pytest.raises(DiscoError, match=r"asked to connect, and has not answered within 1 s"):
+        sess.init_ccl("mpi")
+    with pytest.raises(DiscoError, match=r"has not answered; restart the process"):
+        sess.init_ccl("mpi")
+
+
 def main(case: str, mpirun: str) -> None:
     load_keys(default_file())
     with socket.socket() as free:
@@ -84,10 +100,11 @@ def main(case: str, mpirun: str) -> None:
     try:
         options = {"port": port, "timeout": 30, "start_timeout": 60, "devices": "cpu"}
         with make_session(SIZE, "sockets", nodes=SIZE, **options) as sess:
-            sess.init_ccl("mpi")
-            check(sess)
-            if case != "stay":
-                {"collectives": collectives, "absence": absence, "death": death}[case](sess)
+            if case != "late":
+                sess.init_ccl("mpi")
+                check(sess)
+            if case in CASES:
+                CASES[case](sess)
             if case != "death":
                 check(sess)
         if case == "stay":
@@ -104,6 +121,8 @@ def main(case: str, mpirun: str) -> None:
         nodes.wait(20)
     print(f"{case} ok", flush=True)
 
+
+CASES = {"collectives": collectives, "absence": absence, "death": death, "late": late}
 
 if __name__ == "__main__":
     main(*sys.argv[1:])

@@ -45,7 +45,7 @@ def test_every_operation_between_processes(processes: int) -> None:
 
 
 @needs_mpi
-@pytest.mark.parametrize("case", ["collectives", "absence", "death", "stay"])
+@pytest.mark.parametrize("case", ["collectives", "absence", "death", "late", "stay"])
 def test_a_session_whose_nodes_mpirun_has_started(case: str, tmp_path: Path) -> None:
     assert MPIRUN is not None
     root, here = Path(discolab.__file__).parent.parent, Path(__file__).parent
