@@ -147,7 +147,7 @@ table.add(
         treatment=Treatment.PER_WORKER,
         meaning="What is compiled for one worker is not run by another; they compile in turns. "
         "The recompile limits are raised by the number of workers, who share a function's code.",
-        test="tests/ccl/test_dist_models.py",
+        test="tests/ccl/test_dist_limits.py::test_compiled_code_is_each_workers_own",
         on_import={"torch": _backends, "torch._dynamo.convert_frame": _lock},
     )
 )

@@ -42,7 +42,8 @@ table.add(
         treatment=Treatment.PER_WORKER,
         meaning="Each worker, and each script that it runs, begins with states of torch, `random` "
         "and `numpy.random` that nobody else has, as a new process does.",
-        test="tests/engines/test_fresh_random.py",
+        test="tests/engines/test_fresh_random.py::"
+        "test_no_two_workers_draw_the_same_before_they_are_seeded",
         enter=_enter,
         in_own_process=True,
         library="Python",

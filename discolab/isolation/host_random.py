@@ -125,7 +125,8 @@ table.add(
         treatment=Treatment.PER_WORKER,
         meaning="The functions of `random` and those of `numpy.random` that draw from its legacy "
         "state use a state of the worker's own, also by names bound before the first session.",
-        test="tests/engines/test_host_randomness.py",
+        test="tests/engines/test_host_randomness.py::"
+        "test_the_same_seed_gives_each_worker_the_same_numbers",
         install=_install,
         library="Python",
     )

@@ -205,7 +205,7 @@ table.add(
         meaning="New modules are imported one after the other, each to its end: Stop waits for "
         "it, as long as no module takes ten seconds. What is cut short or fails is taken away "
         "again, with what refers to it.",
-        test="tests/isolation/test_imports.py",
+        test="tests/isolation/test_imports.py::test_an_import_that_was_cut_short_starts_anew",
         install=_install,
         in_own_process=True,  # on_import needs it, and Stop must not cut an import there either
         library="Python",
@@ -217,7 +217,7 @@ table.add(
         treatment=Treatment.IN_TURNS,
         meaning="Who waits for a module that puts another object in its place in `sys.modules` "
         "(transformers does) gets that object, not the one before.",
-        test="tests/isolation/test_imports.py",
+        test="tests/isolation/test_imports.py::test_a_module_that_replaces_itself_is_one_for_all",
         install=_install_again,
         library="Python",
     )

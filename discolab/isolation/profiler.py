@@ -70,7 +70,7 @@ table.add(
         state="`torch.profiler`",
         treatment=Treatment.REFUSED,
         meaning="An error on all but one worker: `with profile() if rank == 0 else nullcontext()`.",
-        test="tests/ccl/test_dist_limits.py",
+        test="tests/ccl/test_dist_limits.py::test_one_worker_may_profile",
         on_import={"torch.autograd.profiler": _profiler},
     )
 )

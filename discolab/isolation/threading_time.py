@@ -101,7 +101,8 @@ table.add(
         treatment=Treatment.PER_WORKER,
         meaning="`time.sleep` on a worker ends at an interrupt of that worker, and an interrupt "
         "does not go to the thread that it starts.",
-        test="tests/engines/test_hooks.py",
+        test="tests/engines/test_hooks.py::"
+        "test_hooks_last_from_the_first_session_to_the_end_of_the_last",
         install=_install_interrupts,
         in_own_process=True,  # an interrupt comes from another thread there too
         library="Python",
@@ -113,7 +114,7 @@ table.add(
         treatment=Treatment.PER_WORKER,
         meaning="A thread that a worker's code starts with `threading` is that worker's, and so is "
         "what it submits to a `ThreadPoolExecutor`, whoever has made that.",
-        test="tests/engines/test_hooks.py",
+        test="tests/engines/test_hooks.py::test_a_thread_started_by_a_worker_belongs_to_it",
         install=_install,
         library="Python",
     )

@@ -197,7 +197,8 @@ table.add(
         "before, `torch.ops`, graphs of `torch.compile`. `torch.manual_seed` seeds it. C++ "
         "extensions that draw by themselves, and code of inductor's `cpp_wrapper`, take the "
         "process's state.",
-        test="tests/engines/test_randomness.py",
+        test="tests/engines/test_randomness.py::"
+        "test_the_same_seed_gives_the_numbers_of_a_single_process",
         install=_install,
     )
 )

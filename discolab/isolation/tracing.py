@@ -131,7 +131,7 @@ table.add(
         treatment=Treatment.IN_TURNS,
         meaning="`torch.fx`, `make_fx` and `torch.export` trace one worker's program after the "
         "other; a trace with real collectives can't complete, and is told so.",
-        test="tests/ccl/test_dist_models.py",
+        test="tests/ccl/test_dist_limits.py::test_workers_trace_programs_in_turn",
         on_import={
             "torch._ops": _modes,
             "torch.fx._symbolic_trace": _symbolic_trace,

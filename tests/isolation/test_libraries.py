@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from discolab import Session, ThreadedSession, current_worker
+from discolab import Session, ThreadedSession, ccl, current_worker
 
 
 @pytest.fixture
@@ -115,3 +115,23 @@ def test_lightning_on_a_worker_is_not_interactive(
         return fabric.global_rank, fabric.world_size
 
     assert four.call_packed(program).debug_get_from_all() == [(rank, 4) for rank in range(4)]
+
+
+def test_each_worker_has_settings_of_matplotlib(four: Session) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    before = matplotlib.rcParams["lines.linewidth"]
+
+    def program() -> Any:
+        import matplotlib
+
+        rank = current_worker().worker_id
+        matplotlib.rcParams["lines.linewidth"] = 10.0 + rank
+        ccl.barrier()
+        with matplotlib.rc_context({"lines.markersize": 20.0 + rank}):
+            ccl.barrier()
+            found = matplotlib.rcParams["lines.linewidth"], matplotlib.rcParams["lines.markersize"]
+        return found
+
+    found = four.call_packed(program).debug_get_from_all()
+    assert found == [(10.0 + rank, 20.0 + rank) for rank in range(4)]
+    assert matplotlib.rcParams["lines.linewidth"] == before

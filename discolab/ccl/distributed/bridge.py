@@ -201,7 +201,7 @@ table.add(
         treatment=Treatment.PER_WORKER,
         meaning="Each worker is a rank; `dist` is initialized from the start. The notebook is no "
         "rank.",
-        test="tests/ccl/test_dist_process.py",
+        test="tests/ccl/test_dist_failures.py::test_two_sessions_at_once_and_one_after_another",
         install=_install,
         leave=close_world,
         in_own_process=True,

@@ -224,7 +224,7 @@ table.add(
         state="`loss_parallel`'s table of handlers",
         treatment=Treatment.PER_WORKER,
         meaning="It is there until the last worker has left `loss_parallel`.",
-        test="tests/ccl/test_dist_models.py",
+        test="tests/ccl/test_dist_models.py::test_sequence_parallel_layers_and_loss",
         on_import={"torch.distributed.tensor.parallel.loss": _loss_parallel},
     )
 )
@@ -233,7 +233,7 @@ table.add(
         state="hooks of `ModTracker` and `CommDebugMode` on all modules",
         treatment=Treatment.PER_WORKER,
         meaning="They count what the worker that has set them does.",
-        test="tests/ccl/test_dist_models.py",
+        test="tests/ccl/test_dist_models.py::test_communication_is_counted_for_each_worker",
         on_import={
             "torch.distributed.tensor.debug._comm_mode": _comm_mode,
             "torch.distributed._tools.mod_tracker": _module_tracker,
@@ -245,7 +245,7 @@ table.add(
         state="DTensor's random state",
         treatment=Treatment.PER_WORKER,
         meaning="Random functions of DTensor draw from the worker's state.",
-        test="tests/ccl/test_dist_models.py",
+        test="tests/ccl/test_dist_models.py::test_random_dtensors_draw_from_the_workers_own_state",
         on_import={"torch.distributed.tensor._random": _random},
         in_own_process=True,
     )
@@ -255,7 +255,7 @@ table.add(
         state="DTensor's fake mode for working out shapes",
         treatment=Treatment.IN_TURNS,
         meaning="One thread at a time is in it.",
-        test="tests/ccl/test_dist_models.py",
+        test="tests/ccl/test_dist_failures.py::test_dtensors_in_two_sessions_at_once",
         on_import={"torch.distributed.tensor._sharding_prop": _sharding_prop},
     )
 )
@@ -284,7 +284,7 @@ table.add(
         treatment=Treatment.REFUSED,
         meaning="An error at the next forward, where torch would train on without reducing: "
         "`reset_iter_state()` on all ranks (torch 2.13) and `zero_grad()`, or build it again.",
-        test="tests/ccl/test_dist_failures.py",
+        test="tests/ccl/test_dist_models.py::test_fsdp2_after_a_backward_that_was_cut_short",
         on_import={"torch.distributed.fsdp._fully_shard._fsdp_state": _fsdp_state},
         in_own_process=True,
     )
@@ -294,7 +294,7 @@ table.add(
         state="`torch.distributed.rpc`",
         treatment=Treatment.REFUSED,
         meaning="It has one agent in a process; `discolab.rpc` has the same calls on every engine.",
-        test="tests/ccl/test_dist_limits.py",
+        test="tests/ccl/test_dist_limits.py::test_rpc_is_refused",
         on_import={"torch.distributed.rpc": _rpc},
         in_own_process=True,
     )

@@ -91,7 +91,7 @@ table.add(
         state="pyplot's figures",
         treatment=Treatment.PER_WORKER,
         meaning="Each worker has figures, and a current one, of its own.",
-        test="tests/notebook/test_matplotlib.py",
+        test="tests/notebook/test_matplotlib.py::test_each_worker_shows_its_figure_with_its_rank",
         on_import={"matplotlib._pylab_helpers": _figures},
         library="matplotlib",
     )
@@ -102,7 +102,7 @@ table.add(
         treatment=Treatment.PER_WORKER,
         meaning="What a worker sets, also by a style, `rc_context` or `plt.ion`, is its own; for "
         "all else it sees the notebook's.",
-        test="tests/notebook/test_matplotlib.py",
+        test="tests/isolation/test_libraries.py::test_each_worker_has_settings_of_matplotlib",
         on_import={"matplotlib": _settings},
         library="matplotlib",
     )
