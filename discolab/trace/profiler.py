@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
+from ..isolation.profiler import Part
 from ..runtime.errors import ArgumentError
 from ..runtime.session import Session
 from ..runtime.worker import Worker, current_worker
@@ -112,7 +113,8 @@ def _share(profiler: torch.profiler.profile, workers: list[Worker]) -> int:
     results = getattr(inner, "kineto_results", None)
     if results is None:
         raise ArgumentError("merge_profiler: this profiler has no events; stop it first")
-    found = _by_worker(results.events(), workers, _clocks())
+    events = results.events_of_all() if isinstance(results, Part) else results.events()
+    found = _by_worker(events, workers, _clocks())
     for worker in workers:
         recorder = recorder_of(worker)
         if recorder is not None:  # a new list: it may be read beside

@@ -1,6 +1,5 @@
 """What torch has once in a process: refused, told of, or made to work on workers."""
 
-import contextlib
 import os
 import random
 import sys
@@ -19,22 +18,48 @@ from discolab import WorkerError
 from .conftest import Start
 
 
-def test_one_worker_may_profile(start: Start) -> None:
-    def profile(ranks: list[int]) -> int:
-        mine = dist.get_rank() in ranks
-        with torch.profiler.profile() if mine else contextlib.nullcontext() as found:
-            for _ in range(5):
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
+def test_workers_profile_at_the_same_time(start: Start) -> None:
+    def profile(ranks: list[int]) -> dict[str, int]:
+        rank = dist.get_rank()
+        if rank not in ranks:
+            for _ in range(3):
+                torch.ones(10).cos()
                 dist.all_reduce(torch.ones(10))
-                torch.ones(10).sum()
-        return len(found.key_averages()) if mine else 0
+            return {}
+        with torch.profiler.profile() as found:
+            for _ in range(3):
+                (torch.ones(10).sin() if rank == 1 else torch.ones(10).exp()).sum()
+                dist.all_reduce(torch.ones(10))
+        return {event.key: event.count for event in found.key_averages()}
+
+    def cycles() -> list[int]:
+        seen: list[int] = []
+
+        def ready(found: torch.profiler.profile) -> None:
+            seen.append(sum(e.count for e in found.key_averages() if e.key == "aten::tan"))
+
+        rank = dist.get_rank()
+        schedule = torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=2)
+        with torch.profiler.profile(schedule=schedule, on_trace_ready=ready) as found:
+            for _ in range(8):
+                for _ in range(rank + 1):
+                    torch.ones(3).tan()
+                dist.barrier()
+                found.step()
+        return seen
 
     with start(3) as sess:
-        for _ in range(2):
-            seen = sess.call_packed(profile, [1]).debug_get_from_all()
-            assert (seen[0], seen[2]) == (0, 0)
-            assert seen[1] > 0
-            with pytest.raises(WorkerError, match="torch's profiler is running on another thread"):
-                sess.call_packed(profile, [0, 1, 2]).debug_get_from_all()
+        for ranks in ([1], [0, 1, 2], [0, 2]):
+            for rank, seen in enumerate(sess.call_packed(profile, ranks).debug_get_from_all()):
+                if rank not in ranks:
+                    assert seen == {}
+                    continue
+                assert seen["c10d::allreduce_"] == 3
+                assert seen.get("aten::sin", 0) == (3 if rank == 1 else 0)
+                assert seen.get("aten::exp", 0) == (0 if rank == 1 else 3)
+                assert "aten::cos" not in seen
+        assert sess.call_packed(cycles).debug_get_from_all() == [[2, 2], [4, 4], [6, 6]]
 
 
 def test_rpc_is_refused(start: Start) -> None:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from ...isolation import table
 from ...isolation.patches import Patches
+from ...isolation.profiler import shared as profiling
 from ...isolation.table import Row, Treatment
 from ...runtime.errors import ArgumentError
 
@@ -73,7 +74,7 @@ def _seen(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     to_dispatcher = getattr(_ProcessGroup, name)
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not (_modes() or _profiled()):
+        if not (_modes() or _profiled() or profiling):
             return method(self, *args, **kwargs)
         try:
             return to_dispatcher(self, *args, **kwargs)
