@@ -135,3 +135,24 @@ def test_each_worker_has_settings_of_matplotlib(four: Session) -> None:
     found = four.call_packed(program).debug_get_from_all()
     assert found == [(10.0 + rank, 20.0 + rank) for rank in range(4)]
     assert matplotlib.rcParams["lines.linewidth"] == before
+
+
+def test_each_worker_has_figures_of_its_own(four: Session) -> None:
+    pytest.importorskip("matplotlib")
+
+    def program() -> Any:
+        import matplotlib
+
+        matplotlib.use("agg")
+        import matplotlib.pyplot as plt
+
+        ccl.barrier()
+        figure = plt.figure()
+        ccl.barrier()
+        plt.plot([1, current_worker().worker_id])
+        found = plt.gcf() is figure, plt.get_fignums(), len(figure.axes)
+        ccl.barrier()
+        plt.close("all")
+        return found
+
+    assert four.call_packed(program).debug_get_from_all() == [(True, [1], 1)] * 4

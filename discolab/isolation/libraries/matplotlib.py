@@ -91,7 +91,7 @@ table.add(
         state="pyplot's figures",
         treatment=Treatment.PER_WORKER,
         meaning="Each worker has figures, and a current one, of its own.",
-        test="tests/notebook/test_matplotlib.py::test_each_worker_shows_its_figure_with_its_rank",
+        test="tests/isolation/test_libraries.py::test_each_worker_has_figures_of_its_own",
         on_import={"matplotlib._pylab_helpers": _figures},
         library="matplotlib",
     )
