@@ -138,7 +138,8 @@ def test_each_worker_has_settings_of_matplotlib(four: Session) -> None:
 
 
 def test_each_worker_has_figures_of_its_own(four: Session) -> None:
-    pytest.importorskip("matplotlib")
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("svg")
 
     def program() -> Any:
         import matplotlib
@@ -156,3 +157,4 @@ def test_each_worker_has_figures_of_its_own(four: Session) -> None:
         return found
 
     assert four.call_packed(program).debug_get_from_all() == [(True, [1], 1)] * 4
+    assert matplotlib.get_backend() == "svg"

@@ -6,11 +6,14 @@ Who draws takes the turn of those who import, since drawing imports modules and 
 from __future__ import annotations
 
 import functools
+import importlib
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from ...runtime.worker import current_worker_or_none
 from .. import table
 from ..imports import import_turn
 from ..own import PerWorker
@@ -18,6 +21,8 @@ from ..patches import Patches
 from ..table import Row, Treatment
 
 Function = Callable[..., Any]
+
+_TO_FILES = frozenset({"agg", "cairo", "pdf", "pgf", "ps", "svg", "template"})
 
 
 def _figures(module: ModuleType, patches: Patches) -> None:
@@ -69,6 +74,40 @@ def _settings(module: ModuleType, patches: Patches) -> None:
     patches.at_undo(put_back)
 
 
+def _use(module: ModuleType, patches: Patches) -> None:
+    """It looks for pyplot, which another worker may be importing."""
+
+    def use_over(use: Function) -> Function:
+        @functools.wraps(use)
+        def use_whole(*args: Any, **kwargs: Any) -> Any:
+            if table.is_half_made(sys.modules.get("matplotlib.pyplot")):
+                importlib.import_module("matplotlib.pyplot")
+            return use(*args, **kwargs)
+
+        return use_whole
+
+    patches.replace(module, "use", use_over)
+
+
+def _switch(module: ModuleType, patches: Patches) -> None:
+    """A worker that wants to draw to files does not take the notebook's backend away."""
+
+    def switch_over(switch: Function) -> Function:
+        @functools.wraps(switch)
+        def switch_own(newbackend: str) -> None:
+            if current_worker_or_none() is None or newbackend.lower() not in _TO_FILES:
+                switch(newbackend)
+                return
+            if module._backend_mod is None:  # nobody has drawn yet: the notebook's, if it has one
+                chosen = dict.__getitem__(module.rcParams, "backend")
+                switch(chosen if isinstance(chosen, str) else newbackend)
+            module.rcParams["backend"] = newbackend
+
+        return switch_own
+
+    patches.replace(module, "switch_backend", switch_over)
+
+
 def _in_turn(function: Function) -> Function:
     @functools.wraps(function)
     def draw_in_turn(*args: Any, **kwargs: Any) -> Any:
@@ -104,6 +143,17 @@ table.add(
         "all else it sees the notebook's.",
         test="tests/isolation/test_libraries.py::test_each_worker_has_settings_of_matplotlib",
         on_import={"matplotlib": _settings},
+        library="matplotlib",
+    )
+)
+table.add(
+    Row(
+        state="matplotlib's backend",
+        treatment=Treatment.PER_WORKER,
+        meaning="`matplotlib.use` on a worker with a backend that draws to files leaves the "
+        "notebook's as it is.",
+        test="tests/isolation/test_libraries.py::test_each_worker_has_figures_of_its_own",
+        on_import={"matplotlib": _use, "matplotlib.pyplot": _switch},
         library="matplotlib",
     )
 )
