@@ -72,37 +72,6 @@ def _loss_parallel(module: ModuleType, patches: Patches) -> None:
     patches.replace(module, "_disable_custom_loss_ops", disable_over)
 
 
-def _module_tracker(module: ModuleType, patches: Patches, name: str = "ModTracker") -> None:
-    """Hooks on all modules of the process: they count for the thread that has set them."""
-    tracker = getattr(module, name)
-
-    def enter_over(enter: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(enter)
-        def enter_here(self: Any) -> Any:
-            self.discolab_thread = threading.get_ident()
-            return enter(self)
-
-        return enter_here
-
-    def hook_over(hook: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(hook)
-        def hook_here(self: Any, *args: Any) -> Any:
-            if getattr(self, "discolab_thread", 0) == threading.get_ident():
-                return hook(self, *args)
-            return None
-
-        return hook_here
-
-    patches.replace(tracker, "__enter__", enter_over)
-    for hook in ("_fw_pre_hook", "_fw_post_hook", "_bw_hook"):
-        if hook in vars(tracker):
-            patches.replace(tracker, hook, hook_over)
-
-
-def _comm_mode(module: ModuleType, patches: Patches) -> None:
-    _module_tracker(module, patches, "_CommModeModuleTracker")
-
-
 class _RandomOfWorkers(ModuleType):
     """``torch.distributed.tensor._random`` with a tracker for each worker."""
 
@@ -226,18 +195,6 @@ table.add(
         meaning="It is there until the last worker has left `loss_parallel`.",
         test="tests/ccl/test_dist_models.py::test_sequence_parallel_layers_and_loss",
         on_import={"torch.distributed.tensor.parallel.loss": _loss_parallel},
-    )
-)
-table.add(
-    Row(
-        state="hooks of `ModTracker` and `CommDebugMode` on all modules",
-        treatment=Treatment.PER_WORKER,
-        meaning="They count what the worker that has set them does.",
-        test="tests/ccl/test_dist_models.py::test_communication_is_counted_for_each_worker",
-        on_import={
-            "torch.distributed.tensor.debug._comm_mode": _comm_mode,
-            "torch.distributed._tools.mod_tracker": _module_tracker,
-        },
     )
 )
 table.add(
