@@ -21,6 +21,7 @@ from typing import Any
 
 from ..runtime.errors import SessionError, WaitTimeoutError
 from ..runtime.failures import name_ranks
+from ..runtime.quiet import without_lines
 from ..runtime.waiter import waiter_here
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
@@ -28,6 +29,7 @@ from .patches import Patches
 from .table import Row, Treatment
 
 _PATIENCE = 60.0  # seconds
+NOISE = (b"USDT:", b"must run in same thread as registerClient")  # C++ prints it at each start
 _LOOK = 0.005  # seconds between two looks of a thread that can't be woken
 _SETTINGS = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
 
@@ -82,7 +84,8 @@ class _Run:
         """Stop torch's profiler, if nobody has; under the lock."""
         global _run
         if self.result is None:
-            self.result = disable()
+            with without_lines(NOISE):
+                self.result = disable()
             shared.difference_update(self.joined)
             if _run is self:
                 _run = None
@@ -210,7 +213,8 @@ def _profiler(module: ModuleType, patches: Patches) -> None:
                         self.experimental_config = module._ExperimentalConfig(
                             profile_all_threads=True
                         )
-                    prepare(self)
+                    with without_lines(NOISE):
+                        prepare(self)
             self.entered = True
 
         return prepare_or_join
@@ -232,7 +236,8 @@ def _profiler(module: ModuleType, patches: Patches) -> None:
                         self.experimental_config = module._ExperimentalConfig(
                             profile_all_threads=True
                         )
-                    start(self)
+                    with without_lines(NOISE):
+                        start(self)
                 run.joined[worker] = time.time_ns()
                 shared.add(worker)
             self.profiling_start_time_ns = time.perf_counter_ns()

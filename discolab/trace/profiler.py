@@ -15,21 +15,20 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from ..isolation.profiler import Part
+from ..isolation.profiler import NOISE, Part
 from ..runtime.errors import ArgumentError
+from ..runtime.quiet import without_lines
 from ..runtime.session import Session
 from ..runtime.worker import Worker, current_worker
 from .control import tracing
 from .events import CPU, DONE, GPU
 from .metrics import native_id
-from .quiet import without_lines
 from .recorder import CAPACITY, OWN_WORDS, recorder_of
 from .result import Trace
 
 MOST = 200_000  # events of torch that a worker keeps
 _KEY = "discolab.trace.profiler"
 _PAIRS = 9
-_NOISE = (b"USDT:", b"must run in same thread as registerClient")  # torch says it itself
 
 
 @contextmanager
@@ -70,7 +69,7 @@ def begin_profile() -> None:
     config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     with worker.held_back():
         made = torch.profiler.profile(activities=activities, experimental_config=config)
-        with without_lines(_NOISE):
+        with without_lines(NOISE):
             made.start()
         worker.shared[_KEY] = made
 
@@ -84,7 +83,7 @@ def end_profile() -> None:
     if made is None:
         return
     with worker.held_back():
-        with without_lines(_NOISE):
+        with without_lines(NOISE):
             made.stop()
         _share(made, list(worker.peers.values()))
 
