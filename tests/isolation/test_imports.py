@@ -65,11 +65,19 @@ def four() -> Iterator[Session]:
     [
         ("from transformers import AutoModelForCausalLM, AutoConfig", 0),
         ("from transformers import AutoModelForCausalLM, AutoConfig", 0.3),
-        ("import accelerate, datasets; accelerate.Accelerator, datasets.Dataset", 0),
+        ("import accelerate; accelerate.Accelerator", 0),
+        ("import datasets; datasets.Dataset", 0),
         ("import lightning; lightning.Fabric", 0.5),
         ("import sympy; sympy.printing", 0.1),
     ],
-    ids=["transformers", "transformers, cut", "accelerate", "lightning, cut", "sympy, cut"],
+    ids=[
+        "transformers",
+        "transformers, cut",
+        "accelerate",
+        "datasets",
+        "lightning, cut",
+        "sympy, cut",
+    ],
 )
 def test_four_workers_import_a_library_at_once(statement: str, delay: float) -> None:
     library = statement.split()[1].rstrip(",;")
