@@ -81,12 +81,13 @@ def _port(worker: Worker) -> int:
 
 _Environ: type[Any] = type(os.environ)
 _OVER = "os.environ"  # in `Worker.process_state`
+_read = _Environ.__getitem__
 
 
 def _is_set(name: str) -> bool:
     """Whether the process has a variable."""
     try:
-        _Environ.__getitem__(os.environ, name)
+        _read(os.environ, name)
     except KeyError:
         return False
     return True
@@ -126,15 +127,18 @@ class WorkerEnviron(_Environ):  # type: ignore[misc] # the base is a variable
     def __getitem__(self, key: str) -> str:
         worker = current_worker_or_none()
         if worker is not None:
-            own: Mapping[str, str | None] = _written(worker)
-            if key in _OF_TORCHRUN and key not in own:
-                own = variables_of(worker)  # the session is asked for no other variable
-            if key in own:
+            own: Mapping[str, str | None] | None = worker.process_state.get(_OVER)
+            if own is not None and key in own:
                 value = own[key]
                 if value is None:
                     raise KeyError(key)
                 return value
-        return str(super().__getitem__(key))
+            if key in _OF_TORCHRUN:  # the session is asked for no other variable
+                torchruns = variables_of(worker)
+                if key in torchruns:
+                    return torchruns[key]
+        found: str = _read(self, key)
+        return found
 
     def __setitem__(self, key: str, value: str) -> None:
         worker = current_worker_or_none()
@@ -169,7 +173,7 @@ def _leave(worker: Worker) -> None:
         return
     for name in worker.process_state.pop(_OVER, ()):
         if _is_set(name):
-            os.putenv(name, _Environ.__getitem__(os.environ, name))
+            os.putenv(name, _read(os.environ, name))
         else:
             os.unsetenv(name)
 
