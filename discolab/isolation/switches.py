@@ -19,9 +19,9 @@ once there, for as long as the trace takes; any other is an error.
 A worker that leaves a context because of an exception, and a script that ends, put the switches
 back as well as they can: what can't be agreed upon then is put back when all workers are idle.
 
-`_lock` guards `_values`, `_wishes`, `_traced` and the changes of the switches themselves. `_active`
-is changed by each worker for itself; who changes `_values` looks at it after that, and a worker
-looks at `_values` after it has entered itself there.
+`_lock` guards `_values`, `_wishes`, `_traced`, `_entered` and the changes of the switches
+themselves. A worker sets its `current` itself; who changes `_values` looks at it after that, and a
+worker looks at `_values` after it has set it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ import torch
 import torch.backends
 
 from ..runtime import contexts
-from ..runtime.actions import Command, DiscoAction
+from ..runtime.actions import Command
 from ..runtime.errors import SessionError
 from ..runtime.waiter import waiter_here
 from ..runtime.worker import Worker, current_worker_or_none
@@ -50,8 +50,6 @@ from .patches import Patches
 from .table import Row, Treatment
 from .together import Together, obstacle
 from .turns import is_in_turn
-
-_CALL = DiscoAction.CALL_PACKED
 
 
 @dataclass(frozen=True)
@@ -242,7 +240,6 @@ class _Values:
 _lock = threading.RLock()
 _values: _Values | None = None  # None: all have the same
 _wishes: dict[Worker, dict[Switch, Any]] = {}
-_active: set[Worker] = set()  # in the middle of a command
 _traced: dict[Switch, tuple[Any, Any]] = {}
 _entered: weakref.WeakSet[Worker] = weakref.WeakSet()
 
@@ -254,7 +251,8 @@ def _values_of_each(in_force: int) -> _Values:
         state = _state()
         _values = _Values({_session_of(worker): state for worker in _entered}, in_force)
         _values.states[_NOTEBOOK] = state
-        contexts.notebook_differs = True
+        contexts.usual_kernels = False
+        _hook_calls()
     return _values
 
 
@@ -265,43 +263,45 @@ def _join() -> None:
         _values.states[_values.in_force] = state = _state()
         if all(other == state for other in _values.states.values()):
             _values = None
-            contexts.notebook_differs = False
+            contexts.usual_kernels = not _traced and contexts.all_kernels()
+            _hook_calls()
+
+
+def _active() -> list[Worker]:
+    """The workers that are in the middle of a command; under the lock."""
+    return [worker for worker in _entered if worker.current is not None and not worker.ended]
 
 
 def _others_active(worker: Worker) -> bool:
-    """Whether a worker of another session runs a command."""
-    return any(_session_of(other) != _session_of(worker) for other in tuple(_active))
+    """Whether a worker of another session runs a command; under the lock."""
+    return any(_session_of(other) != _session_of(worker) for other in _active())
 
 
 # -- a worker's commands ---------------------------------------------------------------------------
 
 
 def _enter(worker: Worker) -> None:
-    plain = worker.dispatch[_CALL]
     with _lock:
         _entered.add(worker)
         if _values is not None:
             _values.states[_values.in_force] = _state()
             _values.states.setdefault(_session_of(worker), _values.states[_NOTEBOOK])
+        _hook_calls()
 
-    begins, ends = _active.add, _active.discard
 
-    def call(command: Command) -> None:
-        """Run a command with the workers' values in force."""
-        begins(worker)
-        try:
-            plain(command if _values is None else _begin(worker, command))
-        finally:
-            ends(worker)
-            if _values is not None or _wishes:
-                _idle()
+def _hook_calls() -> None:
+    """Have workers look before and after each call, for as long as values differ; under the lock.
 
-    worker.dispatch[_CALL] = call
+    A worker that begins a call at this moment either sees the hook or counts as active already.
+    """
+    needed = _values is not None or bool(_wishes)
+    for worker in _entered:
+        worker.after_call = _idle if needed else None
+        worker.before_call = functools.partial(_begin, worker) if needed else None
 
 
 def _leave(worker: Worker) -> None:
     with _lock:
-        _active.discard(worker)
         _entered.discard(worker)
         _wishes.pop(worker, None)
         session = _session_of(worker)
@@ -309,6 +309,7 @@ def _leave(worker: Worker) -> None:
             if _values.in_force == session:
                 _values.use(_NOTEBOOK)
             _values.states.pop(session, None)
+        worker.before_call = worker.after_call = None
         _idle()
 
 
@@ -335,7 +336,7 @@ def _refuse_session() -> None:
 def _idle() -> None:
     """A worker has ended its command: after the last one the notebook's values are in force."""
     with _lock:
-        if _active:
+        if _active():
             return
         for worker, wishes in tuple(_wishes.items()):  # of those that could not agree
             for switch, value in wishes.items():
@@ -428,6 +429,7 @@ def _agree(switch: Switch, value: Any, worker: Worker, quietly: bool) -> None:
         with _lock:
             mine = _wishes.setdefault(worker, {})
             mine[switch] = value
+            _hook_calls()
             if not any(map(wait.lacks, tuple(worker.peers.values()))):
                 _change(switch, value, worker)
         worker.wait_for(lambda: switch not in mine, wait, check=wait.check)
@@ -474,7 +476,7 @@ def _set_in_notebook(switch: Switch, value: Any) -> None:
     """The workers' values stay what they are."""
     with _lock:
         values = _values_of_each(_NOTEBOOK)
-        active = next(iter(tuple(_active)), None)
+        active = next(iter(_active()), None)
         values.use(_NOTEBOOK)
         switch.set(value)
         if active is not None:
@@ -582,6 +584,7 @@ def _install(patches: Patches) -> None:
                 if isinstance(prop, torch.backends.ContextProp) and prop.setter in new:
                     patches.replace(prop, "setter", new.__getitem__)
                     patches.replace(prop, "getter", lambda get: new.get(get, get))
+    contexts.usual_kernels = contexts.all_kernels()
     patches.at_undo(_put_back)
 
 
@@ -592,10 +595,10 @@ def _put_back() -> None:
         if _values is not None:
             _values.use(_NOTEBOOK)
         _values = None
-        contexts.notebook_differs = False
+        contexts.usual_kernels = False
         _wishes.clear()
-        _active.clear()
         _traced.clear()
+        _hook_calls()
 
 
 @contextmanager

@@ -18,7 +18,8 @@ A command is a plain tuple whose first item is the action and whose second is a 
 
 Register 0 means "no result". With `tell` an orphan failure (see errors.py) is the reply.
 `func` is a `Register` or a callable; `bind` says, in bits, whether the function
-(BIND_FUNCTION) or the arguments (BIND_ARGUMENTS) must be looked up or copied on the worker;
+(BIND_FUNCTION) or the arguments (BIND_ARGUMENTS) must be looked up or copied on the worker, and
+whether all tensors among them are simple (SIMPLE_TENSORS, see `regions`);
 `site` is ``(code object or file name, line)`` of the call on the controller.
 """
 
@@ -33,6 +34,7 @@ Command = tuple[Any, ...]
 
 BIND_FUNCTION = 1
 BIND_ARGUMENTS = 2
+SIMPLE_TENSORS = 4
 
 
 class DiscoAction(IntEnum):

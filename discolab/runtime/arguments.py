@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from .errors import ArgumentError
-from .regions import copies_of, copy_of
+from .regions import copies_of, copy_of, copy_simple
 from .tvm_values import from_tvm, is_of_tvm
 
 C = TypeVar("C", bound=type)
@@ -83,21 +83,29 @@ _SEQUENCES = (list, tuple, set, frozenset)
 
 
 class Copies:
-    """The copies of the tensors in a value, made together when the first one is asked for."""
+    """The copies of the tensors in a value, made when the first one is asked for.
 
-    __slots__ = ("_made", "_whole")
+    `simple`: whether all are simple tensors, see `regions.copies_of`; None while that is unknown.
+    Where it is known before, as on a worker that is told, nothing is searched.
+    """
 
-    def __init__(self, whole: Any) -> None:
+    __slots__ = ("_made", "_whole", "simple")
+
+    def __init__(self, whole: Any, simple: bool | None = None) -> None:
         self._whole = whole
-        self._made: dict[int, torch.Tensor] | None = None
+        self._made: dict[int, torch.Tensor] = {}
+        self.simple = simple
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The copy of one of them."""
-        if self._made is None:
+        if self.simple is None:
             found: list[torch.Tensor] = []
             _collect(self._whole, found, 0)
-            self._made = copies_of(found)
-        return self._made[id(tensor)]
+            self.simple, self._made = copies_of(found)
+        made = self._made.get(id(tensor))
+        if made is None:
+            made = self._made[id(tensor)] = copy_simple(tensor)
+        return made
 
 
 def _collect(value: Any, found: list[torch.Tensor], depth: int) -> None:

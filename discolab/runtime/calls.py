@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from . import variables
-from .actions import BIND_ARGUMENTS, BIND_FUNCTION, DiscoAction
+from .actions import BIND_ARGUMENTS, BIND_FUNCTION, SIMPLE_TENSORS, DiscoAction
 from .arguments import Copies, Pickled, Register, as_tensor, encode, is_atom
 from .channel import Ticket
-from .contexts import with_context
+from .contexts import nothing_in_force, with_context
 from .controller import Controller, call_site, check_timeout
 from .dref import DPackedFunc, DRef
 from .errors import ArgumentError, ForeignDRefError, WorkerError
@@ -64,11 +64,14 @@ class Caller(Controller):
         with self._lock:
             if self._closed:
                 self._check_open()
-            reg = self._next_register()
+            registers = self._registers
+            if len(registers.dropped) > 1:
+                self._flush_dropped()
+            reg = registers.take()
             try:
                 ref = DRef(reg, self)  # type: ignore[arg-type]  # it is a Session
             except BaseException:
-                self._registers.give_back(reg)
+                registers.give_back(reg)
                 raise
             command = (_CALL_PACKED, reg, what, given, named, bind, site)
             if self._torn:
@@ -267,7 +270,8 @@ class Caller(Controller):
     def _encode_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The payload of CALL_PACKED: ``func, args, kwargs, bind, site``."""
         bind = 0
-        func, args = with_context(func, args)
+        if not nothing_in_force():
+            func, args = with_context(func, args)
         kind = type(func)
         if kind is DPackedFunc and func.session is self:
             func = func.reg_id if type(func.reg_id) is Register else Register(func.reg_id)
@@ -278,7 +282,8 @@ class Caller(Controller):
         copies = None
         for arg in args:
             if not is_atom(arg):
-                copies = Copies((args, kwargs)) if kwargs or len(args) > 1 else None
+                alone = len(args) == 1 and not kwargs and isinstance(arg, torch.Tensor)
+                copies = None if alone else Copies((args, kwargs))
                 args = tuple([encode(a, self._register_of, 0, copies) for a in args])
                 bind |= BIND_ARGUMENTS
                 break
@@ -286,6 +291,8 @@ class Caller(Controller):
             copies = copies or Copies(kwargs)
             kwargs = {k: encode(v, self._register_of, 0, copies) for k, v in kwargs.items()}
             bind |= BIND_ARGUMENTS
+        if copies is not None and copies.simple:
+            bind |= SIMPLE_TENSORS
         return func, args, kwargs, bind, call_site(3)
 
 

@@ -40,37 +40,38 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 _saved_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
 _any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
-_any_anomaly: Callable[[], bool] = torch._C.is_anomaly_enabled
-# the process's, which is quick to ask, and right unless `notebook_differs`
-_flash: Callable[[], bool] = torch._C._get_flash_sdp_enabled
-_math: Callable[[], bool] = torch._C._get_math_sdp_enabled
-_efficient: Callable[[], bool] = torch._C._get_mem_efficient_sdp_enabled
-_cudnn: Callable[[], bool] = torch._C._get_cudnn_sdp_enabled
-_priority: Callable[[], list[int]] = torch._C._get_sdp_priority_order
-_USUAL_PRIORITY = _priority()
-notebook_differs = False  # whether isolation keeps switches for the notebook and for workers
+_USUAL_PRIORITY: list[int] = torch._C._get_sdp_priority_order()
+usual_kernels = False  # whether isolation knows that `all_kernels` holds for the notebook
 _is_grad_enabled, _is_inference = torch.is_grad_enabled, torch.is_inference_mode_enabled
 
 
+def nothing_in_force(
+    # no global names, which isolation replaces by slower ones that look who asks
+    anybodys_anomaly: Callable[[], bool] = torch._C.is_anomaly_enabled,
+) -> bool:
+    """Whether a call need carry nothing: all here is as torch has it usually."""
+    return (
+        _is_grad_enabled()
+        and not _is_inference()
+        and not _function_modes()
+        and not _dispatch_modes()
+        and not _any_autocast()
+        and _transform() is None
+        and _saved_hooks(True) is None
+        and not (anybodys_anomaly() and torch.is_anomaly_enabled())
+        and (usual_kernels or all_kernels())
+    )
+
+
 def with_context(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """A call's function and arguments, and within them what is in force here, if anything is.
+    """A call's function and arguments, and within them what is in force here.
 
     Raises
     ------
     ArgumentError
         If that can't be carried to a worker.
     """
-    if (
-        _is_grad_enabled()
-        and not _is_inference()
-        and not _any_autocast()
-        and not _function_modes()
-        and not _dispatch_modes()
-        and _transform() is None
-        and _saved_hooks(True) is None
-        and not _any_anomaly()
-        and (_all_kernels() if notebook_differs else _all_kernels_of_process())
-    ) or _is_own(func):
+    if _is_own(func):
         return func, args
     return run_within, ((*_state(), function_text(func)), func, *args)
 
@@ -99,11 +100,7 @@ def _is_own(func: Any) -> bool:
     )
 
 
-def _all_kernels_of_process() -> bool:
-    return _flash() and _math() and _efficient() and _cudnn() and _priority() == _USUAL_PRIORITY
-
-
-def _all_kernels() -> bool:
+def all_kernels() -> bool:
     """Whether torch chooses among all kernels of attention, as it does usually."""
     c: Any = torch._C
     return bool(
@@ -146,7 +143,7 @@ def _state() -> State:
         torch.is_autocast_cache_enabled(),
         devices[-1].device if devices else None,
         torch.is_anomaly_check_nan_enabled() if torch.is_anomaly_enabled() else None,
-        None if _all_kernels() else tuple(map(int, attention._cur_sdpa_kernel_backends(True))),
+        None if all_kernels() else tuple(map(int, attention._cur_sdpa_kernel_backends(True))),
     )
 
 

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
+from types import CodeType
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -501,14 +502,21 @@ def check_timeout(timeout: Any) -> float | None:
     return seconds
 
 
+_last_site: CodeType | None = None  # code of a user that has called, to recognize it quickly
+
+
 def call_site(above: int = 2) -> tuple[Any, int] | None:
     """Where the user's code called discolab: the nearest frame outside of the package.
 
     `above` is the first frame that may be the user's, counted from here.
     """
+    global _last_site
     frame = sys._getframe(above)
+    if frame.f_code is _last_site:
+        return frame.f_code, frame.f_lineno
     while frame is not None:
         if not frame.f_globals.get("__name__", "").startswith(_OWN_MODULES):
+            _last_site = frame.f_code
             return frame.f_code, frame.f_lineno
         frame = frame.f_back  # type: ignore[assignment]
     return None

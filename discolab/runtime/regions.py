@@ -173,38 +173,49 @@ def dressed(
     return tensor.requires_grad_() if needs_grad else tensor
 
 
-def copies_of(tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Copies of tensors, by `id`, that overlap where these do.
+def copies_of(tensors: Iterable[torch.Tensor]) -> tuple[bool, dict[int, torch.Tensor]]:
+    """Whether these are simple, and copies of them, by `id`, that overlap where these do.
 
-    They keep dtype, device, strides and `requires_grad`, and leave their graphs.
+    Simple: all are plain, in order, apart from each other, and neither conjugated nor negated.
+    Copies keep dtype, device, strides and `requires_grad`, and leave their graphs.
     """
     different = {id(tensor): tensor for tensor in tensors}
     regions = find_regions(list(different.values()))
+    simple = not regions
     made: dict[int, torch.Tensor] = {}
     for key, tensor in different.items():
         region = regions.get(key)
-        if region is None:
-            made[key] = _copy_in_order(tensor) if is_plain(tensor) else _copy_of_its_kind(tensor)
-            continue
-        if region.base is None:
-            region.base = region.memory().clone()
-        offset, strides = region.place_of(tensor)
-        fresh = view_in(region.base, tensor.dtype, tensor.shape, strides, offset)
-        made[key] = _as_the_other(fresh, tensor, tensor.is_conj(), tensor.is_neg())
-    return made
+        conj, neg = tensor.is_conj(), tensor.is_neg()
+        if region is not None:
+            if region.base is None:
+                region.base = region.memory().clone()
+            offset, strides = region.place_of(tensor)
+            fresh = view_in(region.base, tensor.dtype, tensor.shape, strides, offset)
+            made[key] = _as_the_other(fresh, tensor, conj, neg)
+        elif not is_plain(tensor):
+            made[key] = _copy_of_its_kind(tensor)
+            simple = False
+        elif conj or neg:
+            made[key] = _as_the_other(bare(tensor).clone(), tensor, conj, neg)
+            simple = False
+        else:
+            made[key] = copy_simple(tensor)
+    return simple, made
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     """As `copies_of`, of one alone."""
-    if is_plain(tensor) and in_order(tensor):
-        return _copy_in_order(tensor)
-    return copies_of([tensor])[id(tensor)]
+    if is_plain(tensor) and in_order(tensor) and not tensor.is_conj() and not tensor.is_neg():
+        return copy_simple(tensor)
+    return copies_of([tensor])[1][id(tensor)]
 
 
-def _copy_in_order(tensor: torch.Tensor) -> torch.Tensor:
-    conj, neg = tensor.is_conj(), tensor.is_neg()
-    fresh = (bare(tensor) if conj or neg else tensor.detach()).clone()
-    return _as_the_other(fresh, tensor, conj, neg)
+def copy_simple(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a simple tensor, see `copies_of`."""
+    fresh = tensor.detach().clone()
+    if type(tensor) is torch.nn.Parameter:
+        return torch.nn.Parameter(fresh, tensor.requires_grad)
+    return fresh.requires_grad_() if tensor.requires_grad else fresh
 
 
 def _as_the_other(fresh: torch.Tensor, tensor: torch.Tensor, conj: bool, neg: bool) -> torch.Tensor:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from . import actions, arguments
-from .actions import BIND_ARGUMENTS, BIND_FUNCTION, Command, DiscoAction, site_text
+from .actions import BIND_ARGUMENTS, BIND_FUNCTION, SIMPLE_TENSORS, Command, DiscoAction, site_text
 from .channel import Channel
 from .contexts import run_within
 from .errors import (
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 _MOST_FAILED_CALLS = 16
 
+_now = time.monotonic
 _local = threading.local()
 _sole: Worker | None = None  # has this process for itself: threads that nobody has bound are its
 
@@ -193,6 +194,8 @@ class Worker(Interruptible):
         self.died = False
         self.alone = ""
         self.dispatch = self._table()
+        self.before_call: Callable[[Command], Command] | None = None
+        self.after_call: Callable[[], None] | None = None
         self._numbers = itertools.count(1)  # of failures
         self._began = time.monotonic()
         self._pid = os.getpid()
@@ -286,23 +289,19 @@ class Worker(Interruptible):
         return do
 
     def _call_packed(self, command: Command) -> None:
-        _, reg, func, args, kwargs, bind, _ = command
-        self._began = time.monotonic()
+        self._began = _now()
         self.current = command
         self.running = True
+        if self.before_call is not None:
+            command = self.before_call(command)
+        _, reg, func, args, kwargs, bind, _ = command
         try:
             if reg:
                 self.registers.pop(reg, None)  # a reused id: free the old value first
             if self.interrupts:
                 raise WorkerInterrupted("cancelled before it began")
-            if bind & BIND_FUNCTION:
-                func = self._bind_function(func)
-            if bind & BIND_ARGUMENTS:
-                alone = len(args) == 1 and not kwargs
-                copies = None if alone else arguments.Copies((args, kwargs))
-                args = [arguments.bind(arg, self._lookup, copies) for arg in args]
-                kwargs = {k: arguments.bind(v, self._lookup, copies) for k, v in kwargs.items()}
-                del copies
+            if bind:
+                func, args, kwargs = self._bind(bind, func, args, kwargs)
             value = func(*args, **kwargs) if kwargs else func(*args)
             self.running = False
             if self._async_sent:
@@ -314,13 +313,20 @@ class Worker(Interruptible):
                 _end_child(exc)
             self._absorb()
             self._poison(reg, command, exc)
-            self.executed += 1
-            self.current = None
-            if self.link is not None:
-                self.link.call_failed(self.executed - 1)
+            self._end_failed_call()
             return
         self.executed += 1
         self.current = None
+        if self.after_call is not None:
+            self.after_call()
+
+    def _end_failed_call(self) -> None:
+        self.executed += 1
+        self.current = None
+        if self.after_call is not None:
+            self.after_call()
+        if self.link is not None:
+            self.link.call_failed(self.executed - 1)
 
     def _finish_interrupted(self) -> None:
         """Close the command that an interrupt tore out of."""
@@ -328,10 +334,21 @@ class Worker(Interruptible):
         command = self.current
         assert command is not None
         self._poison(command[1], command, WorkerInterrupted("interrupted"))
-        self.executed += 1
-        self.current = None
-        if self.link is not None:
-            self.link.call_failed(self.executed - 1)
+        self._end_failed_call()
+
+    def _bind(self, bind: int, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+        """The callable and the arguments that registers and copies stand for."""
+        if bind & BIND_FUNCTION:
+            func = self._bind_function(func)
+        if bind & BIND_ARGUMENTS:
+            alone = len(args) == 1 and not kwargs
+            simple = bool(bind & SIMPLE_TENSORS)
+            copies = (
+                arguments.Copies((args, kwargs), simple or None) if simple or not alone else None
+            )
+            args = [arguments.bind(arg, self._lookup, copies) for arg in args]
+            kwargs = {k: arguments.bind(v, self._lookup, copies) for k, v in kwargs.items()}
+        return func, args, kwargs
 
     def _bind_function(self, func: Any) -> Any:
         if type(func) is arguments.Register:
