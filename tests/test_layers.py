@@ -18,6 +18,7 @@ import discolab
 # From the bottom up. A module may import its own layer and the layers before it.
 LAYERS = (
     "runtime",
+    "transport",
     "isolation",
     "engines",
     "ccl",

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from discolab import ProcessSession, current_worker
-from discolab.engines.remote import messages, parcels
+from discolab.engines.remote import messages
+from discolab.transport import frame as frames
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
@@ -90,8 +91,8 @@ def test_what_ctrl_c_has_half_sent_is_done_once(
     lines = trio._exchange.lines
     send, ranks = lines.send, []
 
-    def interrupted(rank: int, parcel: parcels.Parcel) -> None:
-        send(rank, parcel)
+    def interrupted(rank: int, frame: frames.Frame) -> None:
+        send(rank, frame)
         ranks.append(rank)
         if len(ranks) == 1:
             raise KeyboardInterrupt
@@ -106,23 +107,23 @@ def test_what_ctrl_c_has_half_sent_is_done_once(
     assert len(ranks) > 3, "nothing was sent a second time: this test tests nothing"
 
 
-def test_parcels_are_bundled_and_those_with_segments_stay_apart() -> None:
-    small = [parcels.pack(bytes([n]) * n) for n in range(1, 6)]
-    large = parcels.pack(b"head", [bytes(100_000)], segments=True)
-    assert large.segment is not None
-    bundles = parcels.bundle([*small[:3], large, *small[3:]])
-    assert [parcel.segment for parcel in bundles] == [None, large.segment, None]
-    assert parcels.unbundle(bundles[0].data) == [parcel.data for parcel in small[:3]]
-    assert parcels.unbundle(bundles[1].data) == [large.data]
-    assert parcels.unbundle(bundles[2].data) == [parcel.data for parcel in small[3:]]
+def test_frames_are_bundled_and_those_with_buffers_stay_apart() -> None:
+    small = [frames.pack(bytes([n]) * n) for n in range(1, 6)]
+    large = frames.pack(b"head", [bytes(100_000)], shared=True)
+    assert large.buffer is not None
+    bundles = frames.bundle([*small[:3], large, *small[3:]])
+    assert [frame.buffer for frame in bundles] == [None, large.buffer, None]
+    assert frames.unbundle(bundles[0].data) == [frame.data for frame in small[:3]]
+    assert frames.unbundle(bundles[1].data) == [large.data]
+    assert frames.unbundle(bundles[2].data) == [frame.data for frame in small[3:]]
 
 
 def test_bundles_stay_below_the_longest_message() -> None:
-    many = [parcels.pack(bytes(500))] * 400
-    bundles = parcels.bundle(many)
-    assert max(len(parcel.data) for parcel in bundles) <= parcels.LARGEST
-    found = [message for parcel in bundles for message in parcels.unbundle(parcel.data)]
-    assert found == [parcel.data for parcel in many]
+    many = [frames.pack(bytes(500))] * 400
+    bundles = frames.bundle(many)
+    assert max(len(frame.data) for frame in bundles) <= frames.LARGEST
+    found = [message for frame in bundles for message in frames.unbundle(frame.data)]
+    assert found == [frame.data for frame in many]
 
 
 def test_a_reply_with_nothing_to_tell_is_told_from_other_messages() -> None:

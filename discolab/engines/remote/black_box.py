@@ -11,6 +11,8 @@ import mmap
 import os
 import struct
 
+from ...transport.frame import new_memory
+
 SIZE = 1 << 16  # bytes
 _DONE = struct.Struct("<Q")
 _USED = struct.Struct("<I")
@@ -56,6 +58,6 @@ class BlackBox:
 
 def new_box() -> tuple[BlackBox, int]:
     """A box, and a descriptor for the other process."""
-    fd = os.memfd_create("discolab-box", os.MFD_CLOEXEC)
+    fd = new_memory()
     os.ftruncate(fd, SIZE)
     return BlackBox(os.dup(fd)), fd

@@ -29,13 +29,13 @@ from ...runtime.link import Ears, state_of
 from ...runtime.probes import SERVICE as PROBES
 from ...runtime.probes import answer as probe_answer
 from ...runtime.worker import Worker, bind_thread, own_process
+from ...transport.frame import BufferPool, Frame, unbundle, unpack
 from .. import hooks
 from ..local_workers import leave_thread, prepare_thread
 from . import messages, streams
 from .black_box import BlackBox
 from .lines import Wire
 from .local_lines import LocalWire
-from .parcels import Parcel, SegmentPool, unbundle, unpack
 
 HEARTBEAT = 2.0  # seconds at most after which a worker that has said nothing says that it lives
 _FLUSH_EVERY = 0.1  # seconds between two looks at output while a command runs
@@ -128,7 +128,7 @@ class WireLink:
         self._announced = 0
         self._told_in = -1  # the last call that has told something
         self._failed_since = False  # a call that has told nothing
-        self._pool = SegmentPool()
+        self._pool = BufferPool()
         self._ears = Ears()
         self._said_at = time.monotonic()
         self.outlet = streams.Outlet(wire.wake)
@@ -150,11 +150,11 @@ class WireLink:
         segments = self._wire.segments
         self._send(messages.pack_message(*contents, segments=segments, pool=self._pool))
 
-    def _send(self, parcel: Parcel) -> None:
+    def _send(self, frame: Frame) -> None:
         with self._out:
             if self.outlet.waiting:
                 self._send_output()
-            self._wire.send(parcel)
+            self._wire.send(frame)
             self._said_at = time.monotonic()
 
     def tell(self, service: str, value: Any) -> None:
@@ -219,8 +219,8 @@ class WireLink:
         with self._out:
             state = state_of(self.worker, self.channel.received)
             fields = messages.state_fields(state)
-            parcel = messages.pack_message(messages.STATE, fields, segments=self._wire.segments)
-            self._wire.send(parcel)
+            frame = messages.pack_message(messages.STATE, fields, segments=self._wire.segments)
+            self._wire.send(frame)
             self._said_at = time.monotonic()
 
     # -- hearing -----------------------------------------------------------------------------

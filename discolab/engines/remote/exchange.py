@@ -33,10 +33,10 @@ from ...runtime.failures import Failure
 from ...runtime.link import SERVICES, Ears, Service, WorkerState, state_of
 from ...runtime.probes import SERVICE as PROBES
 from ...runtime.worker import Worker
+from ...transport.frame import Frame, FrameError, bundle, unpack
 from . import messages
 from . import printed as _printed  # noqa: F401 - shows output where no notebook does
 from .lines import END, JOINED, MESSAGE, TEXT, Event, Lines
-from .parcels import LineError, Parcel, bundle, unpack
 
 _TICK = 0.05  # seconds between two looks when nothing comes in
 _MOST_LINES = 60  # of what a worker has put out, kept: a crash alone may say forty
@@ -74,11 +74,11 @@ class RemoteChannel:
         forget = self.forget
         if forget:
             self.forget = ()
-        parcel, text, site = exchange.packed(command, self.rank, forget)
+        frame, text, site = exchange.packed(command, self.rank, forget)
         self.note(text, site)
         with exchange.cork:
             exchange.flush_held()
-            exchange.lines.send(self.rank, parcel)
+            exchange.lines.send(self.rank, frame)
 
     def note(self, text: str, site: Any) -> None:
         """Count a command, and keep of a call what may be said of it later."""
@@ -163,12 +163,12 @@ class Exchange:
         self._ears = Ears()  # worker 0's
         self._tickets: dict[int, tuple[Ticket, list[None]]] = {}
         self._numbers = itertools.count(1)
-        self._packed: tuple[Command, Parcel, str, Any, tuple[int, ...]] | None = None
+        self._packed: tuple[Command, Frame, str, Any, tuple[int, ...]] | None = None
         self._last_number = 0
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="discolab-reader", daemon=True)
         self.cork = threading.RLock()  # guards `_held`, and the sending of commands
-        self._held: list[Parcel] = []
+        self._held: list[Frame] = []
         self._turn = 0
         self._flushing = False
         self._all = tuple(self.channels.values())
@@ -196,14 +196,14 @@ class Exchange:
                 channel.send(command)
             return
         self._turn += 1
-        parcel, text, site = self._pack(command, forget, self._number_of, self._turn)
+        frame, text, site = self._pack(command, forget, self._number_of, self._turn)
         for channel in channels:
             channel.forget = ()
             channel.note(text, site)
         with self.cork:
             held = self._held
-            held.append(parcel)
-            may_wait = command[0] == _CALL_PACKED and parcel.segment is None
+            held.append(frame)
+            may_wait = command[0] == _CALL_PACKED and frame.buffer is None
             # worker 0 says that it is idle no more and then looks: one of us two sees the other
             if not (may_wait and self.idle and len(held) < _MOST_HELD):
                 self.flush_held()
@@ -215,9 +215,9 @@ class Exchange:
             send = self.lines.send
             try:
                 self._flushing = True  # worker 0 need not wait for the cork just to find nothing
-                for parcel in held if len(held) == 1 else bundle(held):
+                for frame in held if len(held) == 1 else bundle(held):
                     for channel in self._all:
-                        send(channel.rank, parcel)
+                        send(channel.rank, frame)
             finally:
                 self._flushing = False
             # not before: after a Ctrl-C above all is sent again, and `turn` sorts it out
@@ -229,18 +229,18 @@ class Exchange:
         forget: tuple[int, ...],
         number_of: Callable[[Ticket], int],
         turn: int = 0,
-    ) -> tuple[Parcel, str, Any]:
-        """A command as a parcel, and of a call what it is in words, and where it was made."""
-        parcel = messages.pack_command(command, number_of, forget, self.lines.segments, turn)
+    ) -> tuple[Frame, str, Any]:
+        """A command as a frame, and of a call what it is in words, and where it was made."""
+        frame = messages.pack_command(command, number_of, forget, self.lines.segments, turn)
         if command[0] != _CALL_PACKED:
-            return parcel, "", None
+            return frame, "", None
         func = command[2]
-        return parcel, "a call" if type(func) is Register else _words(func), command[6]
+        return frame, "a call" if type(func) is Register else _words(func), command[6]
 
     def packed(
         self, command: Command, rank: int, forget: tuple[int, ...]
-    ) -> tuple[Parcel, str, Any]:
-        """A command as a parcel, and in words; packed once for all workers that get it."""
+    ) -> tuple[Frame, str, Any]:
+        """A command as a frame, and in words; packed once for all workers that get it."""
         known = self._packed
         if known is not None and known[0] is command and known[4] is forget:
             if rank == self.num_workers - 1:
@@ -248,10 +248,10 @@ class Exchange:
             return known[1], known[2], known[3]
         again = known is not None and known[0] is command  # the same question, to another worker
         number_of = self._same_number if again else self._number_of
-        parcel, text, site = self._pack(command, forget, number_of)
+        frame, text, site = self._pack(command, forget, number_of)
         if rank < self.num_workers - 1 and command[0] != DiscoAction.DEBUG_SET_REGISTER:
-            self._packed = command, parcel, text, site, forget
-        return parcel, text, site
+            self._packed = command, frame, text, site, forget
+        return frame, text, site
 
     def _same_number(self, _ticket: Ticket) -> int:
         return self._last_number
@@ -429,7 +429,7 @@ class Exchange:
             try:
                 body, frames = unpack(event.data, event.fd, self._droppers[rank])
                 message = protocol.decode(body, frames)
-            except (LineError, protocol.ProtocolError) as exc:
+            except (FrameError, protocol.ProtocolError) as exc:
                 self._lose(rank, f"said something that is no message of ours ({exc})")
                 return
             self._hear(rank, message)
@@ -537,10 +537,10 @@ class Exchange:
 class _NoLines(Lines):
     """Lines of which nothing is left."""
 
-    def send(self, rank: int, parcel: Parcel) -> None:
+    def send(self, rank: int, frame: Frame) -> None:
         pass
 
-    def control(self, rank: int, parcel: Parcel) -> None:
+    def control(self, rank: int, frame: Frame) -> None:
         pass
 
     def receive(self, timeout: float) -> list[Event]:

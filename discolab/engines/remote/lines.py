@@ -2,7 +2,7 @@
 
 A worker's line carries commands (controller to worker, received by the worker's own thread),
 control messages (controller to worker, received by its link thread, also while it computes), and
-all that the worker says (one stream, in order). Messages are `Parcel`s; a line never loses, repeats
+all that the worker says (one stream, in order). Messages are `Frame`s; a line never loses, repeats
 or reorders them, and never blocks the controller. `local_lines` and `zmq_lines` are the transports.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
-from .parcels import Parcel
+from ...transport.frame import Frame
 
 MESSAGE, TEXT, JOINED, END = "message", "text", "joined", "end"
 
@@ -39,14 +39,14 @@ class Lines(ABC):
     """
 
     segments: bool = False
-    """Whether parcels may have segments."""
+    """Whether frames may have segments."""
 
     @abstractmethod
-    def send(self, rank: int, parcel: Parcel) -> None:
+    def send(self, rank: int, frame: Frame) -> None:
         """Queue a command; never blocks, and does nothing where the line is broken."""
 
     @abstractmethod
-    def control(self, rank: int, parcel: Parcel) -> None:
+    def control(self, rank: int, frame: Frame) -> None:
         """Queue a control message; as `send`."""
 
     @abstractmethod
@@ -82,7 +82,7 @@ class Wire(ABC):
         """
 
     @abstractmethod
-    def send(self, parcel: Parcel) -> None:
+    def send(self, frame: Frame) -> None:
         """Say something; one thread at a time. May wait for room, not for an answer.
 
         Raises

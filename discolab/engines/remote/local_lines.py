@@ -17,10 +17,10 @@ import time
 from collections import deque
 from typing import Any
 
+from ...transport.frame import LARGEST, PORTABLE, Frame
 from .lines import END, MESSAGE, TEXT, Event, Lines, Wire
-from .parcels import HAVE_SEGMENTS, LARGEST, Parcel
 
-HAVE_LOCAL_LINES = HAVE_SEGMENTS and hasattr(socket, "SOCK_SEQPACKET") and hasattr(select, "epoll")
+HAVE_LOCAL_LINES = not PORTABLE and hasattr(socket, "SOCK_SEQPACKET") and hasattr(select, "epoll")
 _ROOM = LARGEST + 8_192  # bytes to receive a message in
 _BUFFER = 1 << 20  # bytes asked for in the kernel, for each direction
 _LOOK_FOR = 100e-6  # seconds for which a worker looks for its next command before it sleeps
@@ -45,7 +45,7 @@ class _Line:
         self, rank: int, cmd: socket.socket, ctl: socket.socket, text: int, process: int
     ) -> None:
         self.rank, self.cmd, self.ctl, self.text, self.process = rank, cmd, ctl, text, process
-        self.waiting: dict[socket.socket, deque[Parcel]] = {cmd: deque(), ctl: deque()}
+        self.waiting: dict[socket.socket, deque[Frame]] = {cmd: deque(), ctl: deque()}
         self.control_lock = threading.Lock()
         self.broken = False
 
@@ -93,32 +93,32 @@ class LocalLines(Lines):
         """Whether the descriptors of worker `rank` are these lines' to close."""
         return rank in self._lines
 
-    def send(self, rank: int, parcel: Parcel) -> None:
+    def send(self, rank: int, frame: Frame) -> None:
         """See `Lines`."""
         line = self._lines[rank]
-        self._send(line, line.cmd, parcel)
+        self._send(line, line.cmd, frame)
 
-    def control(self, rank: int, parcel: Parcel) -> None:
+    def control(self, rank: int, frame: Frame) -> None:
         """See `Lines`."""
         line = self._lines[rank]
         with line.control_lock:
-            self._send(line, line.ctl, parcel)
+            self._send(line, line.ctl, frame)
 
-    def _send(self, line: _Line, end: socket.socket, parcel: Parcel) -> None:
+    def _send(self, line: _Line, end: socket.socket, frame: Frame) -> None:
         waiting = line.waiting[end]
         if line.broken:
             return
         # what waits is taken away only after it was sent: so nothing overtakes it
         if not waiting:
             try:
-                send_parcel(end, parcel)
+                send_frame(end, frame)
                 return
             except BlockingIOError:
                 pass
             except OSError as exc:
                 if not is_full(exc):
                     return  # the reader thread sees the end of the line
-        waiting.append(parcel)
+        waiting.append(frame)
         self.wake()
 
     def receive(self, timeout: float) -> list[Event]:
@@ -163,7 +163,7 @@ class LocalLines(Lines):
         mask = select.EPOLLIN if end is line.cmd else 0
         try:
             while waiting:
-                send_parcel(end, waiting[0])
+                send_frame(end, waiting[0])
                 waiting.popleft()
         except OSError as exc:
             if not isinstance(exc, BlockingIOError) and not is_full(exc):
@@ -182,7 +182,7 @@ class LocalLines(Lines):
         """Take a message, the next one at the next poll; with `ended`, all, and then it is over."""
         while True:
             try:
-                found = recv_parcel(line.cmd)
+                found = recv_frame(line.cmd)
             except BlockingIOError:
                 if not ended:
                     return
@@ -276,10 +276,10 @@ class LocalWire(Wire):
         try:
             while time.perf_counter() < until:
                 try:
-                    return recv_parcel(self._cmd, _CLOEXEC | socket.MSG_DONTWAIT)
+                    return recv_frame(self._cmd, _CLOEXEC | socket.MSG_DONTWAIT)
                 except BlockingIOError:
                     os.sched_yield()
-            return recv_parcel(self._cmd)
+            return recv_frame(self._cmd)
         except OSError:
             return None
 
@@ -290,7 +290,7 @@ class LocalWire(Wire):
                 os.eventfd_read(self._alarm)
                 continue
             try:
-                found = recv_parcel(self._ctl)
+                found = recv_frame(self._ctl)
             except OSError:
                 found = None
             if found is None:
@@ -298,10 +298,10 @@ class LocalWire(Wire):
             return found
         return None
 
-    def send(self, parcel: Parcel) -> None:
+    def send(self, frame: Frame) -> None:
         """See `Wire`."""
         try:
-            send_parcel(self._cmd, parcel)
+            send_frame(self._cmd, frame)
         except OSError as exc:
             raise EOFError("the controller is gone") from exc
 
@@ -322,11 +322,11 @@ _send_now.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_i
 _send_now.restype = ctypes.c_ssize_t
 
 
-def send_parcel(end: socket.socket, parcel: Parcel) -> None:
+def send_frame(end: socket.socket, frame: Frame) -> None:
     """Send a message whole or not at all; raises an `OSError` where it can't."""
-    data = parcel.data
-    if parcel.segment is not None:
-        socket.send_fds(end, [data], [parcel.segment.fd])
+    data = frame.data
+    if frame.buffer is not None:
+        socket.send_fds(end, [data], [frame.buffer.fd])
     elif end.gettimeout() != 0:  # a worker's end, which waits until there is room
         end.send(data)
     elif _send_now(end.fileno(), data, len(data), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) < 0:
@@ -334,7 +334,7 @@ def send_parcel(end: socket.socket, parcel: Parcel) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def recv_parcel(end: socket.socket, flags: int = _CLOEXEC) -> tuple[bytes, int | None] | None:
+def recv_frame(end: socket.socket, flags: int = _CLOEXEC) -> tuple[bytes, int | None] | None:
     """A message and the descriptor that came with it; None at the end of the line."""
     data, ancillary, _, _ = end.recvmsg(_ROOM, _FD_ROOM, flags)
     if not ancillary:

@@ -37,7 +37,7 @@ from ...runtime.arguments import Register
 from ...runtime.failures import Failure, safe_str
 from ...runtime.link import WorkerState
 from ...runtime.sources import display_name, namers
-from .parcels import Parcel, SegmentPool, pack
+from ...transport.frame import BufferPool, Frame, pack
 
 # what a worker says
 REPLY, TELL, STATE, OUTPUT, PROGRESS, HELLO, FAILED = range(7)
@@ -133,7 +133,7 @@ def pack_command(
     forget: Sequence[int],
     segments: bool,
     turn: int = 0,
-) -> Parcel:
+) -> Frame:
     """A command as it goes to a worker.
 
     Parameters
@@ -185,9 +185,9 @@ def unpack_command(body: Any, frames: list[Any]) -> tuple[Command, tuple[int, ..
     return (action, reg, *call), forget, turn
 
 
-def pack_done(ticket: int, received: int) -> Parcel:
+def pack_done(ticket: int, received: int) -> Frame:
     """The reply that there is nothing to tell, after so many commands."""
-    return Parcel(DONE.pack(b"DONE", ticket, received))
+    return Frame(DONE.pack(b"DONE", ticket, received))
 
 
 def unpack_done(data: Any) -> tuple[int, int] | None:
@@ -199,8 +199,8 @@ def unpack_done(data: Any) -> tuple[int, int] | None:
 
 
 def pack_message(
-    kind: int, *contents: Any, segments: bool = False, pool: SegmentPool | None = None
-) -> Parcel:
+    kind: int, *contents: Any, segments: bool = False, pool: BufferPool | None = None
+) -> Frame:
     """Anything but a command.
 
     Raises

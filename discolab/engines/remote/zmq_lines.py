@@ -25,10 +25,10 @@ from typing import Any
 import zmq
 
 from ...runtime.errors import DiscoError
+from ...transport.frame import Frame
+from ...transport.loop import Wakeup
 from ..nodes.keys import Keys
-from .alarm import Alarm
 from .lines import END, JOINED, MESSAGE, TEXT, Event, Lines
-from .parcels import Parcel
 from .zmq_door import Door
 from .zmq_parts import (
     CMD,
@@ -103,7 +103,7 @@ class ZmqLines(Lines):
         self._texts: dict[int, int] = {}  # rank -> the pipe to which its descriptors 1, 2 lead
         self._watched: dict[int, Callable[[], None]] = {}
         self._more = self._closed = False
-        self._alarm = Alarm()
+        self._alarm = Wakeup()
         self._poll = select.poll()
         self._context = zmq.Context()
         try:
@@ -125,13 +125,13 @@ class ZmqLines(Lines):
 
     # -- sending -----------------------------------------------------------------------------
 
-    def send(self, rank: int, parcel: Parcel) -> None:
+    def send(self, rank: int, frame: Frame) -> None:
         """See `Lines`."""
-        self._send((rank, CMD), parcel.data)
+        self._send((rank, CMD), frame.data)
 
-    def control(self, rank: int, parcel: Parcel) -> None:
+    def control(self, rank: int, frame: Frame) -> None:
         """See `Lines`."""
-        self._send((rank, CTL), parcel.data)
+        self._send((rank, CTL), frame.data)
 
     def tell_node(self, node: bytes, message: dict[str, Any]) -> None:
         """Say something to a node; any thread."""

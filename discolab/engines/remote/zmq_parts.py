@@ -19,7 +19,7 @@ import zmq
 from ..nodes.keys import Keys
 
 CMD, CTL, OUT = range(3)  # the connections of a worker
-VERSION = 1  # of what is said over zmq: lines, nodes, parcels
+VERSION = 1  # of what is said over zmq: lines, nodes, frames
 JOIN = struct.Struct("<4s16sIB")  # magic and version, the session's token, rank, which connection
 MAGIC = b"DLJ\x01"
 

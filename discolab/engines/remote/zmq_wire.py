@@ -12,10 +12,10 @@ from typing import Any
 
 import zmq
 
+from ...transport.frame import Frame
+from ...transport.loop import Wakeup
 from ..nodes.keys import Keys
-from .alarm import Alarm
 from .lines import Wire
-from .parcels import Parcel
 from .zmq_parts import (
     CMD,
     CTL,
@@ -61,7 +61,7 @@ class ZmqWire(Wire):
 
     def __init__(self, endpoint: str, keys: Keys, token: bytes, rank: int) -> None:
         self._context = zmq.Context()
-        self._alarm = Alarm()
+        self._alarm = Wakeup()
         self._half = False  # whether a send may have been torn between two frames
         self._gone = self._closing = False
         self._listening = threading.Lock()  # held by the link thread while it uses sockets
@@ -126,9 +126,9 @@ class ZmqWire(Wire):
                 raise EOFError("the controller is gone")
         return None
 
-    def send(self, parcel: Parcel) -> None:
+    def send(self, frame: Frame) -> None:
         """See `Wire`; never waits: what is on its way is held in memory."""
-        out, data = self._out, parcel.data
+        out, data = self._out, frame.data
         try:
             if self._half:
                 out.send(b"", zmq.NOBLOCK)  # ends what was torn

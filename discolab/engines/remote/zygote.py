@@ -6,7 +6,7 @@ first session (`python -m discolab.worker`), and keeps it: it ends by itself whe
 worker for a minute, and at once, with its workers, when the controller's process ends, however
 that happens.
 
-Requests and answers are JSON in a parcel, one answer a request, each with the request's number:
+Requests and answers are JSON in a frame, one answer a request, each with the request's number:
 
     {"fork": settings} with three descriptors   {"pid": 123} or {"error": "..."}
     {"status": pid}                             {"status": null | exit code, negative: a signal}
@@ -34,8 +34,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ...runtime.errors import DiscoError
+from ...transport.frame import has_buffer, pack, unpack
 from .local_lines import socket_pair
-from .parcels import has_segment, pack, unpack
 
 PRELOAD: list[str] = []
 """Modules that workers will want, by name: a layer above may add to it. They are imported once."""
@@ -134,12 +134,12 @@ class Zygote:
     ) -> dict[str, Any]:
         # a Ctrl-C may have left an answer unread: each says to what it is one
         number = next(self._numbers)
-        parcel = pack(json.dumps({**request, "number": number}).encode(), segments=True)
-        all_fds = [*(fds or []), *([parcel.segment.fd] if parcel.segment else [])]
+        frame = pack(json.dumps({**request, "number": number}).encode(), shared=True)
+        all_fds = [*(fds or []), *([frame.buffer.fd] if frame.buffer else [])]
         with self._lock:
             try:
                 self._socket.settimeout(timeout)
-                socket.send_fds(self._socket, [parcel.data], all_fds)
+                socket.send_fds(self._socket, [frame.data], all_fds)
                 answer = self._receive()
                 while answer.get("number") != number:
                     answer = self._receive()
@@ -235,7 +235,7 @@ class _Nursery:
             if not data:
                 return
             self.since = time.monotonic()
-            body, _ = unpack(data, fds.pop() if has_segment(data) else None)
+            body, _ = unpack(data, fds.pop() if has_buffer(data) else None)
             request = json.loads(bytes(body))
             try:
                 answer = self._answer(request, fds)

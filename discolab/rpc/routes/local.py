@@ -3,7 +3,7 @@
 Each node listens under a random name that no file has. Who has something to say connects, and says
 first the session's token and which node it is; both sides make sure that the other is of the same
 user. Such a connection carries messages one way, each one datagram (SOCK_SEQPACKET), perhaps with a
-segment (engines/remote/parcels.py); back come the numbers of segments that can be used again.
+shared buffer (transport/frame.py); back come the numbers of buffers that can be used again.
 
 The receiving thread owns a `LocalEnd` and what comes in; what goes out: local_way.py.
 """
@@ -20,10 +20,11 @@ import time
 from collections import deque
 from functools import partial
 
-from ...engines.remote.local_lines import HAVE_LOCAL_LINES, recv_parcel
+from ...engines.remote.local_lines import HAVE_LOCAL_LINES, recv_frame
+from ...transport.loop import EventLoop
 from .addresses import Address
 from .local_way import HELLO, IN, MAGIC, MOST_FREED, OUT, LocalWay, same_user
-from .ways import Bell, End, Station, Way
+from .ways import End, Station, Way
 
 HAVE_LOCAL_ROUTES = HAVE_LOCAL_LINES and hasattr(socket, "SO_PEERCRED")
 MOST_STRANGERS = 64  # connections that have not said who they are
@@ -52,7 +53,7 @@ class LocalEnd(End):
         self._listener.listen(_BACKLOG)
         self._ways: list[LocalWay] = []
         self._tidied = time.monotonic()
-        station.watch(self._listener.fileno(), lambda _: self._accept(), IN)
+        station.loop.watch(self._listener.fileno(), lambda _: self._accept(), IN)
 
     def addressed(self, address: Address) -> Address:
         """See `End`."""
@@ -82,7 +83,7 @@ class LocalEnd(End):
                 sock.close()
                 continue
             self._strangers[sock] = time.monotonic() + HANDSHAKE
-            self.station.watch(sock.fileno(), partial(self._greet, sock), IN)
+            self.station.loop.watch(sock.fileno(), partial(self._greet, sock), IN)
             if len(self._strangers) > MOST_STRANGERS:
                 self._hang_up(next(iter(self._strangers)))
 
@@ -101,10 +102,10 @@ class LocalEnd(End):
             self._hang_up(sock)
             return
         del self._strangers[sock]
-        self.station.forget(sock.fileno())
+        self.station.loop.forget(sock.fileno())
         incoming = _Incoming(self, sock, node)
         self._incoming[node] = incoming
-        self.station.watch(sock.fileno(), incoming.ready, IN)
+        self.station.loop.watch(sock.fileno(), incoming.ready, IN)
         incoming.ready(IN)
 
     def _known(self, said: bytes) -> int | None:
@@ -117,7 +118,7 @@ class LocalEnd(End):
 
     def _hang_up(self, sock: socket.socket) -> None:
         self._strangers.pop(sock, None)
-        self.station.forget(sock.fileno())
+        self.station.loop.forget(sock.fileno())
         sock.close()
 
     # -- what is due -------------------------------------------------------------------------
@@ -171,7 +172,7 @@ class LocalEnd(End):
 
     def close(self) -> None:
         """See `End`."""
-        self.station.forget(self._listener.fileno())
+        self.station.loop.forget(self._listener.fileno())
         self._listener.close()
         for sock in tuple(self._strangers):
             self._hang_up(sock)
@@ -192,7 +193,7 @@ class _Incoming:
 
     def __init__(self, end: LocalEnd, sock: socket.socket, node: int) -> None:
         self._end, self._sock, self._node = end, sock, node
-        self._dropped = partial(_dropped, end.freed, end.station.bell, node)
+        self._dropped = partial(_dropped, end.freed, end.station.loop, node)
         self.closed = False
 
     def ready(self, _mask: int) -> bool:
@@ -202,7 +203,7 @@ class _Incoming:
             if self.closed:
                 return False
             try:
-                found = recv_parcel(self._sock)
+                found = recv_frame(self._sock)
             except BlockingIOError:
                 return False
             except OSError:
@@ -229,14 +230,14 @@ class _Incoming:
         """Once."""
         if not self.closed:
             self.closed = True
-            self._end.station.forget(self._sock.fileno())
+            self._end.station.loop.forget(self._sock.fileno())
             self._sock.close()
 
 
-def _dropped(freed: deque[tuple[int, int]], bell: Bell, node: int, number: int) -> None:
+def _dropped(freed: deque[tuple[int, int]], loop: EventLoop, node: int, number: int) -> None:
     """Nothing of a segment is held here any more; in a finalizer, so it holds no router."""
     freed.append((node, number))
-    bell.ring()
+    loop.wake()
 
 
 assert not HAVE_LOCAL_ROUTES or (IN, OUT) == (select.EPOLLIN, select.EPOLLOUT)

@@ -12,10 +12,9 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING
 
-from ...engines.remote.local_lines import is_full, send_parcel
-from ...engines.remote.parcels import Parcel, SegmentPool, pack, reload, unload
+from ...engines.remote.local_lines import is_full, send_frame
 from ...runtime.protocol import Message
-from .many import gather
+from ...transport.frame import BufferPool, Frame, pack, reload, unload
 from .ways import Way
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ IN, OUT = 1, 4  # as select has them where there are such sockets
 _ROOM = 1 << 20  # bytes asked for in the kernel
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
-_Held = Parcel | tuple[bytes, bytes]  # the latter: see `unload`
+_Held = Frame | tuple[bytes, bytes]  # the latter: see `unload`
 
 
 class LocalWay(Way):
@@ -38,7 +37,7 @@ class LocalWay(Way):
     same_machine = True
 
     def __init__(self, end: LocalEnd, node: int, name: str) -> None:
-        self.pool = SegmentPool()
+        self.pool = BufferPool()
         self._end, self._node, self._name = end, node, name
         self._lock = end.station.locked(node)
         self._sock: socket.socket | None = None
@@ -46,45 +45,44 @@ class LocalWay(Way):
         self._held = 0  # segments among them
         self._broken = False
 
-    def pack(self, message: Message) -> Parcel:
+    def pack(self, message: Message) -> Frame:
         """See `Way`."""
-        message = gather(message)
         pool = self.pool if self.pool.lent < self._end.most_lent else None
         return pack(message.body, message.frames, True, pool)
 
-    def discard(self, parcel: Parcel) -> None:
+    def discard(self, frame: Frame) -> None:
         """See `Way`."""
-        if parcel.segment is not None and parcel.segment.number:
-            self.pool.free(parcel.segment.number)
+        if frame.buffer is not None and frame.buffer.number:
+            self.pool.free(frame.buffer.number)
 
-    def send(self, parcel: Parcel) -> None:
+    def send(self, frame: Frame) -> None:
         """See `Way`."""
         if self._broken:
             return
         sock = self._sock
         if sock is not None and not self._waiting:
             try:
-                send_parcel(sock, parcel)
+                send_frame(sock, frame)
                 return
             except OSError as exc:
                 if not _try_later(exc):
                     return  # the receiving thread sees the end of it
-        self._hold(parcel)
+        self._hold(frame)
         if sock is None:
             self._connect()
         elif len(self._waiting) == 1:
             self._flush()
 
-    def _hold(self, parcel: Parcel) -> None:
+    def _hold(self, frame: Frame) -> None:
         """Let it wait; as plain bytes if many descriptors are open for this already."""
-        if parcel.segment is None:
-            self._waiting.append(parcel)
+        if frame.buffer is None:
+            self._waiting.append(frame)
         elif self._held < MOST_HELD:
             self._held += 1
-            self._waiting.append(parcel)
+            self._waiting.append(frame)
         else:
-            self._waiting.append(unload(parcel))
-            self.discard(parcel)
+            self._waiting.append(unload(frame))
+            self.discard(frame)
 
     def _connect(self) -> None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -103,7 +101,7 @@ class LocalWay(Way):
                 self._break()  # it has gone, and the service will say so
             return
         self._sock = sock
-        self._end.station.watch(sock.fileno(), self._ready, IN)
+        self._end.station.loop.watch(sock.fileno(), self._ready, IN)
         self._flush()
 
     def _flush(self) -> None:
@@ -114,10 +112,10 @@ class LocalWay(Way):
         try:
             while self._waiting:
                 held = self._waiting[0]
-                parcel = held if isinstance(held, Parcel) else reload(*held)
-                send_parcel(sock, parcel)
+                frame = held if isinstance(held, Frame) else reload(*held)
+                send_frame(sock, frame)
                 self._waiting.popleft()  # not before: what comes meanwhile does not overtake it
-                if held is parcel and parcel.segment is not None:
+                if held is frame and frame.buffer is not None:
                     self._held -= 1
         except BlockingIOError:
             mask |= OUT
@@ -126,12 +124,12 @@ class LocalWay(Way):
                 self._break()
                 return
             self._try_again_soon()  # too many descriptors on their way, or no memory
-        self._end.station.change(sock.fileno(), mask)
+        self._end.station.loop.change(sock.fileno(), mask)
 
     def _try_again_soon(self) -> None:
         if self not in self._end.again:
             self._end.again.append(self)
-            self._end.station.bell.ring()
+            self._end.station.loop.wake()
 
     def try_again(self) -> None:
         """What could not be done before; on the receiving thread."""
@@ -177,9 +175,9 @@ class LocalWay(Way):
         self._break()
         sock, self._sock = self._sock, None
         if sock is not None:
-            self._end.station.forget(sock.fileno())
+            self._end.station.loop.forget(sock.fileno())
             sock.close()
-        self.pool = SegmentPool()
+        self.pool = BufferPool()
 
 
 def _try_later(exc: OSError) -> bool:

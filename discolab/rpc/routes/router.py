@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import os
 import queue
-import select
 import threading
 import time
 import traceback
@@ -20,21 +19,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from ...engines.remote.parcels import LineError, unpack
 from ...runtime.errors import DiscoError
 from ...runtime.protocol import Message
 from ...runtime.worker import Worker, bind_thread
+from ...transport.frame import FrameError, unpack
+from ...transport.loop import EventLoop
 from ..channels import gpus_here
 from .addresses import Address, address_of, place_here
 from .local import HAVE_LOCAL_ROUTES, LocalEnd
-from .many import scatter
-from .ways import Bell, End, Way
+from .ways import End, Way
 
 LATER = 1 << 20  # bytes of frames from which on a message may be packed on the sender thread
 _SERVICE = "rpc"
 _REST = 1.0  # seconds between two looks where nothing is due
 _JOIN = 2.0  # seconds that the threads may take to end
-_IN = 1  # POLLIN and EPOLLIN
 
 Deliver = Callable[[int, Any, list[Any]], None]
 Lost = Callable[[int, str], None]
@@ -101,16 +99,11 @@ class Router:
         self._local: LocalEnd | None = None
         self._tcp: End | None = None
         self._leaving: dict[int, tuple[str, float]] = {}  # dead nodes: obituary, since when
-        self._ready: dict[int, Callable[[int], object]] = {}
-        self._poll: Any = select.epoll() if hasattr(select, "epoll") else select.poll()
-        self._scale = 1 if hasattr(select, "epoll") else 1000  # poll's unit of time
-        self.bell = Bell()
+        self.loop = EventLoop()
         self._closing = False
         self._start = threading.Lock()
         self._late: queue.SimpleQueue[tuple[_Peer, Message, Later] | None] = queue.SimpleQueue()
         self._sender: threading.Thread | None = None
-        alarm = self.bell.alarm
-        self.watch(alarm.fd, lambda _: alarm.clear(), _IN)
         self._thread = self._new_thread(self._run, "discolab-rpc-receiver")
         _routers.add(self)
 
@@ -166,13 +159,13 @@ class Router:
                     return
                 peer.way.send(peer.way.pack(copy))
             return
-        parcel = way.pack(message)
+        frame = way.pack(message)
         if later is not None and not _valid(later):
-            way.discard(parcel)
+            way.discard(frame)
             return
         with peer.lock:
             if not peer.gone:
-                way.send(parcel)
+                way.send(frame)
 
     def _start_sender(self) -> None:
         with self._start:
@@ -214,7 +207,7 @@ class Router:
             self.close()
         else:
             self._notices.append(value)
-            self.bell.ring()
+            self.loop.wake()
 
     def _take_notices(self) -> None:
         while self._notices:
@@ -282,19 +275,8 @@ class Router:
         self._end()
 
     def _turn(self) -> None:
-        events = self._poll.poll(0)
-        if not events and not self.bell.due:
-            rest = self._look()
-            if not self.bell.due:
-                events = self._poll.poll(rest * self._scale)
-        for fd, mask in events:
-            ready = self._ready.get(fd)
-            if ready is not None:
-                ready(mask)
-        if self.bell.due:
-            self.bell.due = False
-            self._take_notices()
-            self._look()
+        self._take_notices()
+        self.loop.turn(self._look())
 
     def _look(self) -> float:
         """Do what is due; the seconds until something is due again."""
@@ -327,20 +309,6 @@ class Router:
 
     # -- what the ends of routes use; see `Station` ------------------------------------------
 
-    def watch(self, fd: int, ready: Callable[[int], object], mask: int) -> None:
-        """See `Station`."""
-        self._ready[fd] = ready
-        self._poll.register(fd, mask)
-
-    def change(self, fd: int, mask: int) -> None:
-        """See `Station`."""
-        self._poll.modify(fd, mask)
-
-    def forget(self, fd: int) -> None:
-        """See `Station`."""
-        if self._ready.pop(fd, None) is not None:
-            self._poll.unregister(fd)
-
     def arrived(self, node: int, data: Any, fd: int | None, dropped: Any) -> None:
         """See `Station`."""
         if node not in self._peers or self._peers[node].gone:
@@ -348,8 +316,8 @@ class Router:
                 os.close(fd)
             return
         try:
-            body, frames = scatter(*unpack(data, fd, dropped, copied=True))
-        except LineError as exc:
+            body, frames = unpack(data, fd, dropped, copied=True)
+        except FrameError as exc:
             self.ended(node, f"worker {node} has said what is no message of ours ({exc})")
             return
         try:
@@ -373,7 +341,7 @@ class Router:
             return
         self._closing = True
         self._late.put(None)
-        self.bell.alarm.ring()
+        self.loop.wake()
         me = threading.current_thread()
         for thread in (self._sender, self._thread):
             if thread is not None and thread is not me:
@@ -389,19 +357,14 @@ class Router:
         for end in (self._local, self._tcp):
             if end is not None:
                 end.close()
-        self.bell.alarm.close()
-        if hasattr(self._poll, "close"):
-            self._poll.close()
+        self.loop.close()
 
     def leave(self) -> None:
         """This process was forked from the router's: let go of what it has of it."""
         self._closing = True
-        self._ready = {}  # what the parent waits for is not to be changed from here
-        if hasattr(self._poll, "close"):
-            self._poll.close()
+        self.loop.close()  # first: what the parent waits for is not to be changed from here
         if self._local is not None:
             self._local.leave()
-        self.bell.alarm.close()
 
 
 def open_router(worker: Worker, deliver: Deliver, lost: Lost) -> Router:

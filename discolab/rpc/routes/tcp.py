@@ -20,7 +20,6 @@ from zmq.utils import z85
 
 from ...engines.nodes.keys import Keys
 from ...engines.nodes.machines import endpoint_of
-from ...engines.remote.parcels import Parcel, pack
 from ...engines.remote.zmq_parts import (
     PIECE,
     Joiner,
@@ -31,8 +30,8 @@ from ...engines.remote.zmq_parts import (
 )
 from ...runtime.errors import DiscoError
 from ...runtime.protocol import Message
+from ...transport.frame import Frame, pack
 from .addresses import Address
-from .many import gather
 from .ways import End, Station, Way
 
 MOST_UNKNOWN = 64  # who knocks with a key that is not known, or not yet
@@ -86,8 +85,8 @@ class TcpEnd(End):
             raise DiscoError(f"rpc can't listen at {host}: {exc}") from None
         for sock in (self._router, self._door, self._monitor):
             # all are looked at whichever is ready
-            station.watch(sock.fileno(), lambda _: self._look_at_all(), _IN)
-        station.bell.ring()
+            station.loop.watch(sock.fileno(), lambda _: self._look_at_all(), _IN)
+        station.loop.wake()
 
     def addressed(self, address: Address) -> Address:
         """See `End`."""
@@ -175,7 +174,7 @@ class TcpEnd(End):
             data = joiner.take(router, frame)
             if data is not None:
                 self.station.arrived(node, data, None, None)
-        self.station.bell.ring()
+        self.station.loop.wake()
 
     def drain(self, node: int, since: float) -> bool:
         """See `End`. What it has said ends with its connection."""
@@ -190,7 +189,7 @@ class TcpEnd(End):
     def close(self) -> None:
         """See `End`; the ways are closed."""
         for sock in (self._router, self._door, self._monitor):
-            self.station.forget(sock.fileno())
+            self.station.loop.forget(sock.fileno())
         self._router.disable_monitor()
         self.context.destroy(0)
 
@@ -202,18 +201,17 @@ class TcpWay(Way):
         self._end, self._address = end, address
         self._sock: zmq.Socket[bytes] | None = None
 
-    def pack(self, message: Message) -> Parcel:
+    def pack(self, message: Message) -> Frame:
         """See `Way`."""
-        message = gather(message)
         return pack(message.body, message.frames)
 
-    def discard(self, parcel: Parcel) -> None:
+    def discard(self, frame: Frame) -> None:
         """See `Way`."""
 
-    def send(self, parcel: Parcel) -> None:
+    def send(self, frame: Frame) -> None:
         """See `Way`."""
-        self._end.outbox.append((self, parcel.data))
-        self._end.station.bell.ring()
+        self._end.outbox.append((self, frame.data))
+        self._end.station.loop.wake()
 
     def send_now(self, data: Any) -> None:
         """On the receiving thread."""

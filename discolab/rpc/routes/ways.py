@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any, Protocol
 
-from ...engines.remote.alarm import Alarm
-from ...engines.remote.parcels import Parcel
 from ...runtime.protocol import Message
+from ...transport.frame import Frame
+from ...transport.loop import EventLoop
 from .addresses import Address
-
-
-class Bell:
-    """Has the receiving thread look at what is due; knows no router, so finalizers may hold it."""
-
-    def __init__(self) -> None:
-        self.alarm = Alarm()
-        self.due = False
-
-    def ring(self) -> None:
-        """Any thread."""
-        self.due = True
-        self.alarm.ring()
 
 
 class Way(ABC):
@@ -31,8 +17,8 @@ class Way(ABC):
     same_machine = False
 
     @abstractmethod
-    def pack(self, message: Message) -> Parcel:
-        """Copy a message into a parcel for this way; any thread.
+    def pack(self, message: Message) -> Frame:
+        """Copy a message into a frame for this way; any thread.
 
         Raises
         ------
@@ -41,11 +27,11 @@ class Way(ABC):
         """
 
     @abstractmethod
-    def discard(self, parcel: Parcel) -> None:
-        """A parcel will not be sent; any thread."""
+    def discard(self, frame: Frame) -> None:
+        """A frame will not be sent; any thread."""
 
     @abstractmethod
-    def send(self, parcel: Parcel) -> None:
+    def send(self, frame: Frame) -> None:
         """Send or queue it, and never block; under the peer's lock."""
 
     @abstractmethod
@@ -80,16 +66,7 @@ class End(ABC):
 class Station(Protocol):
     """What an `End` has of its router."""
 
-    bell: Bell
-
-    def watch(self, fd: int, ready: Callable[[int], object], mask: int) -> None:
-        """Have `ready` called with what is ready, on the receiving thread; any thread."""
-
-    def change(self, fd: int, mask: int) -> None:
-        """Wait for something else; any thread."""
-
-    def forget(self, fd: int) -> None:
-        """No more of it, before it is closed; the receiving thread."""
+    loop: EventLoop
 
     def arrived(self, node: int, data: Any, fd: int | None, dropped: Any) -> None:
         """A message has come; the receiving thread."""
