@@ -181,7 +181,7 @@ class Caller(Controller):
         For views: with `tell` false nothing counts as told, so a later sync still raises it.
         """
         check_timeout(timeout)
-        return self.wait(self.request(ref, ranks, tell), timeout)
+        return self._interrupting(lambda: self._wait(self.request(ref, ranks, tell), timeout))
 
     def request(
         self,
@@ -216,8 +216,9 @@ class Caller(Controller):
         elif isinstance(value, np.ndarray):
             value = as_tensor(value, "debug_copy_from: value")
         action = DiscoAction.DEBUG_SET_REGISTER
-        ticket = self._ask([rank], action, "debug_copy_from", (reg, value))
-        reply = self.wait(ticket, timeout)[rank]
+        reply = self._interrupting(
+            lambda: self._wait(self._ask([rank], action, "debug_copy_from", (reg, value)), timeout)
+        )[rank]
         if self._book is not None:
             self._book.values_set += 1
         if isinstance(reply, Failure):

@@ -393,6 +393,24 @@ class Controller:
         With `interrupt` false, Ctrl-C ends the wait and leaves the workers to their work.
         `meanwhile` is called every 50 ms, as `tick`; what it raises ends the wait.
         """
+        if not interrupt:
+            return self._wait(ticket, timeout, meanwhile)
+        return self._interrupting(lambda: self._wait(ticket, timeout, meanwhile))
+
+    def _interrupting(self, work: Callable[[], R]) -> R:
+        """Do something that asks workers and waits for them: Ctrl-C ends what they run too."""
+        try:
+            return work()
+        except KeyboardInterrupt:
+            self._after_ctrl_c()
+            raise
+
+    def _wait(
+        self,
+        ticket: Ticket,
+        timeout: float | None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> dict[int, Any]:
         timeout = self.timeout if timeout is None else check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         thread = threading.get_ident()
@@ -411,10 +429,6 @@ class Controller:
                 if deadline is not None and time.monotonic() > deadline:
                     assert timeout is not None
                     raise WaitTimeoutError(self._timeout_text(ticket, timeout), ticket.values)
-        except KeyboardInterrupt:
-            if interrupt:
-                self._after_ctrl_c()
-            raise
         finally:
             waiting_threads.discard(thread)
         return ticket.values

@@ -1,8 +1,8 @@
 """DRef: the controller's handle on a value that each worker holds in its own register.
 
 A DRef holds its session and a register id, nothing of the value. It is freed by reference
-count: `__del__` only appends the id to a deque, which is safe on any thread and inside the
-garbage collector; the session tells the workers with its next command, or after a moment.
+count: the session's `RegisterFile` hears of its death through a weak reference, and tells the
+workers with its next command, or after a moment.
 
 How a DRef is drawn is not decided here: `views` sets `DRef.draw`.
 """
@@ -54,12 +54,7 @@ class DRef:
         self.session = session
         self.placements = placements
         self.name: str | None = None
-
-    def __del__(self) -> None:
-        try:
-            self.session._registers.dropped.append(self.reg_id)
-        except AttributeError:
-            pass  # never fully made, or the interpreter is going down
+        session._registers.hold(reg_id, self)
 
     # -- what it can't do ----------------------------------------------------------------------
 

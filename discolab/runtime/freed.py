@@ -29,12 +29,6 @@ class FreedDRef(DRef):
         """As of a `DPackedFunc`, which it may have been."""
         raise ArgumentError(freed_text(self))
 
-    def __del__(self) -> None:
-        try:
-            self.session._registers.dropped.append(_id_of(self))
-        except AttributeError:
-            pass  # as in DRef
-
     def __dir__(self) -> list[str]:
         return ["name", "placements", "session"]
 

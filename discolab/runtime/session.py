@@ -483,7 +483,9 @@ class Session(Caller):
 
     def _sync(self, ranks: Sequence[int], timeout: float | None) -> None:
         check_timeout(timeout)
-        replies = self.wait(self._ask(ranks, DiscoAction.SYNC_WORKER, "sync", (0,)), timeout)
+        replies = self._interrupting(
+            lambda: self._wait(self._ask(ranks, DiscoAction.SYNC_WORKER, "sync", (0,)), timeout)
+        )
         failures = [f for untold in replies.values() for f in untold]
         if failures:
             raise self.told(failures)

@@ -5,13 +5,13 @@ import gc
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from discolab import ThreadedSession, WorkerError, WorkerInterrupted, current_worker
+from discolab import DRef, ThreadedSession, WorkerError, WorkerInterrupted, current_worker
 from discolab.runtime.controller import _MOST_QUEUED
 
 
@@ -255,6 +255,64 @@ def test_ctrl_c_in_a_loop_of_calls_leaves_the_workers_in_step(sess: ThreadedSess
     assert len(set(executed)) == 1
     assert_works(sess)
     sess._registers.validate()
+
+
+@pytest.fixture
+def alarm() -> Iterator[Callable[[float], None]]:
+    """Have KeyboardInterrupt raised on this thread, once, after some seconds."""
+
+    def on_alarm(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, on_alarm)
+    yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_no_ctrl_c_is_lost_where_drefs_are_dropped(
+    pair: ThreadedSession, alarm: Callable[[float], None]
+) -> None:
+    """A finalizer of Python would swallow one that comes in it."""
+
+    def drop_drefs(seconds: float) -> None:
+        deadline = time.monotonic() + 5
+        alarm(seconds)
+        while time.monotonic() < deadline:
+            refs = [pair.call_packed(int) for _ in range(30)]
+            del refs
+
+    gc.collect()
+    gc.disable()  # Python drops an exception that lands in what a collection calls
+    try:
+        for number in range(60):
+            with pytest.raises(KeyboardInterrupt):
+                drop_drefs(0.002 + number * 5e-5)
+    finally:
+        gc.enable()
+    assert_works(pair)
+    pair._registers.validate()
+
+
+def test_ctrl_c_in_the_first_moments_of_a_fetch_ends_the_work(
+    pair: ThreadedSession, alarm: Callable[[float], None]
+) -> None:
+    def fetch(ref: DRef, seconds: float) -> None:
+        alarm(seconds)
+        ref.debug_get_from_all(timeout=20)
+
+    within = 0
+    for number in range(60):
+        ref = pair.call_packed(spin)
+        with pytest.raises(KeyboardInterrupt) as info:
+            fetch(ref, 1e-5 + number * 2e-5)
+        if any(entry.name == "_interrupting" for entry in info.traceback):
+            within += 1
+        else:
+            pair.interrupt()  # it came before the fetch
+        del ref, info
+        pair.sync_all(timeout=20)
+    assert within > 20
 
 
 @pytest.mark.usefixtures("ctrl_c_raises")

@@ -7,11 +7,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from discolab.runtime.registers import RegisterFile
 
 
+class Ref:
+    """Something that can die."""
+
+
 class Model(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.file = RegisterFile()
         self.held: list[int] = []
+        self.refs: dict[int, Ref] = {}
         self.dropped: list[int] = []
         self.ever = 0
 
@@ -23,13 +28,30 @@ class Model(RuleBasedStateMachine):
         if self.dropped:
             assert reg == self.dropped.pop()
         self.held.append(reg)
+        self.refs[reg] = Ref()
+        self.file.hold(reg, self.refs[reg])
         self.ever = max(self.ever, len(self.held) + len(self.dropped))
+
+    @rule(torn=st.sampled_from(["before", "dead", "alive"]))
+    def tear(self, torn: str) -> None:
+        """A DRef is torn before it holds its register, or after, and dies before or later."""
+        reg = self.file.take()
+        if self.dropped:
+            assert reg == self.dropped.pop()
+        self.ever = max(self.ever, len(self.held) + len(self.dropped) + 1)
+        ref = Ref()
+        if torn != "before":
+            self.file.hold(reg, ref)
+        if torn == "dead":
+            del ref
+        self.file.give_back(reg)
+        self.dropped.append(reg)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
         reg = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
-        self.file.dropped.append(reg)
+        del self.refs[reg]
         self.dropped.append(reg)
 
     @rule()
@@ -50,7 +72,12 @@ TestRegisterFile = Model.TestCase
 
 def test_ids_start_at_1_and_the_last_freed_is_the_first_reused() -> None:
     file = RegisterFile()
-    assert [file.take() for _ in range(4)] == [1, 2, 3, 4]
-    file.dropped.extend([2, 4])
+    refs = {}
+    for number in range(1, 5):
+        reg = file.take()
+        assert reg == number
+        refs[reg] = Ref()
+        file.hold(reg, refs[reg])
+    del refs[2], refs[4]
     assert file.collect() == (2, 4)
     assert [file.take() for _ in range(3)] == [4, 2, 5]
