@@ -7,12 +7,13 @@ and returns a `DRef`, one name for the value that each worker holds. In a notebo
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import ccl, debugger, loader, rpc, trace, views
-from .debugger import Debugger, DebuggerError, Evaluated, Stop, debugger_of
-from .debugger.assertions import disco_assert
+from . import ccl, loader, rpc
 from .engines import ProcessSession, ThreadedSession, make_session
+from .engines.remote import zygote
 from .runtime import (
     ArgumentError,
     CollectiveAborted,
@@ -41,32 +42,70 @@ from .runtime import (
     list_funcs,
     register_func,
 )
-from .views import view
+from .runtime.mesh import Mesh
 
 if TYPE_CHECKING:
+    from . import debugger, trace, views
     from .ccl.doctor import Diagnosis, doctor
+    from .debugger import Debugger, DebuggerError, Evaluated, Stop, debugger_of
+    from .debugger.assertions import disco_assert
     from .debugger.compare import compare, note
     from .notebook.widgets.plot import plot
+    from .views import view
 
 __version__ = "0.1.0"
+
+_LATER = {
+    "Debugger": ".debugger",
+    "DebuggerError": ".debugger",
+    "Diagnosis": ".ccl.doctor",
+    "Evaluated": ".debugger",
+    "Stop": ".debugger",
+    "compare": ".debugger.compare",
+    "debugger_of": ".debugger",
+    "disco_assert": ".debugger.assertions",
+    "doctor": ".ccl.doctor",
+    "note": ".debugger.compare",
+    "plot": ".notebook.widgets.plot",
+    "view": ".views",
+}
+_LATER_MODULES = ("debugger", "trace", "views")
 
 
 def __getattr__(name: str) -> Any:
     """What few programs use is imported when it is first used."""
-    if name in ("Diagnosis", "doctor"):
-        from .ccl import doctor as module
-        from .views import doctor_parts as _draws_it  # noqa: F401
+    if name in _LATER_MODULES:
+        return importlib.import_module(f".{name}", __name__)
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "doctor":
+        importlib.import_module(".views.doctor_view", __name__)  # draws what it gives
+    found = getattr(importlib.import_module(_LATER[name], __name__), name)
+    globals()[name] = found  # the import may have left a module of that name there
+    return found
 
-        return getattr(module, name)
-    if name in ("compare", "note"):
-        from .debugger import compare as comparing
 
-        return getattr(comparing, name)
-    if name == "plot":
-        from .notebook.widgets.plot import plot
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
-        return plot
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def _later(module: str, name: str) -> Callable[..., Any]:
+    """A function of a module that is imported when it is first called."""
+
+    def call(*args: Any) -> Any:
+        return getattr(importlib.import_module(module, __name__), name)(*args)
+
+    return call
+
+
+Session.above["compare"] = _later(".views.difference.comparison", "compare")
+Session.draw = staticmethod(_later(".views.session_view", "session_bundle"))
+DRef.draw = staticmethod(_later(".views.dref.draw", "dref_bundle"))
+Mesh.draw = staticmethod(_later(".views.mesh_view", "mesh_bundle"))
+DRef.__rich__ = _later(".views.render.rich_view", "rich_of")  # type: ignore[attr-defined]
+Session.__rich__ = DRef.__rich__  # type: ignore[attr-defined]
+# workers answer looks of these beside what they compute, where nothing should be imported
+zygote.PRELOAD += [f"{__name__}.views", f"{__name__}.debugger"]
 
 
 def load_ipython_extension(shell: Any) -> None:

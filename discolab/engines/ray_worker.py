@@ -13,6 +13,7 @@ from .nodes.machines import machine
 from .nodes.roster import versions
 from .remote import child
 from .remote.session import follow_path
+from .remote.zygote import PRELOAD, import_all
 
 _END_WITHIN = 3.0  # seconds that the end of the process may take
 
@@ -54,6 +55,7 @@ def work(settings: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the session interrupts
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray's handler would only end a command
     _prepare(settings)
+    import_all(PRELOAD)
     keys, token = Keys.of(settings["keys"]), bytes.fromhex(settings["token"])
     wire = ZmqWire(settings["connect"], keys, token, settings["rank"])
     child.run(settings, wire)

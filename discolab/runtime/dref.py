@@ -4,7 +4,7 @@ A DRef holds its session and a register id, nothing of the value. It is freed by
 count: the session's `RegisterFile` hears of its death through a weak reference, and tells the
 workers with its next command, or after a moment.
 
-How a DRef is drawn is not decided here: `views` sets `DRef.draw`.
+How a DRef is drawn is not decided here: `discolab` sets `DRef.draw`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,42 @@ if TYPE_CHECKING:
     from .session import Session
 
 
-class DRef:
+class _OfTensors:
+    """In the place of what tensors have and DRefs have not: says what to write instead.
+
+    A `__getattr__` would make each access to `reg_id` and `session` slower.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, ref: DRef | None, owner: type) -> NoReturn:
+        name = self._name
+        if callable(getattr(torch, name, None)):
+            instead = f"torch.{name}(ref)"
+        else:
+            instead = f"sess.call_packed(lambda t: t.{name}, ref)"
+        raise AttributeError(
+            f"a {owner.__name__} has no attribute {name!r}, the tensors are on the workers: "
+            f"{instead} runs there and gives a new DRef; debug_get_from_remote(rank) fetches a "
+            "value",
+            name=name,
+            obj=ref,
+        )
+
+
+if TYPE_CHECKING:
+
+    class _NotATensor:
+        """Has what tensors have, to say what to write instead."""
+
+        __slots__ = ()
+else:  # in one go: to set 500 attributes of a class one by one takes 0.1 s
+    _names = {name: _OfTensors(name) for name in dir(torch.Tensor) if not name.startswith("_")}
+    _NotATensor = type("_NotATensor", (), {"__slots__": (), **_names})
+
+
+class DRef(_NotATensor):
     """One name for a value that lives on every worker.
 
     Attributes
@@ -250,35 +285,6 @@ class DRef:
             else f"on {self.session.num_workers} workers"
         )
         return f"<{type(self).__name__} r{self.reg_id} {state}>"
-
-
-class _OfTensors:
-    """In the place of what tensors have and DRefs have not: says what to write instead.
-
-    A `__getattr__` would make each access to `reg_id` and `session` slower.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, ref: DRef | None, owner: type) -> NoReturn:
-        name = self._name
-        if callable(getattr(torch, name, None)):
-            instead = f"torch.{name}(ref)"
-        else:
-            instead = f"sess.call_packed(lambda t: t.{name}, ref)"
-        raise AttributeError(
-            f"a {owner.__name__} has no attribute {name!r}, the tensors are on the workers: "
-            f"{instead} runs there and gives a new DRef; debug_get_from_remote(rank) fetches a "
-            "value",
-            name=name,
-            obj=ref,
-        )
-
-
-for _name in dir(torch.Tensor):
-    if not _name.startswith("_") and not hasattr(DRef, _name):
-        setattr(DRef, _name, _OfTensors(_name))
 
 
 class DPackedFunc(DRef):

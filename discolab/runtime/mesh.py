@@ -5,7 +5,7 @@ the last; each worker keeps that one as `Worker.mesh`, written by its own thread
 about "my" place are answered on the worker that asks; anywhere else ``of=rank`` names a worker.
 
 What a group of workers is, is not known here: `ccl` sets `Mesh.group_type`, and how a mesh is
-drawn, `views` sets `Mesh.draw`.
+drawn, `discolab` sets `Mesh.draw`.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Session(Caller):
     """What a layer above does for `load`, `save`, `rpc` and `compare`; it enters itself here."""
 
     draw: ClassVar[Callable[[Any], dict[str, str]] | None] = None
-    """How it is drawn in a notebook; `views` sets it."""
+    """How it is drawn in a notebook; `discolab` sets it."""
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         draw = type(self).draw

@@ -8,8 +8,6 @@ two never disagree. Nothing here moves a whole tensor, runs a collective, or rai
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ..runtime.dref import DRef
-from ..runtime.session import Session
 from .dref.draw import draw_dref, view
 from .dref.dref_view import dref_parts
 from .facts.describe import describe
@@ -66,27 +64,6 @@ def __getattr__(name: str) -> Any:
         return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-
-def _compare(*args: Any) -> Any:
-    return importlib.import_module(".difference.comparison", __name__).compare(*args)
-
-
-def _draw_session(session: Session) -> dict[str, str]:
-    found: dict[str, str] = importlib.import_module(".session_view", __name__).session_bundle(
-        session
-    )
-    return found
-
-
-def _rich(value: Any) -> Any:
-    """What rich asks a DRef or a session for; nothing of rich is imported before that."""
-    return importlib.import_module(".render.rich_view", __name__).rich_of(value)
-
-
-Session.above["compare"] = _compare
-Session.draw = staticmethod(_draw_session)
-DRef.__rich__ = _rich  # type: ignore[attr-defined]
-Session.__rich__ = _rich  # type: ignore[attr-defined]
 
 __all__ = [
     "Badge",

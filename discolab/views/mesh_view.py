@@ -55,6 +55,3 @@ def mesh_bundle(mesh: Mesh) -> dict[str, str]:
     """Text and HTML of a mesh for a notebook."""
     part = mesh_parts(mesh)
     return bundle_of(part)
-
-
-Mesh.draw = staticmethod(mesh_bundle)

@@ -166,6 +166,3 @@ def dref_bundle(ref: DRef) -> dict[str, str]:
     except DiscoError:
         return {"text/plain": repr(ref)}
     return bundle_of(part)
-
-
-DRef.draw = staticmethod(dref_bundle)
