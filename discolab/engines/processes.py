@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from ..runtime.errors import DiscoError
+from ..transport.local import HAVE_LOCAL, socket_pair
 from .placement import check_world, place_workers
 from .remote.black_box import BlackBox, new_box
-from .remote.local_lines import HAVE_LOCAL_LINES, LocalLines, socket_pair
+from .remote.local_lines import LocalLines
 from .remote.process_facts import how_it_ended, process_state, watch_process
 from .remote.session import HEARTBEAT, START_TIMEOUT, Progress, RemoteSession
 from .remote.zygote import Zygote, like_here
@@ -66,7 +67,7 @@ class ProcessSession(RemoteSession):
     ) -> None:
         num_workers, num_groups = check_world(num_workers, num_groups)
         placed = place_workers(num_workers, devices)
-        if not HAVE_LOCAL_LINES:
+        if not HAVE_LOCAL:
             raise DiscoError(
                 "the engine 'processes' needs Linux; here use 'threads', or 'sockets' with a node "
                 "on this machine"

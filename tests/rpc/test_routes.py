@@ -4,6 +4,7 @@ import ast
 import contextlib
 import gc
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -18,10 +19,13 @@ import torch
 
 from discolab import DiscoError, ProcessSession, Session, current_worker, make_session
 from discolab.rpc import routes
-from discolab.rpc.routes import local, local_way
 from discolab.rpc.routes.service import ROUTE
 from discolab.runtime.protocol import Message
 from discolab.runtime.worker import Worker
+from discolab.transport import local
+from discolab.transport.frame import PORTABLE
+from discolab.transport.handshake import say_hello
+from discolab.transport.local import LocalSocket, local_socket
 from tests.rpc.functions import eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
@@ -225,10 +229,10 @@ def test_memory_that_came_can_be_used_again_once_nobody_holds_it(pair: Session) 
         node.send(1, b"echo", bytes_of(data))
         eventually(lambda: node.got)
         node.got.clear()
-    pool = node.router._peers[1].way.pool
+    pool = node.router._peers[1].way.connection.pool
     eventually(lambda: pool.lent == 0)
     assert len(pool._free) < 10
-    assert on(pair, 1, lambda: len(post().router._peers[0].way.pool._lent)) < 10
+    assert on(pair, 1, lambda: len(post().router._peers[0].way.connection.pool._lent)) < 10
 
 
 def count_descriptors() -> int:
@@ -382,13 +386,22 @@ def report_of(node: Post, rank: int, wanted: Callable[..., Any]) -> Any:
 
 
 # -- who may not speak ---------------------------------------------------------------------
-def knock(name: str, *said: bytes) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+def knock(address: str, *said: bytes) -> LocalSocket:
+    kind = socket.SOCK_STREAM if PORTABLE else socket.SOCK_SEQPACKET
+    sock = socket.socket(socket.AF_UNIX, kind)
     sock.settimeout(10)
-    sock.connect(f"\0{name}")
+    sock.connect(address)
+    knocking = local_socket(sock)
     for one in said:
-        sock.send(one)
-    return sock
+        knocking.send(one)
+    return knocking
+
+
+def is_hung_up(knocking: LocalSocket) -> bool:
+    try:
+        return knocking.recv() is None
+    except ConnectionResetError:
+        return True
 
 
 def test_strangers_are_hung_up_on_and_hurt_nothing(pair: Session) -> None:
@@ -396,31 +409,30 @@ def test_strangers_are_hung_up_on_and_hurt_nothing(pair: Session) -> None:
     node.send(1, b"echo")
     eventually(lambda: node.got)
     end = node.router._local
-    hello = local_way.HELLO.pack(local_way.MAGIC, end.token, 7)
-    wrong = local_way.HELLO.pack(local_way.MAGIC, bytes(32), 1)
+    address, token = end.listener.address, end.token
+    hello = say_hello(token, 1)
     for said in (
         b"x",
         b"x" * 50_000,
-        wrong,
+        say_hello(bytes(32), 1),
         hello[:-1],
         hello + b"x",
-        hello.replace(b"DLR", b"---"),
+        hello.replace(b"DL", b"--"),
+        pickle.dumps(hello),
+        say_hello(token, 7),  # there is no such node
     ):
-        with knock(end.name, said) as sock:
-            assert sock.recv(10) == b""
-    taken = local_way.HELLO.pack(
-        local_way.MAGIC, end.token, 1
-    )  # who knew it could be no other node
+        with contextlib.closing(knock(address, said)) as sock:
+            assert is_hung_up(sock)
     on(pair, 1, send_numbers, 0, 1)
     eventually(lambda: len(node.got) == 2)
-    with knock(end.name, taken) as sock:
-        assert sock.recv(10) == b""
-    crowd = [knock(end.name) for _ in range(200)]  # who say nothing
-    assert crowd[0].recv(10) == b""
-    eventually(lambda: len(end._strangers) <= local.MOST_STRANGERS)
+    with contextlib.closing(knock(address, hello)) as sock:  # who knew it could be no other node
+        assert is_hung_up(sock)
+    crowd = [knock(address) for _ in range(200)]  # who say nothing
+    assert is_hung_up(crowd[0])
+    eventually(lambda: len(end.listener.strangers) <= local.MOST_STRANGERS)
     for sock in crowd:
         sock.close()
-    eventually(lambda: not end._strangers)
+    eventually(lambda: not len(end.listener.strangers))
     node.send(1, b"echo")
     eventually(lambda: len(node.got) == 3)
     assert not node.lost
@@ -511,12 +523,14 @@ def test_nothing_is_left_when_a_session_has_ended(kind: str) -> None:
             node.send(1, b"echo", bytes_of(torch.ones(1 << 18)), later=Note())
             eventually(lambda: node.got)
             if kind == "processes":
-                strangers.append(knock(node.router._local.name))  # not known when it ends
+                strangers.append(
+                    knock(node.router._local.listener.address)
+                )  # not known when it ends
 
         while strangers:
             strangers.pop().close()
 
-    strangers: list[socket.socket] = []
+    strangers: list[LocalSocket] = []
     use()
     before = descriptors()
     for _ in range(3):

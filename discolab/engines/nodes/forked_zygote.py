@@ -6,14 +6,13 @@ import itertools
 import math
 import os
 import signal
-import socket
 import subprocess
 import threading
 import time
 from typing import NoReturn
 
+from ...transport.local import LocalSocket, socket_pair
 from ..remote import zygote as zygotes
-from ..remote.local_lines import socket_pair
 from ..remote.zygote import Zygote
 
 
@@ -61,7 +60,7 @@ class _Child:
         os.kill(self.pid, signal.SIGKILL)
 
 
-def _be_zygote(sock: socket.socket) -> NoReturn:
+def _be_zygote(sock: LocalSocket) -> NoReturn:
     code = 1
     try:
         zygotes.die_with_parent()

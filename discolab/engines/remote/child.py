@@ -12,7 +12,6 @@ import faulthandler
 import os
 import re
 import signal
-import socket
 import sys
 import threading
 import time
@@ -30,6 +29,7 @@ from ...runtime.probes import SERVICE as PROBES
 from ...runtime.probes import answer as probe_answer
 from ...runtime.worker import Worker, bind_thread, own_process
 from ...transport.frame import BufferPool, Frame, unbundle, unpack
+from ...transport.local import local_socket
 from .. import hooks
 from ..local_workers import leave_thread, prepare_thread
 from . import messages, streams
@@ -340,7 +340,7 @@ def run(settings: dict[str, Any], wire: Wire, box: BlackBox | None = None) -> No
 def run_forked(settings: dict[str, Any], cmd: int, ctl: int, box: int) -> int:
     """Be a worker of a `ProcessSession` in a process that was forked for it; the exit status."""
     prepare_process(settings)
-    wire = LocalWire(socket.socket(fileno=cmd), socket.socket(fileno=ctl))
+    wire = LocalWire(local_socket(cmd), local_socket(ctl))
     run(settings, wire, BlackBox(box))
     atexit._run_exitfuncs()
     wire.close()

@@ -15,7 +15,6 @@ Requests and answers are JSON in a frame, one answer a request, each with the re
 
 from __future__ import annotations
 
-import array
 import atexit
 import contextlib
 import ctypes
@@ -25,7 +24,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -35,14 +33,13 @@ from typing import Any, NoReturn
 
 from ...runtime.errors import DiscoError
 from ...transport.frame import has_buffer, pack, unpack
-from .local_lines import socket_pair
+from ...transport.local import LocalSocket, local_socket, socket_pair
 
 PRELOAD: list[str] = []
 """Modules that workers will want, by name: a layer above may add to it. They are imported once."""
 
 LINGER = 60.0  # seconds without a worker after which it ends
 _ANSWER = 60.0  # seconds that an answer may take; the first one waits for the imports
-_ROOM = 1 << 17
 _PR_SET_PDEATHSIG = 1
 
 
@@ -62,7 +59,7 @@ class Zygote:
     def __init__(self) -> None:
         self._socket, theirs = socket_pair()
         self._pid = os.getpid()
-        with theirs:
+        with contextlib.closing(theirs.sock):
             # a session of its own: Ctrl-C in a terminal is for the controller to deal with
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "discolab.worker", str(theirs.fileno()), *PRELOAD],
@@ -98,7 +95,7 @@ class Zygote:
         with self._lock:
             if self._ready:
                 return True
-            self._socket.settimeout(timeout)
+            self._socket.sock.settimeout(timeout)
             try:
                 self._ready = bool(self._receive())
             except TimeoutError:
@@ -138,8 +135,8 @@ class Zygote:
         all_fds = [*(fds or []), *([frame.buffer.fd] if frame.buffer else [])]
         with self._lock:
             try:
-                self._socket.settimeout(timeout)
-                socket.send_fds(self._socket, [frame.data], all_fds)
+                self._socket.sock.settimeout(timeout)
+                self._socket.send(frame.data, all_fds)
                 answer = self._receive()
                 while answer.get("number") != number:
                     answer = self._receive()
@@ -155,16 +152,16 @@ class Zygote:
         return answer
 
     def _receive(self) -> dict[str, Any]:
-        data = self._socket.recv(_ROOM)
-        if not data:
+        found = self._socket.recv()
+        if found is None:
             code = self.process.wait(10)
             raise DiscoError(
                 f"the process that starts workers has ended (exit code {code}); what it wrote is "
                 f"above. Try it by hand: {sys.executable} -c 'import discolab'"
             )
-        body, _ = unpack(data)
-        found: dict[str, Any] = json.loads(bytes(body))
-        return found
+        body, _ = unpack(found[0])
+        answer: dict[str, Any] = json.loads(bytes(body))
+        return answer
 
 
 _zygote: Zygote | None = None
@@ -214,7 +211,7 @@ def _paths() -> list[str]:
 class _Nursery:
     """The zygote's own state; it has one thread."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: LocalSocket) -> None:
         self.socket = sock
         self.alive: set[int] = set()
         self.ended: dict[int, int] = {}
@@ -231,9 +228,10 @@ class _Nursery:
                     self.socket.close()  # who asks for a worker now starts another zygote
                     return
                 continue
-            data, fds = self._receive()
-            if not data:
+            found = self.socket.recv()
+            if found is None:
                 return
+            data, fds = found[0], list(found[1])
             self.since = time.monotonic()
             body, _ = unpack(data, fds.pop() if has_buffer(data) else None)
             request = json.loads(bytes(body))
@@ -246,13 +244,6 @@ class _Nursery:
                     os.close(fd)
             answer["number"] = request.get("number")
             self.socket.send(pack(json.dumps(answer).encode()).data)
-
-    def _receive(self) -> tuple[bytes, list[int]]:
-        fds = array.array("i")
-        data, ancillary, _, _ = self.socket.recvmsg(_ROOM, socket.CMSG_SPACE(8 * fds.itemsize))
-        for _, _, content in ancillary:
-            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-        return data, list(fds)
 
     def _answer(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         if "fork" in request:
@@ -291,7 +282,7 @@ def _kill(pid: int) -> None:
 
 def main(fd: int, preload: Sequence[str] = ()) -> None:
     """Be the zygote; `fd` is its end of the line."""
-    sock = socket.socket(fileno=fd)
+    sock = local_socket(fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     package = __name__.partition(".")[0]  # what takes time is done here, once
     import_all((package, f"{__package__}.child", *preload))
@@ -306,7 +297,7 @@ def import_all(names: Sequence[str]) -> None:
             importlib.import_module(name)
 
 
-def serve(sock: socket.socket) -> None:
+def serve(sock: LocalSocket) -> None:
     """Fork whenever it is asked for, until nobody asks any more; `sock` is our end of the line."""
     nursery = _Nursery(sock)
     try:
@@ -318,7 +309,7 @@ def serve(sock: socket.socket) -> None:
             _kill(pid)
 
 
-def _become_worker(settings: dict[str, Any], fds: list[int], sock: socket.socket) -> NoReturn:
+def _become_worker(settings: dict[str, Any], fds: list[int], sock: LocalSocket) -> NoReturn:
     """In the forked process: be a worker, and end."""
     code = 1
     try:

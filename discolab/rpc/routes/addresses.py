@@ -18,7 +18,7 @@ class Address(NamedTuple):
     place
         Equal for nodes that can reach each other by unix sockets.
     name
-        Of its unix socket there, in the abstract namespace; "" if it has none.
+        The address of its unix socket there; "" if it has none.
     endpoint, key
         Its TCP port, and the public key that it shows there; "" if it has none.
     gpus

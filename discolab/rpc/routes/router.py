@@ -23,10 +23,11 @@ from ...runtime.errors import DiscoError
 from ...runtime.protocol import Message
 from ...runtime.worker import Worker, bind_thread
 from ...transport.frame import FrameError, unpack
+from ...transport.local import HAVE_LOCAL
 from ...transport.loop import EventLoop
 from ..channels import gpus_here
 from .addresses import Address, address_of, place_here
-from .local import HAVE_LOCAL_ROUTES, LocalEnd
+from .local import LocalEnd
 from .ways import End, Way
 
 LATER = 1 << 20  # bytes of frames from which on a message may be packed on the sender thread
@@ -222,7 +223,7 @@ class Router:
                     self._leaving.setdefault(node, (obituary, time.monotonic()))
 
     def _open(self, token: bytes, how: str) -> None:
-        if self._local is None and how != "tcp" and HAVE_LOCAL_ROUTES:
+        if self._local is None and how != "tcp" and HAVE_LOCAL:
             self._local = LocalEnd(self, self.node, len(self._peers) + 1, token)
         if self._tcp is None and how != "local":
             from .tcp import TcpEnd
@@ -329,9 +330,9 @@ class Router:
         """See `Station`."""
         self.hear(("lost", node, why))
 
-    def locked(self, node: int) -> Any:
+    def has(self, node: int) -> bool:
         """See `Station`."""
-        return self._peers[node].lock
+        return node in self._peers
 
     # -- the end -----------------------------------------------------------------------------
 

@@ -12,12 +12,12 @@ Words to a node: ``("open", token, how)``, where `how` is "local", "tcp" or "bot
 from __future__ import annotations
 
 import os
-import secrets
 import threading
 from typing import Any
 
 from ...runtime.link import SERVICES, Service
-from .local import HAVE_LOCAL_ROUTES
+from ...transport.handshake import new_token
+from ...transport.local import HAVE_LOCAL
 
 SERVICE = "rpc"
 ROUTE = "DISCOLAB_RPC_ROUTE"  # "tcp": use no other one
@@ -35,7 +35,7 @@ class RpcService(Service):
     def __init__(self, exchange: Any) -> None:
         self._exchange = exchange
         self._lock = threading.Lock()
-        self._token = secrets.token_bytes(32)
+        self._token = new_token()
         self._route = os.environ.get(ROUTE, "")
         self._opened = self._tcp = self._closed = False
         self._addresses: dict[int, Any] = {}
@@ -55,10 +55,10 @@ class RpcService(Service):
             self.lost(rank)
 
     def _only_local(self) -> bool:
-        return HAVE_LOCAL_ROUTES and self._route != "tcp" and len(set(self._exchange.hosts)) < 2
+        return HAVE_LOCAL and self._route != "tcp" and len(set(self._exchange.hosts)) < 2
 
     def _how(self) -> str:
-        if self._route == "tcp" or not HAVE_LOCAL_ROUTES:
+        if self._route == "tcp" or not HAVE_LOCAL:
             return "tcp"
         return "both" if self._tcp else "local"
 

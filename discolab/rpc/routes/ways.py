@@ -74,5 +74,5 @@ class Station(Protocol):
     def ended(self, node: int, why: str) -> None:
         """A node says what is no message of ours: it is lost."""
 
-    def locked(self, node: int) -> Any:
-        """The lock of a peer."""
+    def has(self, node: int) -> bool:
+        """Whether there is such a node beside this one."""

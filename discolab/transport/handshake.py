@@ -1,0 +1,85 @@
+"""How who connects proves that he may: with a token that only his session's processes know.
+
+The first message on a connection is a `Hello` of fixed size. Until it was accepted, nothing else of
+the connection is read, and nothing at all is unpickled. Who does not say it is hung up on.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import struct
+from collections.abc import Callable, Hashable
+from typing import Generic, NamedTuple, TypeVar
+
+from .frame import HEADER, HELLO, MAGIC, VERSION
+
+WITHIN = 10.0  # seconds that a connection may take for it
+_HELLO = struct.Struct("<8s32sIB")
+_HEAD = HEADER.pack(MAGIC, VERSION, HELLO, 1, 0)
+SIZE = _HELLO.size
+
+T = TypeVar("T", bound=Hashable)
+
+
+class Hello(NamedTuple):
+    """Who has connected: a worker's rank, and which of its connections this is."""
+
+    rank: int
+    role: int = 0
+
+
+def new_token() -> bytes:
+    """A token for one session."""
+    return secrets.token_bytes(32)
+
+
+def say_hello(token: bytes, rank: int, role: int = 0) -> bytes:
+    """The first message on a connection."""
+    return _HELLO.pack(_HEAD, token, rank, role)
+
+
+def is_hello(data: bytes) -> bool:
+    """Whether a message is meant as a `Hello`."""
+    return data[: len(_HEAD)] == _HEAD
+
+
+def hear_hello(data: bytes, token: bytes) -> Hello | None:
+    """Who has sent a first message; None if he does not know the token, or says something else."""
+    if len(data) != SIZE or not is_hello(data):
+        return None
+    _, given, rank, role = _HELLO.unpack(data)
+    return Hello(rank, role) if hmac.compare_digest(given, token) else None
+
+
+class Unauthenticated(Generic[T]):
+    """Connections that have not said who they are. There is room for so many only.
+
+    So they can't use up the file descriptors of this process. One thread uses it.
+    """
+
+    def __init__(self, most: int, hang_up: Callable[[T], object]) -> None:
+        self._most, self._hang_up = most, hang_up
+        self._all: dict[T, None] = {}  # the oldest first
+
+    def add(self, connection: T) -> None:
+        """Someone has connected; the oldest may be hung up on for that."""
+        self._all[connection] = None
+        while len(self._all) > self._most:
+            oldest = next(iter(self._all))
+            del self._all[oldest]
+            self._hang_up(oldest)
+
+    def remove(self, connection: T) -> bool:
+        """One is known now, or gone; whether it was here."""
+        return self._all.pop(connection, self) is None
+
+    def all(self) -> tuple[T, ...]:
+        """The oldest first."""
+        return tuple(self._all)
+
+    def __contains__(self, connection: T) -> bool:
+        return connection in self._all
+
+    def __len__(self) -> int:
+        return len(self._all)
