@@ -11,10 +11,10 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
+from discolab.ccl.pattern import CROSSWISE, LIKE_BY_LIKE, PART_BY_PART, TO_ALL, Pattern
 from discolab.ccl.reductions import combine
 from discolab.ccl.remote import programs, reducing, small
 from discolab.ccl.remote.lane_steps import AddUp, Await, Exchange, Spread
-from discolab.ccl.remote.patterns import CROSSWISE, LIKE_BY_LIKE, PART_BY_PART, TO_ALL, Pattern
 
 Tensor = torch.Tensor
 

@@ -10,22 +10,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 
 from .. import moves
 from ..meeting.tickets import Tickets
+from ..pattern import Job
 from ..reductions import accumulates_in_place, combine, combine_into
 
 BLOCK = 1 << 20  # bytes of one input; smaller ones cost hand-overs of the interpreter, larger cache
-
-
-class Job(NamedTuple):
-    """Reduce `sources`, in their order, into each of `outs`; a single source is copied."""
-
-    outs: list[torch.Tensor]
-    sources: list[torch.Tensor]
 
 
 def perform(jobs: Sequence[Job], reduction: str | None) -> Tickets | None:

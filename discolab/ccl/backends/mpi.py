@@ -24,9 +24,9 @@ from ..backend import Backend, BackendStatistics, Tensor, Tensors
 from ..call import DONE, P2P, Call, kind
 from ..groups import Group
 from ..meeting.verdicts import where
+from ..pattern import Pattern
 from ..work import Finished, Work
 from . import steps, wire
-from .library import LibraryBackend
 from .mpi_post import Communicator, Post
 from .mpi_work import MpiWork, Requests
 
@@ -66,7 +66,7 @@ def backend(worker: Worker) -> Backend:
     return MpiBackend(MPI.COMM_WORLD.Dup())  # so that nothing of the program's own gets in between
 
 
-class MpiBackend(LibraryBackend):
+class MpiBackend(Backend):
     """Collectives of CPU tensors between processes.
 
     Parameters
@@ -87,9 +87,12 @@ class MpiBackend(LibraryBackend):
 
     # -- the backend ---------------------------------------------------------------------------
 
-    def barrier(self, call: Call) -> Work:
-        """See `Backend`. That all say that they have come is all there is to it."""
-        return self._begin(call, self._agree(call, [], []))
+    def start(self, call: Call, pattern: Pattern, srcs: Tensors, outs: Tensors) -> Work:
+        """See `Backend`."""
+        if not pattern.count:  # a barrier: that all say that they have come is all there is to it
+            return self._begin(call, self._agree(call, [], []))
+        _refuse_gpu(call, (*srcs, *outs))
+        return self._begin(call, self._carry_out(steps.program(pattern), call, srcs, outs))
 
     def send(self, call: Call, src: Tensor, peer: int, tag: str) -> Work:
         """See `Backend`. Copies at once and never waits."""
@@ -111,18 +114,6 @@ class MpiBackend(LibraryBackend):
         begun = [work for work in self._begun if not work.over]
         waiting = tuple(str(work.call) for work in begun)
         return BackendStatistics(self.name, len(begun), self._post.count("message"), waiting)
-
-    def _start(
-        self,
-        method: str,
-        program: steps.Program,
-        call: Call,
-        srcs: Tensors,
-        outs: Tensors,
-        *more: Any,
-    ) -> Work:
-        _refuse_gpu(call, (*srcs, *outs))
-        return self._begin(call, self._carry_out(program, call, srcs, outs))
 
     # -- progress ------------------------------------------------------------------------------
 

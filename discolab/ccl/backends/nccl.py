@@ -28,6 +28,7 @@ from ..backend import Tensors
 from ..call import Call
 from ..groups import Group
 from ..meeting.waits import Meeting, Post
+from ..pattern import Pattern
 from ..work import Work
 from . import background, steps, wire
 from .connections import ProcessGroup
@@ -57,22 +58,15 @@ class NcclBackend(ProcessGroupBackend):
     def _reaches(self, call: Call) -> bool:
         return call.on_gpu
 
-    def _start(
-        self,
-        method: str,
-        program: steps.Program,
-        call: Call,
-        srcs: Tensors,
-        outs: Tensors,
-        *more: Any,
-    ) -> Work:
+    def start(self, call: Call, pattern: Pattern, srcs: Tensors, outs: Tensors) -> Work:
+        """See `Backend`."""
         for tensor in (*srcs, *outs):
             if tensor.is_cuda and tensor.device != call.worker.device:
                 raise ArgumentError(
                     f"{call.name}: the tensor is on {tensor.device}, and 'nccl' moves those on the "
                     f"worker's own GPU, {call.worker.device}; init_ccl('local') moves any"
                 )
-        return super()._start(method, program, call, srcs, outs, *more)
+        return super().start(call, pattern, srcs, outs)
 
     def _place(self, posts: Sequence[Post]) -> AbstractContextManager[Any]:
         return _on([torch.cuda.current_stream(post.call.worker.device) for post in posts])

@@ -35,14 +35,14 @@ from ...runtime.errors import CollectiveAborted, CollectiveError
 from ...runtime.interruptible import TICK
 from ...runtime.worker import Worker
 from .. import moves
-from ..backend import BackendStatistics, Tensor, Tensors
+from ..backend import Backend, BackendStatistics, Tensor, Tensors
 from ..call import Call
 from ..groups import Group
 from ..meeting.waits import Meeting, Post
+from ..pattern import Pattern
 from ..work import Work
 from . import background, steps
 from .connections import Connections, ProcessGroup
-from .library import LibraryBackend
 from .local import LocalBackend
 
 R = TypeVar("R")
@@ -68,7 +68,7 @@ class _Left(Exception):
     """Nobody waits for the result any more."""
 
 
-class ProcessGroupBackend(LibraryBackend):
+class ProcessGroupBackend(Backend):
     """Collectives by a library of torch's, with one process group a worker and group."""
 
     ops: frozenset[str]
@@ -122,10 +122,6 @@ class ProcessGroupBackend(LibraryBackend):
         """See `Backend`."""
         self._connections.forget(worker, group)
 
-    def barrier(self, call: Call) -> Work:
-        """See `Backend`. The meeting is the barrier."""
-        return self._local.barrier(call)
-
     def send(self, call: Call, src: Tensor, peer: int, tag: str) -> Work:
         """See `Backend`. Copies at once and never waits."""
         return self._local.send(call, src, peer, tag)
@@ -138,18 +134,11 @@ class ProcessGroupBackend(LibraryBackend):
         """See `Backend`."""
         return self._meetings.statistics(self.name)
 
-    def _start(
-        self,
-        method: str,
-        program: steps.Program,
-        call: Call,
-        srcs: Tensors,
-        outs: Tensors,
-        *more: Any,
-    ) -> Work:
-        if not self._reaches(call):
-            work: Work = getattr(self._local, method)(call, srcs, outs, *more)
-            return work
+    def start(self, call: Call, pattern: Pattern, srcs: Tensors, outs: Tensors) -> Work:
+        """See `Backend`."""
+        if not pattern.count or not self._reaches(call):
+            return self._local.start(call, pattern, srcs, outs)
+        program = steps.program(pattern)
 
         def execute(meeting: Meeting, posts: Sequence[Post]) -> None:
             place, (before, mine) = self._place(posts), self._turn(meeting.group, call.worker)

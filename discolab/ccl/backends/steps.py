@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..pattern import CROSSWISE, LIKE_BY_LIKE, TO_ALL, Pattern
 from ..reductions import combine
 from . import wire
 
@@ -98,6 +99,23 @@ class _Batch(NamedTuple):
     places: list[int]
     code: wire.Code | None
     packed: Tensor
+
+
+def program(pattern: Pattern) -> Program:
+    """What each member of a collective does."""
+    if pattern.kind == CROSSWISE:
+        return all_to_all
+    if pattern.kind == TO_ALL:
+        return all_gather if pattern.taker is None else gather(pattern.taker)
+    if pattern.kind == LIKE_BY_LIKE:
+        if pattern.reduction is not None:
+            return reduction(pattern.reduction, pattern.taker)
+        assert pattern.giver is not None
+        return broadcast(pattern.giver)
+    if pattern.reduction is not None:
+        return reduce_scatter(pattern.reduction)
+    assert pattern.giver is not None
+    return scatter(pattern.giver)
 
 
 def reduction(name: str, root: int | None = None) -> Program:

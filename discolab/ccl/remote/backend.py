@@ -20,11 +20,11 @@ from ..call import Call, kinds_of
 from ..groups import Group
 from ..hub import letters
 from ..hub.calls import Data
+from ..pattern import CROSSWISE, Pattern
 from ..work import Finished, Work
 from . import gloo_lane, programs, small
 from .conductor import Conductor, Connect, ProcessGroup
 from .mail import RemotePostman
-from .patterns import CROSSWISE, LIKE_BY_LIKE, PART_BY_PART, TO_ALL, Pattern
 from .spoke import Spoke, spoke_of
 from .works import HubWork, Job
 
@@ -46,52 +46,6 @@ class HubBackend(Backend):
 
     # -- the operations ----------------------------------------------------------------------------
 
-    def all_reduce(self, call: Call, srcs: Tensors, outs: Tensors, reduction: str) -> Work:
-        """See `Backend`."""
-        pattern = Pattern(LIKE_BY_LIKE, len(call.group), len(srcs), reduction=reduction)
-        return self.start(call, pattern, srcs, outs)
-
-    def reduce(self, call: Call, srcs: Tensors, outs: Tensors, reduction: str, root: int) -> Work:
-        """See `Backend`."""
-        taker = call.group.index(root)
-        pattern = Pattern(LIKE_BY_LIKE, len(call.group), len(srcs), None, taker, reduction)
-        return self.start(call, pattern, srcs, outs)
-
-    def all_gather(self, call: Call, srcs: Tensors, outs: Tensors) -> Work:
-        """See `Backend`."""
-        return self.start(call, Pattern(TO_ALL, len(call.group), len(srcs)), srcs, outs)
-
-    def gather(self, call: Call, srcs: Tensors, outs: Tensors, root: int) -> Work:
-        """See `Backend`."""
-        taker = call.group.index(root)
-        pattern = Pattern(TO_ALL, len(call.group), len(srcs), None, taker)
-        return self.start(call, pattern, srcs, outs)
-
-    def reduce_scatter(self, call: Call, srcs: Tensors, outs: Tensors, reduction: str) -> Work:
-        """See `Backend`."""
-        pattern = Pattern(PART_BY_PART, len(call.group), len(outs), reduction=reduction)
-        return self.start(call, pattern, srcs, outs)
-
-    def broadcast(self, call: Call, srcs: Tensors, outs: Tensors, root: int) -> Work:
-        """See `Backend`."""
-        giver = call.group.index(root)
-        return self.start(
-            call, Pattern(LIKE_BY_LIKE, len(call.group), len(outs), giver), srcs, outs
-        )
-
-    def scatter(self, call: Call, srcs: Tensors, outs: Tensors, root: int) -> Work:
-        """See `Backend`."""
-        giver = call.group.index(root)
-        return self.start(call, Pattern(PART_BY_PART, len(call.group), 1, giver), srcs, outs)
-
-    def all_to_all(self, call: Call, srcs: Tensors, outs: Tensors) -> Work:
-        """See `Backend`."""
-        return self.start(call, Pattern(CROSSWISE, len(call.group), 1), srcs, outs)
-
-    def barrier(self, call: Call) -> Work:
-        """See `Backend`."""
-        return self.start(call, Pattern(LIKE_BY_LIKE, len(call.group), 0), (), ())
-
     def send(self, call: Call, src: Tensor, peer: int, tag: str) -> Work:
         """See `Backend`. Copies at once and never waits."""
         self._postman.send(call, src, peer, tag)
@@ -102,7 +56,7 @@ class HubBackend(Backend):
         return self._postman.recv(call, out, peer, tag)
 
     def start(self, call: Call, pattern: Pattern, srcs: Tensors, outs: Tensors) -> Work:
-        """Join the others in a collective."""
+        """See `Backend`."""
         me = call.group.index(call.rank)
         job = HostJob(pattern, me, srcs, outs, self._connect)
         parts = (srcs, outs) if pattern.kind == CROSSWISE else None

@@ -26,11 +26,11 @@ from ..backends import nccl as in_process
 from ..backends import steps, wire
 from ..backends.process_groups import STEP_SECONDS, start
 from ..call import Call
+from ..pattern import CROSSWISE, Pattern
 from ..work import Work
 from .backend import HubBackend
 from .conductor import Connect, Gone, ProcessGroup, Ranks
 from .lane_store import LaneStore
-from .patterns import CROSSWISE, LIKE_BY_LIKE, TO_ALL, Pattern
 from .spoke import Spoke
 from .works import Job
 
@@ -76,7 +76,7 @@ class _DeviceJob(Job):
         connect: Connect,
     ) -> None:
         self.connect = connect
-        self._program = _program(pattern)(
+        self._program = steps.program(pattern)(
             steps.Place(me, pattern.members, wire.ARITHMETIC), srcs, outs
         )
         self._srcs, self._outs, self._stream = srcs, outs, stream
@@ -104,23 +104,6 @@ class _DeviceJob(Job):
     def adopt(self) -> None:
         """See `Job`."""
         moves.adopt(self._done, self._srcs, self._outs)
-
-
-def _program(pattern: Pattern) -> steps.Program:
-    """The steps of torch's process groups for a collective."""
-    if pattern.kind == CROSSWISE:
-        return steps.all_to_all
-    if pattern.kind == TO_ALL:
-        return steps.all_gather if pattern.taker is None else steps.gather(pattern.taker)
-    if pattern.kind == LIKE_BY_LIKE:
-        if pattern.reduction is not None:
-            return steps.reduction(pattern.reduction, pattern.taker)
-        assert pattern.giver is not None
-        return steps.broadcast(pattern.giver)
-    if pattern.reduction is not None:
-        return steps.reduce_scatter(pattern.reduction)
-    assert pattern.giver is not None
-    return steps.scatter(pattern.giver)
 
 
 def _connect(

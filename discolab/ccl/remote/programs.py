@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from .. import moves
 from ..backends import wire
+from ..pattern import LIKE_BY_LIKE, Pattern
 from .lane_steps import Exchange, Room, Spread, Steps, Tensor, Tensors, new_room
 from .layout import room_for, unharmed, whole
-from .patterns import LIKE_BY_LIKE, Pattern
 from .reducing import reduction
 
 SPREAD = 256 << 10  # bytes from which a broadcast goes from member to member

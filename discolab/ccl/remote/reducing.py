@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from ..backends import wire
-from ..backends.jobs import Job, perform
+from ..backends.jobs import perform
+from ..pattern import LIKE_BY_LIKE, Job, Pattern
 from . import layout
 from .lane_steps import AddUp, Await, Exchange, Finish, Room, Step, Steps, Tensor, Tensors
-from .patterns import LIKE_BY_LIKE, Pattern
 
 PART = 4 << 20  # bytes of a block that one member reduces
 SCRATCH = 32 << 20  # bytes that the parts of all members may take, of two blocks

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 
 from ..backends import wire
-from ..backends.jobs import Job, perform
+from ..backends.jobs import perform
 from ..hub.calls import Data
-from .patterns import Pattern
+from ..pattern import Job, Pattern
 
 Tensors = Sequence[torch.Tensor]
 

@@ -1,18 +1,31 @@
-"""Which of a member's tensors go to whom. No state.
+"""Which of a member's tensors go to whom in a collective: the one place that knows. No state.
 
-A collective is a `Pattern`, the members that give and those that take. All members know all of it,
-so each can tell alone what it gives to another one and what it takes from it, in the same order.
-Members are counted by their places in the group here.
+A collective is a `Pattern`. All members know all of it. So each can tell alone what it gives to
+another one and what it takes from it, in the same order; and one that sees the tensors of all of
+them can list what is to be done (`jobs`). Members are counted by their places in the group here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+Tensors = Sequence[torch.Tensor]
 
 LIKE_BY_LIKE, TO_ALL, PART_BY_PART, CROSSWISE = range(4)
 
 
-@dataclass(frozen=True, slots=True)
+class Job(NamedTuple):
+    """Reduce `sources`, in their order, into each of `outs`; a single source is copied."""
+
+    outs: list[torch.Tensor]
+    sources: list[torch.Tensor]
+
+
+@dataclass(slots=True)
 class Pattern:
     """One collective among `members`; `count` tensors belong together (Backend's k).
 
@@ -66,3 +79,35 @@ class Pattern:
         if self.kind == TO_ALL:
             return [k * self.members + of for k in range(self.count)]
         return [of]
+
+    def jobs(self, members: Sequence[tuple[Tensors, Tensors]]) -> list[Job]:
+        """All that is to be done, from each member's sources and outputs.
+
+        Members that give nothing have no sources, those that take nothing no outputs.
+        """
+        n, ks = self.members, range(self.count)
+        if self.kind == LIKE_BY_LIKE:
+            return [
+                Job(
+                    [outs[k] for _, outs in members if outs],
+                    [srcs[k] for srcs, _ in members if srcs],
+                )
+                for k in ks
+            ]
+        if self.kind == TO_ALL:
+            return [
+                Job([outs[k * n + i] for _, outs in members if outs], [srcs[k]])
+                for i, (srcs, _) in enumerate(members)
+                for k in ks
+            ]
+        if self.kind == PART_BY_PART:
+            return [
+                Job([outs[k]], [srcs[k * n + i] for srcs, _ in members if srcs])
+                for i, (_, outs) in enumerate(members)
+                for k in ks
+            ]
+        return [
+            Job([outs[i]], [srcs[j]])
+            for i, (srcs, _) in enumerate(members)
+            for j, (_, outs) in enumerate(members)
+        ]
