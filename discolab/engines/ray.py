@@ -18,7 +18,7 @@ import torch
 
 from ..runtime.arguments import parse_device
 from ..runtime.errors import ArgumentError, DiscoError
-from .nodes.keys import Keys
+from ..transport.handshake import Keys
 from .nodes.machines import checked_endpoint, machine
 from .nodes.roster import versions
 from .placement import check_world, place_workers

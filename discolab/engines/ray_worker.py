@@ -49,8 +49,8 @@ def work(settings: dict[str, Any]) -> None:
     EOFError
         If the session does not take the worker in.
     """
-    from .nodes.keys import Keys
-    from .remote.zmq_wire import ZmqWire
+    from ..transport.handshake import Keys
+    from .remote.zmq_lines import ZmqWire
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the session interrupts
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray's handler would only end a command

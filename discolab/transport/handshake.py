@@ -1,7 +1,9 @@
-"""How who connects proves that he may: with a token that only his session's processes know.
+"""How a process that connects proves that it may: with keys, and with its session's token.
 
-The first message on a connection is a `Hello` of fixed size. Until it was accepted, nothing else of
-the connection is read, and nothing at all is unpickled. Who does not say it is hung up on.
+Between machines, keys encrypt and authenticate each connection (CURVE); within one, the system
+keeps other users out. The first message on a connection is a `Hello` of fixed size, with a token
+that only the session's processes know. Until it is accepted nothing else of the connection is
+read, and nothing at all is unpickled.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ import hmac
 import secrets
 import struct
 from collections.abc import Callable, Hashable
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import asdict, dataclass, field
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from .frame import HEADER, HELLO, MAGIC, VERSION
 
@@ -50,6 +53,53 @@ def hear_hello(data: bytes, token: bytes) -> Hello | None:
         return None
     _, given, rank, role = _HELLO.unpack(data)
     return Hello(rank, role) if hmac.compare_digest(given, token) else None
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Two key pairs, of a server and of whoever connects to it; each key 40 characters (Z85)."""
+
+    session_public: str
+    session_secret: str = field(repr=False)
+    node_public: str
+    node_secret: str = field(repr=False)
+
+    @classmethod
+    def fresh(cls) -> Keys:
+        """New ones."""
+        import zmq
+
+        pairs = [zmq.curve_keypair(), zmq.curve_keypair()]
+        return cls(*(key.decode() for pair in pairs for key in pair))
+
+    @classmethod
+    def of(cls, found: Any) -> Keys:
+        """Keys from what was read.
+
+        Raises
+        ------
+        ValueError
+            If they are none, or do not belong together.
+        """
+        import zmq
+
+        names = ("session_public", "session_secret", "node_public", "node_secret")
+        if not isinstance(found, dict) or not all(isinstance(found.get(n), str) for n in names):
+            raise ValueError("it does not hold the four keys")
+        keys = cls(*(found[name] for name in names))
+        pairs = ((keys.session_public, keys.session_secret), (keys.node_public, keys.node_secret))
+        for public, secret in pairs:
+            try:
+                belongs = zmq.curve_public(secret.encode("ascii")).decode() == public
+            except (zmq.ZMQError, ValueError):
+                belongs = False
+            if not belongs:
+                raise ValueError("its keys are damaged")
+        return keys
+
+    def as_dict(self) -> dict[str, str]:
+        """To be sent to a process of ours."""
+        return asdict(self)
 
 
 class Unauthenticated(Generic[T]):

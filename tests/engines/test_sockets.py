@@ -19,7 +19,7 @@ from discolab.engines.nodes.keys import load_keys
 from discolab.engines.nodes.machines import address_towards, endpoint_of, machine, split_endpoint
 from discolab.engines.nodes.roster import versions
 from discolab.engines.remote.zmq_lines import ZmqLines
-from discolab.engines.remote.zmq_parts import PIECE, set_options
+from discolab.transport.tcp import PIECE, set_options
 
 Make = Callable[..., Session]
 
@@ -215,7 +215,8 @@ def test_a_torn_message_takes_nothing_with_it() -> None:
                 found = lines.receive(0.05)
             nodes.append((sock, found[0].data[0]))
         (a, who_a), (b, who_b) = nodes
-        send, calls = lines._router.send, 0
+        writer, calls = lines._server._writer, 0
+        send = writer._send
 
         def torn(*args: Any, **options: Any) -> Any:
             nonlocal calls
@@ -224,7 +225,7 @@ def test_a_torn_message_takes_nothing_with_it() -> None:
             if calls == 1:
                 raise KeyboardInterrupt
 
-        lines._router.send = torn  # type: ignore[method-assign]
+        writer._send = torn
         with pytest.raises(KeyboardInterrupt):
             lines.tell_node(who_a, {"lost": 1})
         lines.tell_node(who_b, {"for": "b"})
@@ -241,12 +242,13 @@ def test_a_torn_message_takes_nothing_with_it() -> None:
 def test_a_finalizer_may_send_in_the_middle_of_a_send() -> None:
     lines = ZmqLines(f"ipc://@discolab-test-{os.getpid()}", load_keys())
     try:
-        lines._holder = threading.get_ident()
-        lines.tell_node(b"nobody", {})  # would wait for itself
-        assert len(lines._later) == 1
-        lines._holder = 0
-        lines.tell_node(b"nobody", {})
-        assert not lines._later
+        server = lines._server
+        server._holder = threading.get_ident()
+        server.send(b"nobody", b"")  # would wait for itself
+        assert len(server._later) == 1
+        server._holder = 0
+        server.send(b"nobody", b"")
+        assert not server._later
     finally:
         lines.close()
 

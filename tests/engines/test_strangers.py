@@ -1,6 +1,7 @@
 """Strangers at the port of a session: whatever they do, nothing changes for it."""
 
 import os
+import pickle
 import random
 import resource
 import socket
@@ -8,14 +9,18 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
 
 from discolab.engines import SocketSession
-from discolab.engines.nodes.keys import Keys, load_keys
-from discolab.engines.remote.zmq_door import MOST_STRANGERS
-from discolab.engines.remote.zmq_parts import JOIN, MAGIC, OUT, set_options
+from discolab.engines.nodes.keys import load_keys
+from discolab.engines.remote.zmq_lines import OUT
+from discolab.transport.frame import pack
+from discolab.transport.handshake import Keys, say_hello
+from discolab.transport.tcp import MOST_STRANGERS, set_options
 
 # how zmq begins: a signature, version 3.1, the mechanism, and that we are no server
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
@@ -118,7 +123,7 @@ def test_the_right_handshake_with_a_wrong_key(session: SocketSession, whose: str
         set_options(sock, endpoint, keys, server=False)
         monitor = sock.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
         sock.connect(endpoint)
-        sock.send(JOIN.pack(MAGIC, session._lines.token, 1, OUT))
+        sock.send(say_hello(session._lines.token, 1, OUT))
         sock.send(b'{"hello": {}}')
         assert monitor.poll(5000)
         assert monitor.recv_multipart()[0][:2] == struct.pack("=H", zmq.EVENT_DISCONNECTED)
@@ -126,20 +131,36 @@ def test_the_right_handshake_with_a_wrong_key(session: SocketSession, whose: str
         monitor.close(0)
 
 
-def test_the_right_key_without_the_token_is_no_worker(session: SocketSession) -> None:
+def test_the_right_key_without_the_token_is_no_worker(
+    session: SocketSession, tmp_path: Path
+) -> None:
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return Path.touch, (tmp_path / "unpickled",)
+
+    bomb = pickle.dumps(Bomb())
+    bombs = (bomb, pack(bomb).data, pack(b"", [bomb]).data)
     endpoint = session._lines.endpoint
     with zmq.Context() as context:
         for join in (
-            JOIN.pack(MAGIC, bytes(16), 1, OUT),
-            JOIN.pack(MAGIC, session._lines.token, 1, OUT),  # is there already
-            JOIN.pack(MAGIC, session._lines.token, 1, 9),
+            say_hello(bytes(32), 1, OUT),
+            say_hello(session._lines.token, 1, OUT),  # is there already
+            say_hello(session._lines.token, 1, 9),
         ):
             with context.socket(zmq.DEALER) as sock:
                 set_options(sock, endpoint, load_keys(), server=False)
                 sock.connect(endpoint)
                 sock.send(join)
-                sock.send(b"\0" * 50)
+                for said in (b"\0" * 50, *bombs):
+                    sock.send(said)
                 assert not sock.poll(100)
+        with context.socket(zmq.DEALER) as sock:
+            set_options(sock, endpoint, load_keys(), server=False)
+            sock.connect(endpoint)
+            for said in bombs:
+                sock.send(said)
+            assert not sock.poll(100)
+    assert not (tmp_path / "unpickled").exists()
 
 
 def test_a_replayed_connection(session: SocketSession) -> None:

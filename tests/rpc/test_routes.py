@@ -438,42 +438,49 @@ def test_strangers_are_hung_up_on_and_hurt_nothing(pair: Session) -> None:
     assert not node.lost
 
 
-def test_nobody_gets_in_by_tcp_without_a_key_that_is_known(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nobody_gets_in_by_tcp_without_the_keys_and_the_token(tmp_path: Path) -> None:
     import zmq
 
-    from discolab.engines.nodes.keys import Keys
-    from discolab.engines.remote.zmq_parts import set_options
-    from discolab.rpc.routes import tcp
+    from discolab.transport.handshake import Keys
+    from discolab.transport.tcp import set_options
 
-    monkeypatch.setattr(tcp, "_KNOCK", 1.0)
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return Path.touch, (tmp_path / "unpickled",)
+
     with session_of("processes-tcp", 2) as session:
         node = here(session)
         node.send(1, b"echo")
         eventually(lambda: node.got)
         end = node.router._tcp
-        public, secret = (key.decode() for key in zmq.curve_keypair())
+        endpoint, token, bomb = end.server.endpoint, end.token, pickle.dumps(Bomb())
+        ours, other = end.keys.as_dict(), Keys.fresh().as_dict()
+        mixed = Keys(**{**other, "session_public": ours["session_public"]})
+        on(session, 1, send_numbers, 0, 1)  # so that node 1 is connected
+        eventually(lambda: len(node.got) == 2)
+        firsts = (say_hello(bytes(32), 1), say_hello(token, 1), say_hello(token, 7), bomb)
         context = zmq.Context()
         try:
-            with_keys, without = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
-            set_options(with_keys, end.endpoint, Keys(end.key, "", public, secret), server=False)
-            for sock in (with_keys, without):
-                sock.connect(end.endpoint)
-                sock.send(b"echo: let me in")
-            host, _, port = end.endpoint.removeprefix("tcp://").rpartition(":")
+            strangers = []
+            for keys in (end.keys, mixed, None):
+                for first in firsts if keys is end.keys else (say_hello(token, 1),):
+                    strangers.append(context.socket(zmq.DEALER))
+                    if keys is not None:
+                        set_options(strangers[-1], endpoint, keys, server=False)
+                    strangers[-1].connect(endpoint)
+                    for said in (first, b"echo: let me in", bomb):
+                        strangers[-1].send(said)
+            host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
             with socket.create_connection((host, int(port)), 10) as plain:
                 plain.sendall(b"\xff" * 100_000)
-            eventually(lambda: end._knocking)  # a node's key could be on its way
             node.send(1, b"echo")
-            eventually(lambda: len(node.got) == 2)
-            eventually(lambda: not end._knocking)
-            assert not with_keys.poll(100)
-            assert not without.poll(100)
+            eventually(lambda: len(node.got) == 3)
+            assert not any(sock.poll(50) for sock in strangers)
         finally:
             context.destroy(0)
-        assert len(node.got) == 2
+        assert len(node.got) == 3
         assert not node.lost
+        assert not (tmp_path / "unpickled").exists()
 
 
 # -- forks, and the end ---------------------------------------------------------------------

@@ -11,64 +11,16 @@ import json
 import os
 import secrets
 import stat
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ...runtime.errors import DiscoError
+from ...transport.handshake import Keys
 
 _ABOUT = (
     "Keys of discolab. Who has this file can run programs on the workers of sessions that use it: "
     "copy it to machines of yours alone, and keep it private (chmod 600)."
 )
 _LARGEST = 10_000  # bytes
-
-
-@dataclass(frozen=True)
-class Keys:
-    """Two key pairs, each key as 40 characters (Z85)."""
-
-    session_public: str
-    session_secret: str = field(repr=False)
-    node_public: str
-    node_secret: str = field(repr=False)
-
-    @classmethod
-    def fresh(cls) -> Keys:
-        """New ones."""
-        import zmq
-
-        pairs = [zmq.curve_keypair(), zmq.curve_keypair()]
-        return cls(*(key.decode() for pair in pairs for key in pair))
-
-    @classmethod
-    def of(cls, found: Any) -> Keys:
-        """Keys from what was read.
-
-        Raises
-        ------
-        ValueError
-            If they are none, or do not belong together.
-        """
-        import zmq
-
-        names = ("session_public", "session_secret", "node_public", "node_secret")
-        if not isinstance(found, dict) or not all(isinstance(found.get(n), str) for n in names):
-            raise ValueError("it does not hold the four keys")
-        keys = cls(*(found[name] for name in names))
-        pairs = ((keys.session_public, keys.session_secret), (keys.node_public, keys.node_secret))
-        for public, secret in pairs:
-            try:
-                belongs = zmq.curve_public(secret.encode("ascii")).decode() == public
-            except (zmq.ZMQError, ValueError):
-                belongs = False
-            if not belongs:
-                raise ValueError("its keys are damaged")
-        return keys
-
-    def as_dict(self) -> dict[str, str]:
-        """To be sent to a process of ours."""
-        return asdict(self)
 
 
 def default_file() -> Path:

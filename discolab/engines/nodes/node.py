@@ -23,13 +23,13 @@ import torch
 import zmq
 
 from ...runtime.errors import ArgumentError, DiscoError
+from ...transport.handshake import WITHIN, Keys
+from ...transport.tcp import ENDED, LINGER, event_of, milliseconds, set_options
 from ..placement import place_workers
 from ..remote import zygote as zygotes
-from ..remote.zmq_parts import HANDSHAKE, LINGER, event_of, milliseconds, set_options
 from ..remote.zygote import Zygote
 from .brood import Brood
 from .forked_zygote import ForkedZygote
-from .keys import Keys
 from .launchers import SERVED_BEFORE, Place
 from .machines import (
     NO_SESSION,
@@ -46,13 +46,6 @@ WAIT = 120.0  # seconds that a session may take to be there
 _BEAT = 1.0  # seconds between two signs of life
 _ATTEMPTS = 2  # to be let in
 _AGAIN = 0.5  # seconds between two looks whether there is a session
-_ENDED = (
-    zmq.EVENT_DISCONNECTED,
-    zmq.EVENT_CLOSED,
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH,
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
-)
 
 Say = Callable[[str], None]
 
@@ -167,7 +160,7 @@ class Node:
         told = False
         while True:
             left = max(0.1, deadline - time.monotonic())
-            why = look_for_session(self._host, self._port, min(left, HANDSHAKE))
+            why = look_for_session(self._host, self._port, min(left, WITHIN))
             if not why:
                 return
             if why == NO_SESSION:
@@ -205,16 +198,16 @@ class Node:
         self._monitor = self._socket.get_monitor_socket()
         began = time.monotonic()
         self._socket.connect(self._endpoint)
-        while self._monitor.poll(milliseconds(2 * HANDSHAKE)):
+        while self._monitor.poll(milliseconds(2 * WITHIN)):
             event = event_of(self._monitor.recv_multipart())[0]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 return True
-            if event in _ENDED:
+            if event & ENDED:
                 break
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close(0)
-        if time.monotonic() - began > HANDSHAKE / 2:
+        if time.monotonic() - began > WITHIN / 2:
             raise Lost(f"the session at {self._shown} does not answer; is it busy or stopped?")
         return False
 
@@ -279,7 +272,7 @@ class Node:
                 self._poll.register(fd, zmq.POLLIN)
 
     def _watch_connection(self) -> None:
-        if event_of(self._monitor.recv_multipart())[0] in _ENDED:
+        if event_of(self._monitor.recv_multipart())[0] & ENDED:
             raise Lost(
                 f"the session at {self._shown} is gone: it was ended, or the connection was cut"
             )

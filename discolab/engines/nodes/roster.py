@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..remote.zmq_parts import VERSION
+from ...transport.frame import VERSION
 
 
 def versions() -> dict[str, str]:

@@ -349,8 +349,8 @@ def run_forked(settings: dict[str, Any], cmd: int, ctl: int, box: int) -> int:
 
 def run_connected(settings: dict[str, Any], box: int = -1) -> int:
     """The same for a session that is reached at ``settings["connect"]``."""
-    from ..nodes.keys import Keys
-    from .zmq_wire import ZmqWire
+    from ...transport.handshake import Keys
+    from .zmq_lines import ZmqWire
 
     prepare_process(settings)
     keys, token = Keys.of(settings["keys"]), bytes.fromhex(settings["token"])

@@ -19,8 +19,8 @@ class Address(NamedTuple):
         Equal for nodes that can reach each other by unix sockets.
     name
         The address of its unix socket there; "" if it has none.
-    endpoint, key
-        Its TCP port, and the public key that it shows there; "" if it has none.
+    endpoint
+        Its TCP port; "" if it has none.
     gpus
         Equal for nodes of a place that can open each other's GPU memory; "": it can't.
     """
@@ -28,7 +28,6 @@ class Address(NamedTuple):
     place: str
     name: str = ""
     endpoint: str = ""
-    key: str = ""
     gpus: str = ""
 
 
@@ -41,7 +40,7 @@ def address_of(told: Any) -> Address:
         If it is none.
     """
     fields = tuple(told)
-    if len(fields) != 5 or not all(isinstance(field, str) for field in fields):
+    if len(fields) != 4 or not all(isinstance(field, str) for field in fields):
         raise ValueError(f"{told!r} is no address of a node")
     return Address(*fields)
 

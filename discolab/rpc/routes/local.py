@@ -61,10 +61,6 @@ class LocalEnd(End):
             way.connection.pool.tidy()
         self.station.loop.later(_TIDY, self._tidy)
 
-    def look(self) -> float:
-        """See `End`."""
-        return _TIDY
-
     def drain(self, node: int, since: float) -> bool:
         """See `End`. What a dead process has said is all here."""
         self.listener.take_all()

@@ -23,6 +23,7 @@ from ...runtime.errors import DiscoError
 from ...runtime.protocol import Message
 from ...runtime.worker import Worker, bind_thread
 from ...transport.frame import FrameError, unpack
+from ...transport.handshake import Keys
 from ...transport.local import HAVE_LOCAL
 from ...transport.loop import EventLoop
 from ..channels import gpus_here
@@ -222,13 +223,13 @@ class Router:
                 if node in self._peers and not self._peers[node].gone:
                     self._leaving.setdefault(node, (obituary, time.monotonic()))
 
-    def _open(self, token: bytes, how: str) -> None:
+    def _open(self, token: bytes, how: str, keys: dict[str, str]) -> None:
         if self._local is None and how != "tcp" and HAVE_LOCAL:
             self._local = LocalEnd(self, self.node, len(self._peers) + 1, token)
         if self._tcp is None and how != "local":
             from .tcp import TcpEnd
 
-            self._tcp = TcpEnd(self, self.node, self.host)
+            self._tcp = TcpEnd(self, self.node, self.host, token, Keys.of(keys))
         address = self._address
         for end in (self._local, self._tcp):
             if end is not None:
@@ -282,9 +283,6 @@ class Router:
     def _look(self) -> float:
         """Do what is due; the seconds until something is due again."""
         rest = _REST
-        for end in (self._local, self._tcp):
-            if end is not None:
-                rest = min(rest, end.look())
         for node, (obituary, since) in tuple(self._leaving.items()):
             ends = [end for end in (self._local, self._tcp) if end is not None]
             if sum(end.drain(node, since) for end in ends) == len(ends):

@@ -4,7 +4,7 @@
 what it is told may make it say something itself. So words may overtake each other, and nodes take
 them in any order.
 
-Words to a node: ``("open", token, how)``, where `how` is "local", "tcp" or "both";
+Words to a node: ``("open", token, how, keys)``, where `how` is "local", "tcp" or "both";
 ``("at", node, address)``, ``("lost", node, obituary)``, ``("close",)``. Words of a node:
 ``("open",)``, ``("tcp",)``, ``("at", address)``.
 """
@@ -16,7 +16,7 @@ import threading
 from typing import Any
 
 from ...runtime.link import SERVICES, Service
-from ...transport.handshake import new_token
+from ...transport.handshake import Keys, new_token
 from ...transport.local import HAVE_LOCAL
 
 SERVICE = "rpc"
@@ -36,6 +36,7 @@ class RpcService(Service):
         self._exchange = exchange
         self._lock = threading.Lock()
         self._token = new_token()
+        self._keys: dict[str, str] = {}  # of all nodes, made if there is TCP
         self._route = os.environ.get(ROUTE, "")
         self._opened = self._tcp = self._closed = False
         self._addresses: dict[int, Any] = {}
@@ -50,7 +51,9 @@ class RpcService(Service):
             if self._closed or (self._opened and tcp == self._tcp):
                 return
             self._opened, self._tcp = True, tcp
-        self._tell_all(("open", self._token, self._how()))
+            if tcp and not self._keys:
+                self._keys = Keys.fresh().as_dict()
+        self._tell_all(("open", self._token, self._how(), self._keys))
         for rank in tuple(self._exchange.lost):
             self.lost(rank)
 

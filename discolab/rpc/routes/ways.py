@@ -55,10 +55,6 @@ class End(ABC):
         """Deliver what a dead node has sent; whether that is all. It died at `since`."""
 
     @abstractmethod
-    def look(self) -> float:
-        """Do what is due; the seconds until something is due again."""
-
-    @abstractmethod
     def close(self) -> None:
         """Let go of all but the ways."""
 
