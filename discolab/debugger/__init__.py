@@ -5,6 +5,7 @@ use it. What runs on workers, and what the controller knows of them, is in recor
 who may go on when is decided in lockstep.py.
 """
 
+from . import picture as _picture  # noqa: F401 - gives a Stop its picture
 from .debugger import Debugger, Program, debugger_of
 from .evaluated import Evaluated
 from .looking import DebuggerError

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from ..views.parts import Part
 from ..views.render.bundle import bundle_of
@@ -93,12 +93,13 @@ class Stop:
     sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     is_past: bool = False
 
+    draw: ClassVar[Callable[[Stop], Part]]
+    """How it is drawn; `picture` sets it."""
+
     @property
     def part(self) -> Part:
         """How it is drawn."""
-        from .picture import stop_parts  # which needs this module
-
-        return stop_parts(self)
+        return type(self).draw(self)
 
     def __repr__(self) -> str:
         return render_text(self.part)

@@ -19,6 +19,7 @@ import torch
 
 from ..runtime.arguments import parse_device
 from ..runtime.errors import ArgumentError, DiscoError
+from .nodes import node
 from .nodes.gathering import Gathering
 from .nodes.keys import default_file, load_keys
 from .nodes.machines import checked_endpoint, machine, split_endpoint
@@ -151,6 +152,7 @@ class SocketSession(RemoteSession):
 
     def _spawn_node(self, zygote: Zygote, number: int) -> None:
         settings = {
+            "run": f"{node.__name__}:{node.run_forked.__name__}",
             "node": {
                 "connect": self._endpoint_here(),
                 "keys": self._keys.as_dict(),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..runtime.session import Session
 from . import autograd as autograd  # a module of its own: discolab.rpc.autograd
+from . import proxies as _proxies  # noqa: F401 - gives an RRef its proxies
 from .api import (
     SessionRpc,
     get_worker_info,

@@ -28,8 +28,8 @@ from .names import in_words
 from .outcome import Outcome
 
 if TYPE_CHECKING:
-    from .callees import Callee
     from .node import Node
+    from .pool import Callee
     from .values import Value
 
 PLAIN, REMOTE, STREAM = range(3)  # the value goes back; stays with the callee; many go back

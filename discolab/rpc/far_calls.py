@@ -16,7 +16,7 @@ from .autograd import crossing
 from .calls import Call
 
 if TYPE_CHECKING:
-    from .holdings import Brought
+    from .reference_records import Brought
 
 
 class CallOut(Call):

@@ -24,8 +24,8 @@ from .outcome import Outcome, copy_of
 from .queues import DEEPEST
 
 if TYPE_CHECKING:
-    from .callees import Callee
     from .node import Node
+    from .pool import Callee
 
 
 class _Own(Outcome):

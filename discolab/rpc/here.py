@@ -7,17 +7,29 @@ is the controller.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..engines.hooks import open_sessions
 from ..runtime.errors import SessionError
-from ..runtime.worker import current_worker_or_none
+from ..runtime.session import Session
+from ..runtime.worker import Worker, current_worker_or_none
 from .names import CONTROLLER
 
 if TYPE_CHECKING:
     from .node import Node
 
 _local = threading.local()
+
+
+class Resolvers:
+    """Find the node of a worker or of a session; nodes.py, which makes nodes, sets them."""
+
+    of_worker: Callable[[Worker], Node]
+    of_session: Callable[[Session], Node]
+
+
+resolvers = Resolvers()
 
 
 class Place(NamedTuple):
@@ -59,11 +71,9 @@ def place_here() -> Place:
     found: Place | None = getattr(_local, "place", None)
     if found is not None:
         return found
-    from .nodes import node_of_session, node_of_worker
-
     worker = current_worker_or_none()
     if worker is not None:
-        return Place(node_of_worker(worker), worker.worker_id)
+        return Place(resolvers.of_worker(worker), worker.worker_id)
     sessions = open_sessions()
     if len(sessions) != 1:
         many = f"{len(sessions)} sessions are open" if sessions else "no session is open"
@@ -71,7 +81,7 @@ def place_here() -> Place:
             f"on the controller, discolab.rpc means the one open session, and {many}: "
             "use the session's own, as in sess.rpc.rpc_sync(…)"
         )
-    return Place(node_of_session(sessions[0]), CONTROLLER)
+    return Place(resolvers.of_session(sessions[0]), CONTROLLER)
 
 
 def current_node() -> Node:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..runtime.errors import DiscoError
 from . import messages
 from .outcome import whole
-from .reference_records import Fork, Free, Ref, Refused, Send
+from .reference_records import Brought, Fork, Free, Ref, Refused, Send
 from .references import References
 from .values import Value
 
@@ -33,12 +33,6 @@ class Handle(weakref.ref[Any]):
     __slots__ = ("meant",)
 
     meant: Sequence[Ref] | Callable[[], None]
-
-
-class Brought:
-    """Holds the references that a message has brought, as long as it lives."""
-
-    __slots__ = ("__weakref__",)
 
 
 class Holdings:

@@ -25,8 +25,8 @@ from .overlap import overlapping
 from .streams import FeedOut
 
 if TYPE_CHECKING:
-    from .holdings import Brought
     from .node import Node
+    from .reference_records import Brought
 
 _OPEN = 10.0  # seconds that making a router may take
 

@@ -28,8 +28,8 @@ from .rref import RRef
 from .within import within
 
 if TYPE_CHECKING:
-    from .holdings import Brought
     from .node import Node
+    from .reference_records import Brought
 
 # (kind, number of the call at its caller, …)
 CALL = 0  # as `Mail.call_out` has it

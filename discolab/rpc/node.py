@@ -25,7 +25,6 @@ from ..runtime.errors import ArgumentError, SessionError, session_closed
 from ..runtime.worker import Worker
 from . import messages
 from .autograd import contexts, crossing
-from .callees import depth_here
 from .calls import PLAIN, Call
 from .errors import WorkerLostError, session_over
 from .far_calls import CallOut
@@ -35,7 +34,7 @@ from .keeper import Keeper
 from .mail import Mail
 from .names import CONTROLLER, rank_of
 from .outcome import whole
-from .pool import Pool
+from .pool import Pool, depth_here
 from .queues import DEEPEST
 from .values import Value
 

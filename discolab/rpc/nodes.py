@@ -12,6 +12,7 @@ from ..runtime.errors import session_closed
 from ..runtime.session import Session
 from ..runtime.worker import Worker
 from . import routes
+from .here import resolvers
 from .node import Node
 from .outcome import whole
 from .routes import open_router
@@ -71,4 +72,5 @@ def _left(worker: Worker) -> None:
 
 _making = threading.RLock()  # to be open tells the session's service, which may ask for node 0
 routes.open_node = _open
+resolvers.of_worker, resolvers.of_session = node_of_worker, node_of_session
 hooks.at_leave(_left)

@@ -191,3 +191,9 @@ class Desk:
     def note(self, ref: Ref, what: str, who: int) -> None:
         """Add to the story."""
         self.story.append((ref, what, who))
+
+
+class Brought:
+    """Holds the references that a message has brought, as long as it lives."""
+
+    __slots__ = ("__weakref__",)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..runtime.errors import SessionError
 from .autograd import crossing
-from .calls import PLAIN, REMOTE, Deferred
+from .calls import PLAIN, REMOTE
 from .here import place_here, rank_on
 from .names import CONTROLLER, WorkerInfo, in_words, info_of, rank_of
 from .outcome import whole
@@ -20,7 +20,6 @@ from .reference_records import Ref
 from .values import Value, ready
 
 if TYPE_CHECKING:
-    from .futures import Future
     from .node import Node
 
 
@@ -42,6 +41,7 @@ class RRef:
     ref: Ref
     owner_rank: int
     on_reduce: ClassVar[Callable[[RRef], tuple[Any, ...]]]
+    proxy: ClassVar[Callable[..., Any]]  # proxies.py sets it
 
     def __new__(cls, value: Any, ref: Ref | None = None, owner_rank: int = CONTROLLER) -> RRef:
         """Make a reference to a value of the calling rank.
@@ -167,19 +167,19 @@ class RRef:
 
     def rpc_sync(self, timeout: float | None = None) -> Any:
         """The value's methods, called on its owner: ``rref.rpc_sync().step(0.1)``."""
-        return Proxy(self, "rpc_sync", timeout)
+        return type(self).proxy(self, "rpc_sync", timeout)
 
     def rpc_async(self, timeout: float | None = None) -> Any:
         """The same; gives a `Future` of the result."""
-        return Proxy(self, "rpc_async", timeout)
+        return type(self).proxy(self, "rpc_async", timeout)
 
     def remote(self, timeout: float | None = None) -> Any:
         """The same; gives an `RRef` of the result, which stays there."""
-        return Proxy(self, "remote", timeout)
+        return type(self).proxy(self, "remote", timeout)
 
     def stream(self, timeout: float | None = None, buffer: int = 8) -> Any:
         """The same of methods that are generators; gives a `Stream` of what they yield."""
-        return Proxy(self, "stream", timeout, buffer)
+        return type(self).proxy(self, "stream", timeout, buffer)
 
     def backward(self, ctx: Any = None, retain_graph: bool = False) -> None:
         """Run backward from the value, a scalar tensor, on its owner.
@@ -192,68 +192,6 @@ class RRef:
         from .autograd import backward_at
 
         backward_at(self, ctx, retain_graph)
-
-
-class Proxy:
-    """Methods of a value, called where it is."""
-
-    __slots__ = ("_buffer", "_how", "_rref", "_timeout")
-
-    def __init__(self, rref: RRef, how: str, timeout: float | None, buffer: int = 8) -> None:
-        self._rref, self._how, self._timeout, self._buffer = rref, how, timeout, buffer
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name in _NOT_CALLED or name.startswith(("_repr_", "__array", "__torch", "_ipython_")):
-            raise AttributeError(name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return _call_method(self, name, args, kwargs)
-
-        call.__name__ = call.__qualname__ = name
-        return call
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the value itself."""
-        return _call_method(self, "__call__", args, kwargs)
-
-    def __repr__(self) -> str:
-        return f"<{self._how} on {self._rref!r}>"
-
-
-# what Python and notebooks ask of any object
-_NOT_CALLED = {"__copy__", "__deepcopy__", "__getstate__", "__setstate__", "__wrapped__", "__all__"}
-
-
-def _call_method(proxy: Proxy, name: str, args: Any, kwargs: Any) -> Any:
-    rref, how, timeout = proxy._rref, proxy._how, proxy._timeout
-    node, rank = place_here_of(rref)
-    given = (rref, name, args, kwargs)
-    if how == "rpc_sync":
-        call = node.start(PLAIN, rank, rref.owner_rank, _invoke, given, None, timeout)
-        return call.wait_and_take()
-    if how == "rpc_async":
-        from .futures import call_later
-
-        future: Future = call_later(node, rank, rref.owner_rank, _invoke, given, None, timeout)
-        return future
-    if how == "stream":
-        from .streams import stream
-
-        return stream(node, rank, rref.owner_rank, _invoke, given, None, timeout, proxy._buffer)
-    return remote(node, rank, rref.owner_rank, _invoke, given, None, timeout)
-
-
-def _invoke(rref: RRef, name: str, args: Any, kwargs: Any) -> Any:
-    """Call a method of a value, on its owner."""
-    value = rref._value(0)
-    method = value if name == "__call__" else getattr(value, name)
-    found = method(*args, **kwargs)
-    return Deferred(found) if getattr(method, "rpc_async_execution", False) else found
-
-
-_invoke.rpc_words = (  # type: ignore[attr-defined]
-    lambda rref, name, *_: f"rpc of '{name}' of a value of {in_words(rref.owner_rank)}"
-)
 
 
 def place_here_of(rref: RRef) -> tuple[Node, int]:

@@ -23,8 +23,8 @@ from .names import in_words
 from .outcome import look_for, waiter, whole
 
 if TYPE_CHECKING:
-    from .holdings import Brought
     from .node import Node
+    from .reference_records import Brought
 
 MOST_BUFFERED = 1 << 16
 

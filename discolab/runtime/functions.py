@@ -1,7 +1,7 @@
 """Functions known by name: what `get_global_func` finds on a worker.
 
 One registry a process, guarded by the GIL (single dict operations only). Look-up order:
-this registry, then TVM's when `tvm_ffi` is installed.
+this registry, then `finders`, such as TVM's registry when `tvm_ffi` is installed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from .errors import ArgumentError, UnknownFunctionError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+finders: list[Callable[[str], Callable[..., Any] | None]] = []
+"""Asked for what is not in the registry, in turn."""
 _registry: dict[str, Callable[..., Any]] = {}
 _sent: dict[str, Callable[..., Any]] = {}  # of these, what the controller has sent
 
@@ -61,9 +63,7 @@ def find_func(name: str) -> Callable[..., Any]:
     """
     found = _registry.get(name)
     if found is None:
-        from . import tvm_modules  # which imports this module
-
-        found = tvm_modules.find(name)
+        found = next(filter(None, (find(name) for find in finders)), None)
     if found is None:
         near = difflib.get_close_matches(name, list_funcs(), n=3, cutoff=0.5)
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""

@@ -9,13 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from .failures import Failure
-
-if TYPE_CHECKING:
-    from .session import Session
-    from .worker import Worker
 
 
 class Link(Protocol):
@@ -55,7 +51,7 @@ class Ears:
         self._handlers[service] = handler
         self._hand_over(service, handler)
 
-    def hear(self, worker: Worker, service: str, value: Any) -> None:
+    def hear(self, worker: Any, service: str, value: Any) -> None:
         """A service has said something to the worker."""
         handler = self._handlers.get(service)
         if handler is not None:
@@ -105,28 +101,6 @@ class WorkerState:
     failed_calls: tuple[tuple[int, Failure], ...]
 
 
-def state_of(worker: Worker, received: int) -> WorkerState:
-    """The state of a worker of this process. What it says was so before what it is asked next."""
-    executed = worker.executed  # first: what follows is then true of all calls up to it
-    failed = tuple(worker.failed_calls.copy())
-    busy = worker.current is not None
-    state, detail, seconds = worker.doing()
-    return WorkerState(
-        worker.worker_id,
-        executed,
-        worker.sat_out,
-        worker.resumed_at,
-        worker.ended,
-        worker.interrupts,
-        received,
-        busy,
-        state,
-        detail,
-        seconds,
-        failed,
-    )
-
-
 class Service:
     """A layer's part on the controller. Nothing here may block or raise; a base that does nothing.
 
@@ -154,8 +128,9 @@ class Service:
         """The session ends."""
 
 
-SERVICES: dict[str, Callable[[Session], Service]] = {}
+SERVICES: dict[str, Callable[[Any], Service]] = {}
+"""By name: makes the part of a layer for a `Session`."""
 
-LISTENERS: dict[str, Callable[[Worker], None]] = {}
-"""By service: has a worker listen to it. Called where something is said to it and it does not yet,
-on the link's thread, so be quick."""
+LISTENERS: dict[str, Callable[[Any], None]] = {}
+"""By service: has a `Worker` listen to it. Called where something is said to it that does not
+listen yet, on the link's thread, so be quick."""

@@ -189,3 +189,6 @@ def _opened(value: Any, name: str) -> Any:
     if isinstance(value, ffi.Function):
         return _callable(value, name)
     return from_tvm(value)
+
+
+functions.finders.append(find)

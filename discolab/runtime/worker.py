@@ -36,12 +36,12 @@ from .failures import Failure, is_own_file
 from .frames import frame_of
 from .functions import find_func
 from .interruptible import Interruptible
+from .link import Link, WorkerState
 from .sources import is_cell, place
 from .untold import Untold
 from .waiter import bind_waiter
 
-if TYPE_CHECKING:
-    from .link import Link
+if TYPE_CHECKING:  # a circle: a mesh asks which worker it is on
     from .mesh import Mesh
 
 _MOST_FAILED_CALLS = 16
@@ -541,6 +541,30 @@ class Worker(Interruptible):
         known = action in DiscoAction.__members__.values()
         text = DiscoAction(action).name.lower() if known else f"action {action}"
         return text, site_text(command[-1])
+
+    def state(self, received: int) -> WorkerState:
+        """What it is now, with how many commands were received; from any thread.
+
+        What it says was so before what the worker is asked next.
+        """
+        executed = self.executed  # first: what follows is then true of all calls up to it
+        failed = tuple(self.failed_calls.copy())
+        busy = self.current is not None
+        state, detail, seconds = self.doing()
+        return WorkerState(
+            self.worker_id,
+            executed,
+            self.sat_out,
+            self.resumed_at,
+            self.ended,
+            self.interrupts,
+            received,
+            busy,
+            state,
+            detail,
+            seconds,
+            failed,
+        )
 
     def doing(self) -> tuple[str, str, float]:
         """``(state, detail, seconds)``: idle, running or waiting, in what, since its call began."""

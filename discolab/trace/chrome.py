@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .events import COLLECTIVE, COMMAND, CPU, FAILED, GPU, MARK, SPAN, STOPPED, Event
 from .rounds import Round
-
-if TYPE_CHECKING:
-    from .result import Trace
 
 MAIN, ASYNC, PROFILER, FIRST_GPU, FIRST_THREAD = 0, 1, 2, 10, 100  # numbers of threads
 _NAMES = {MAIN: "worker", ASYNC: "asynchronous collectives", PROFILER: "torch.profiler"}
 _LEAST = 1  # ns that everything lasts, so that arrows find it
 
 
-def write(trace: Trace, path: Path) -> Path:
-    """See `Trace.to_chrome`."""
-    text = json.dumps(document(trace), separators=(",", ":"), allow_nan=False)
+def write(path: Path, document: dict[str, Any]) -> Path:
+    """Save a `document`; with the suffix ``.gz`` compressed."""
+    text = json.dumps(document, separators=(",", ":"), allow_nan=False)
     if path.suffix == ".gz":
         path.write_bytes(gzip.compress(text.encode(), mtime=0))
     else:
@@ -34,24 +31,31 @@ def write(trace: Trace, path: Path) -> Path:
     return path
 
 
-def document(trace: Trace) -> dict[str, Any]:
-    """The file's contents."""
-    begin, end = trace.extent()
-    events: list[dict[str, Any]] = []
-    for rank, mine in sorted(trace.events.items()):
+def document(
+    title: str,
+    events: Mapping[int, tuple[Event, ...]],
+    rounds: Iterable[Round],
+    extent: tuple[int, int],
+    devices: Mapping[int, str],
+    missing: Mapping[int, str],
+) -> dict[str, Any]:
+    """The file's contents; the arguments are what a `Trace` has."""
+    begin, end = extent
+    written: list[dict[str, Any]] = []
+    for rank, mine in sorted(events.items()):
         lane = _Lane(rank, begin, end, mine)
-        events += lane.events()
-        events += lane.names(trace.devices.get(rank, ""))
-    for number, one in enumerate(trace.rounds()):
-        events += _arrows(one, number, begin, end)
+        written += lane.events()
+        written += lane.names(devices.get(rank, ""))
+    for number, one in enumerate(rounds):
+        written += _arrows(one, number, begin, end)
     return {
-        "traceEvents": events,
+        "traceEvents": written,
         "displayTimeUnit": "ms",
         "otherData": {
             "made by": "discolab",
-            "session": trace.title,
+            "session": title,
             "begin_ns": str(begin),
-            **{f"worker {rank}": why for rank, why in trace.missing.items()},
+            **{f"worker {rank}": why for rank, why in missing.items()},
         },
     }
 

@@ -7,7 +7,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from ..views.parts import Part
 from ..views.render.bundle import bundle_of
+from .chrome import document, write
 from .events import Event
 from .rounds import Round, match
 from .summary import Summary, parts_of, sum_up
@@ -86,14 +88,36 @@ class Trace:
 
         With the suffix ``.gz`` it is compressed; Perfetto reads that too.
         """
-        from .chrome import write
+        return write(
+            Path(path),
+            document(
+                self.title,
+                self.events,
+                self.rounds(),
+                self.extent(),
+                self.devices,
+                self.missing,
+            ),
+        )
 
-        return write(self, Path(path))
+    def notes(self) -> list[str]:
+        """What is to be known of it beside its events, a sentence each."""
+        notes = [f"worker {rank}: {why}" for rank, why in sorted(self.missing.items())]
+        for rank, count in sorted(self.dropped.items()):
+            lost = "oldest event was" if count == 1 else f"{count:,} oldest events were"
+            notes.append(f"worker {rank}: its {lost} dropped, as its ring was full")
+        worst = max(self.clock_error.values(), default=0)
+        if worst:
+            notes.append(f"clocks of several machines: times may be wrong by {worst / 1e6:.2g} ms")
+        return notes
+
+    def parts(self) -> Part:
+        """What is drawn of it."""
+        return parts_of(self.title, self.events, self.rounds(), self.extent(), self.notes())
 
     def __repr__(self) -> str:
         count = sum(map(len, self.events.values()))
         return f"<trace of {self.title}: {count} events>"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        part = parts_of(self)
-        return bundle_of(part)
+        return bundle_of(self.parts())

@@ -2,7 +2,7 @@
 
 Waiting is what a member of a collective spends until the last one calls; what the collective itself
 takes then counts as busy. One that never became whole is waiting until it ended. What is started
-with ``async_op`` is no waiting. Pure but for `parts_of`, which hands a trace to its view.
+with ``async_op`` is no waiting. Pure.
 """
 
 from __future__ import annotations
@@ -10,16 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..views.parts import Part
 from ..views.timeline_view import Drawn, SiteTime, WorkerTime, timeline_parts
 from .events import COLLECTIVE, COMMAND, FAILED, SPAN, Event
 from .folding import fold
 from .rounds import Round
-
-if TYPE_CHECKING:
-    from .result import Trace
 
 _PIXELS = (120, 60, 30, 16)  # of a drawing that is a part of a saved notebook
 _MOST_SPANS = 400  # in it; else it is drawn coarser
@@ -108,18 +104,23 @@ def _sites(rounds: Iterable[Round], end: int) -> tuple[SiteTime, ...]:
     return tuple(sorted(sites, key=lambda site: (-site.waited, site.site, site.name)))
 
 
-def parts_of(trace: Trace) -> Part:
-    """A trace as it is drawn."""
-    begin, end = trace.extent()
-    found = trace.summary()
-    waits = _by_begin(trace.rounds(), end)
-    lanes: dict[int, list[Drawn]] = {rank: [] for rank in sorted(trace.events)}
+def parts_of(
+    title: str,
+    events: Mapping[int, Sequence[Event]],
+    rounds: Iterable[Round],
+    extent: tuple[int, int],
+    notes: Sequence[str],
+) -> Part:
+    """A trace as it is drawn; the arguments are what a `Trace` has."""
+    rounds = tuple(rounds)
+    waits = _by_begin(rounds, extent[1])
+    lanes: dict[int, list[Drawn]] = {rank: [] for rank in sorted(events)}
     for pixels in _PIXELS:
         for rank in tuple(lanes)[:_MOST_LANES]:
-            lanes[rank] = _drawn(trace.events[rank], rank, (begin, end), pixels, waits)
+            lanes[rank] = _drawn(events[rank], rank, extent, pixels, waits)
         if sum(map(len, lanes.values())) <= _MOST_SPANS:
             break
-    return timeline_parts(trace.title, lanes, (begin, end), found, _notes(trace))
+    return timeline_parts(title, lanes, extent, sum_up(events, rounds, extent), notes)
 
 
 def _drawn(
@@ -140,14 +141,3 @@ def _drawn(
         (span.row, span.begin, span.end, span.kind, span.name, span.state, span.waited)
         for span in fold(shown, begin, end, pixels, end, mine)
     ]
-
-
-def _notes(trace: Trace) -> list[str]:
-    notes = [f"worker {rank}: {why}" for rank, why in sorted(trace.missing.items())]
-    for rank, count in sorted(trace.dropped.items()):
-        lost = "oldest event was" if count == 1 else f"{count:,} oldest events were"
-        notes.append(f"worker {rank}: its {lost} dropped, as its ring was full")
-    worst = max(trace.clock_error.values(), default=0)
-    if worst:
-        notes.append(f"clocks of several machines: times may be wrong by {worst / 1e6:.2g} ms")
-    return notes

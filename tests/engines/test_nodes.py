@@ -266,6 +266,7 @@ def why_it_ended(session: SocketSession, keys: Keys) -> str:
 def node_settings(endpoint: str, keys: Keys, rank: int | None = None) -> dict[str, Any]:
     """For a node that the zygote is to fork."""
     return {
+        "run": "discolab.engines.nodes.node:run_forked",
         "node": {"connect": endpoint, "keys": keys.as_dict(), "rank": rank, "workers": 2},
         "environ": dict(os.environ),
         "path": sys.path,

@@ -7,6 +7,7 @@
 `causes` say what comes first and why; `results` and `drawing` show it.
 """
 
+from . import drawing as _drawing  # noqa: F401 - gives a Comparison its picture
 from .comparing import compare
 from .results import Comparison, Finding, Point
 from .tape import note

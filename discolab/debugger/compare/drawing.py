@@ -248,3 +248,6 @@ def _folded(summary: str, heads: tuple[Column, ...], rows: tuple[Row, ...]) -> P
     if len(rows) > 24:
         body = Stack((body, Text(f"and {len(rows) - 24} more", "muted")))
     return Details(summary, body)
+
+
+Comparison.draw = staticmethod(comparison_parts)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from ...views.parts import Part
 from ...views.render.bundle import bundle_of
@@ -205,15 +205,16 @@ class Comparison:
         found = (*self.parameters, *self.points, *self.gradients)
         return max(found, key=lambda point: point.relative, default=None)
 
+    draw: ClassVar[Callable[[Comparison], Part]]
+    """How it is drawn; drawing.py sets it."""
+
     def __bool__(self) -> bool:
         return self.agrees
 
     @property
     def part(self) -> Part:
         """The picture."""
-        from .drawing import comparison_parts
-
-        return comparison_parts(self)
+        return type(self).draw(self)
 
     def __repr__(self) -> str:
         return render_text(self.part)

@@ -24,7 +24,7 @@ import torch
 from ...runtime import protocol, sources
 from ...runtime.actions import Command, DiscoAction
 from ...runtime.failures import Failure
-from ...runtime.link import Ears, state_of
+from ...runtime.link import Ears
 from ...runtime.probes import SERVICE as PROBES
 from ...runtime.probes import answer as probe_answer
 from ...runtime.worker import Worker, bind_thread, own_process
@@ -217,7 +217,7 @@ class WireLink:
         assert self.worker is not None and self.channel is not None
         self._failed_since = False
         with self._out:
-            state = state_of(self.worker, self.channel.received)
+            state = self.worker.state(self.channel.received)
             fields = messages.state_fields(state)
             frame = messages.pack_message(messages.STATE, fields, segments=self._wire.segments)
             self._wire.send(frame)

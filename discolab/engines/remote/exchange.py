@@ -30,7 +30,7 @@ from ...runtime.actions import Command, DiscoAction, function_text, site_text
 from ...runtime.arguments import Register
 from ...runtime.channel import ThreadChannel, Ticket
 from ...runtime.failures import Failure
-from ...runtime.link import SERVICES, Ears, Service, WorkerState, state_of
+from ...runtime.link import SERVICES, Ears, Service, WorkerState
 from ...runtime.probes import SERVICE as PROBES
 from ...runtime.worker import Worker
 from ...transport.frame import Frame, FrameError, bundle, unpack
@@ -288,7 +288,7 @@ class Exchange:
     def _own_state(self, rank: int) -> None:
         worker = self._here.get(rank)
         if worker is not None:
-            state = state_of(worker, worker.executed)
+            state = worker.state(worker.executed)
             self.states[rank] = state
             for service in tuple(self.services.values()):
                 service.state(rank, state)
@@ -330,7 +330,7 @@ class Exchange:
     def start(self) -> None:
         """Make the services, and start the reader thread."""
         for name, make in SERVICES.items():
-            self.services[name] = make(self)  # type: ignore[arg-type]
+            self.services[name] = make(self)
         self._thread.start()
 
     def wait_until(self, ready: Callable[[], bool], timeout: float) -> bool:

@@ -335,13 +335,13 @@ def _become_worker(settings: dict[str, Any], fds: list[int], sock: LocalSocket) 
 
 
 def _body(settings: dict[str, Any]) -> Callable[..., int]:
-    """What is to run in a forked process: a worker, or a node of a `SocketSession`."""
+    """What is to run in a forked process: a worker, or what `settings` names as ``module:name``."""
+    if "run" in settings:
+        module, _, name = settings["run"].partition(":")
+        found: Callable[..., int] = getattr(importlib.import_module(module), name)
+        return found
     from . import child
 
-    if "node" in settings:
-        from ..nodes.node import run_forked
-
-        return run_forked
     return child.run_connected if "connect" in settings else child.run_forked
 
 

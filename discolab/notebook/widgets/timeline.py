@@ -14,7 +14,6 @@ from typing import Any
 
 from ...runtime.errors import ArgumentError
 from ...trace import Span, Trace
-from ...trace.summary import parts_of
 from ...views import Line, Part, Stack, Text, rank_colour
 from .base import LiveWidget, source
 from .timeline_looks import ALL_TIME, TimelineLooks, save
@@ -264,7 +263,7 @@ def _picture(looks: TimelineLooks) -> Part:
     share = _MOST_DRAWN // max(1, len(found.events))
     kept = {rank: events[-share:] for rank, events in found.events.items()}
     parts = found.missing, found.dropped, found.clock_error, found.devices, found.taken
-    part = parts_of(Trace(found.title, kept, *parts))
+    part = Trace(found.title, kept, *parts).parts()
     if any(len(events) > share for events in found.events.values()):
         note = Text(f"drawn: the last {share} events of each worker", "muted")
         return Stack((part, note))

@@ -21,8 +21,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ...runtime.errors import SessionError
 from ...runtime.waiter import waiter_here
-from ..callees import Callee
 from ..outcome import Outcome
+from ..pool import Callee
 from .gates import gates, giving
 from .graph import differentiate, memory, used_up, walk
 from .records import Gradients, NodeContext, Recv, Send
