@@ -10,11 +10,11 @@ import torch
 
 from ..runtime.errors import ArgumentError, CollectiveError, SessionError
 from ..runtime.worker import Worker, current_worker
+from .board.diagnosis import call_site
+from .board.ledger import ledger_of
 from .call import Call, Kind, Signature, kind, kinds_of
 from .deadlines import timeout_of
 from .groups import Group
-from .ledger import ledger_of
-from .meeting.verdicts import call_site
 from .reductions import MOVABLE
 
 

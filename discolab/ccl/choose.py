@@ -22,10 +22,10 @@ from ..runtime.worker import Worker, current_worker
 from . import checks
 from .backend import Backend, BackendStatistics
 from .backends.local import LocalBackend
+from .board.diagnosis import call_site
 from .call import Call, Signature
 from .groups import resolve
-from .meeting.meetings import Meetings
-from .meeting.verdicts import call_site
+from .rendezvous.local import LocalRendezvous
 
 BACKENDS = ("local", "gloo", "nccl", "mpi")
 _CHOSEN = "discolab.ccl"
@@ -50,8 +50,8 @@ def statistics() -> BackendStatistics:
     return backend_of(current_worker()).statistics()
 
 
-def has_hub(worker: Worker) -> bool:
-    """Whether a worker meets others at a hub: they live in several processes of one session."""
+def has_coordinator(worker: Worker) -> bool:
+    """Whether the workers of the session have several processes and meet at its coordinator."""
     return worker.link is not None and worker.num_workers > 1
 
 
@@ -99,11 +99,11 @@ def init(name: Any, device_ids: tuple[Any, ...]) -> str:
 
 
 def _agree(worker: Worker, name: str) -> Sequence[Any]:
-    """Meet the other workers, who must ask for the same; what those at a hub tell of themselves."""
+    """Meet the other workers, who must ask for the same; what those of other processes tell."""
     members = resolve(worker, "world", "init_ccl")
-    if has_hub(worker):
-        hub = _shared(worker, "gloo", lambda: _LIBRARIES["gloo"](worker))
-        found: Sequence[Any] = _remote("agree").agree(hub, worker, members, name)
+    if has_coordinator(worker):
+        coordinator = _shared(worker, "gloo", lambda: _LIBRARIES["gloo"](worker))
+        found: Sequence[Any] = _library("agree").agree(coordinator, worker, members, name)
         return found
     if len(worker.peers) == len(members) > 1:
         asked = Signature(f"init_ccl({name!r})")
@@ -113,10 +113,10 @@ def _agree(worker: Worker, name: str) -> Sequence[Any]:
 
 
 def _exchange(worker: Worker, about: str, told: str) -> Sequence[str]:
-    """What all workers that meet at a hub tell of something, by rank."""
-    hub = _shared(worker, "gloo", lambda: _LIBRARIES["gloo"](worker))
+    """What all workers that meet at a coordinator tell of something, by rank."""
+    coordinator = _shared(worker, "gloo", lambda: _LIBRARIES["gloo"](worker))
     members = resolve(worker, "world", "init_ccl")
-    found: Sequence[str] = _remote("agree").exchange(hub, worker, members, about, told)
+    found: Sequence[str] = _library("agree").exchange(coordinator, worker, members, about, told)
     return found
 
 
@@ -125,19 +125,14 @@ def _library(name: str) -> Any:
     return importlib.import_module(f".backends.{name}", __package__)
 
 
-def _remote(name: str) -> Any:
-    """A module of `remote`, for workers that meet at a hub."""
-    return importlib.import_module(f".remote.{name}", __package__)
-
-
 def _automatic(worker: Worker, fellows: Sequence[Any] = ()) -> str:
     """The name of the best backend; the same on all workers, for all see the same.
 
-    Without `fellows`, workers at a hub do not know which GPUs the others have.
+    Without `fellows`, workers at a coordinator do not know which GPUs the others have.
     """
-    if has_hub(worker):
+    if has_coordinator(worker):
         several = worker.device.type == "cuda" and bool(fellows)
-        return "nccl" if several and not _remote("nccl").obstacle(fellows) else "gloo"
+        return "nccl" if several and not _library("remote_nccl").obstacle(fellows) else "gloo"
     if len(worker.peers) < worker.num_workers:
         return "mpi"
     several = worker.num_workers > 1 and worker.device.type == "cuda"
@@ -147,17 +142,17 @@ def _automatic(worker: Worker, fellows: Sequence[Any] = ()) -> str:
 def _obstacle(name: str, worker: Worker, fellows: Sequence[Any]) -> str:
     """Why the workers can't use a backend, "" if they can."""
     if name == "mpi":
-        if has_hub(worker):
-            mpi = _remote("mpi")
+        if has_coordinator(worker):
+            mpi = _library("remote_mpi")
             return str(mpi.obstacle([mpi.Standing(*fellow.mpi) for fellow in fellows]))
         return str(_library("mpi").obstacle(worker))
-    if has_hub(worker):
+    if has_coordinator(worker):
         if name == "local":
             return (
                 "'local' reads the memory of all workers, and these have a process each; use "
                 "'gloo', or 'nccl' where each has a GPU of its own"
             )
-        return str(_remote("nccl").obstacle(fellows)) if name == "nccl" else ""
+        return str(_library("remote_nccl").obstacle(fellows)) if name == "nccl" else ""
     if len(worker.peers) < worker.num_workers:
         return f"{name!r} needs all workers in one process; for one process each there is 'mpi'"
     if name == "nccl":
@@ -201,13 +196,15 @@ def _leave(worker: Worker) -> None:
             backend.dismiss(worker)
 
 
-def _hub(exchange: Any) -> Service:
-    made: Service = importlib.import_module(".hub.hub", __package__).Hub(exchange)
+def _coordinator(exchange: Any) -> Service:
+    made: Service = importlib.import_module(".coordinator.coordinator", __package__).Coordinator(
+        exchange
+    )
     return made
 
 
-SERVICES["ccl"] = _hub
-zygote.PRELOAD.append(f"{__package__}.remote.agree")  # and all that it needs
+SERVICES["ccl"] = _coordinator
+zygote.PRELOAD.append(f"{__package__}.backends.agree")  # and all that it needs
 
 
 def _nothing() -> None:
@@ -215,24 +212,24 @@ def _nothing() -> None:
 
 
 def _local(worker: Worker) -> LocalBackend:
-    made = _shared(worker, "local", lambda: LocalBackend(Meetings(worker.peers)))
+    made = _shared(worker, "local", lambda: LocalBackend(LocalRendezvous(worker.peers)))
     return cast(LocalBackend, made)
 
 
 _LIBRARIES: dict[str, Callable[[Worker], Backend]] = {
     "gloo": lambda worker: (
-        _remote("backend").HubBackend(worker)
-        if has_hub(worker)
+        _library("remote_gloo").RemoteGlooBackend(worker)
+        if has_coordinator(worker)
         else _library("gloo").GlooBackend(_local(worker))
     ),
     "nccl": lambda worker: (
-        _remote("nccl").NcclHubBackend(worker)
-        if has_hub(worker)
+        _library("remote_nccl").RemoteNcclBackend(worker)
+        if has_coordinator(worker)
         else _library("nccl").NcclBackend(_local(worker))
     ),
     "mpi": lambda worker: (
-        _remote("mpi").connect(worker, functools.partial(_exchange, worker))
-        if has_hub(worker)
+        _library("remote_mpi").connect(worker, functools.partial(_exchange, worker))
+        if has_coordinator(worker)
         else _library("mpi").backend(worker)
     ),
 }

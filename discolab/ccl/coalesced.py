@@ -1,4 +1,4 @@
-"""Several tensors in one collective: one meeting instead of one for each. No state.
+"""Several tensors in one collective: instead of one for each. No state.
 
 Arguments and errors are those of `discolab.ccl.ops`; the tensors of one call may differ in shape
 and dtype, but the members must give the same list.

@@ -5,9 +5,9 @@ sends no command and waits for no worker, for they may be stuck; so it works dur
 one, and on a closed session. It changes nothing. What it finds are frozen records: the session
 and its workers go on while they are read.
 
-Where workers have processes of their own, the ledger and the board are the hub's, in this process;
-what the workers do they are asked on their links, which answer while they compute, and it waits
-0.3 s for that at most. How a `Diagnosis` is drawn is not decided here: `views` sets
+Where workers have processes of their own, the ledger and the board are the coordinator's, in this
+process; what the workers do they are asked on their links, which answer while they compute, and it
+waits 0.3 s for that at most. How a `Diagnosis` is drawn is not decided here: `views` sets
 `Diagnosis.draw`.
 """
 
@@ -27,14 +27,13 @@ from ..runtime.session import Session
 from ..runtime.status import WorkerStatus
 from ..runtime.worker import Worker
 from .backends.local import LocalBackend
+from .board.diagnosis import cycle_of, stuck
+from .board.ledger import Ledger, ledger_of
+from .board.peers import Peer
+from .board.rendezvous import RUNNING, Board, PendingCollective, Reception, Wait
+from .board.rounds import Round, align, failed_in_collective, in_words
 from .call import Call, kind
 from .groups import Group
-from .ledger import Ledger, ledger_of
-from .meeting.board import Board
-from .meeting.cycles import cycle_of, stuck
-from .meeting.peers import Peer
-from .meeting.waits import RUNNING, Meeting, Reception, Wait
-from .rounds import Round, align, failed_in_collective, in_words
 
 _PATIENCE = 1.0  # seconds for a lock that is never held for long; then look without it
 _ANSWER = 0.3  # seconds that workers in other processes are given to say what they do
@@ -169,8 +168,10 @@ def waits(session: Session) -> tuple[Edge, ...]:
     """
     if session.closed:
         return ()
-    hub = _hub(session)
-    here, board = (hub.peers, hub.board) if hub is not None else _local(session)
+    coordinator = _coordinator(session)
+    here, board = (
+        (coordinator.peers, coordinator.board) if coordinator is not None else _local(session)
+    )
     if board is None:
         return ()
     with _held(board.lock):
@@ -179,9 +180,9 @@ def waits(session: Session) -> tuple[Edge, ...]:
 
 def forget(session: Session) -> None:
     """Have the doctor forget the collectives that are over."""
-    hub = _hub(session)
-    if hub is not None:
-        hub.ledger.clear()
+    coordinator = _coordinator(session)
+    if coordinator is not None:
+        coordinator.ledger.clear()
     for worker in session.workers_here().values():
         ledger_of(worker).clear()
 
@@ -212,7 +213,7 @@ def _title(session: Session) -> str:
     return f"{words}, shut down" if session.closed else words
 
 
-def _hub(session: Session) -> Any:
+def _coordinator(session: Session) -> Any:
     """Where workers in several processes meet, None if they are threads of this one."""
     return getattr(session, "services", {}).get("ccl") if session.num_workers > 1 else None
 
@@ -221,12 +222,16 @@ def _seen(
     session: Session,
 ) -> tuple[Mapping[int, Peer], Board | None, Mapping[int, Sequence[Call]]]:
     """The workers, where they meet (None before their first collective), and what they called."""
-    hub = _hub(session)
-    if hub is not None:
+    coordinator = _coordinator(session)
+    if coordinator is not None:
         if not session.closed:
-            hub.refresh(_ANSWER)
-        ledger: Ledger = hub.ledger
-        return hub.peers, hub.board, {rank: ledger.story(rank) for rank in hub.peers}
+            coordinator.refresh(_ANSWER)
+        ledger: Ledger = coordinator.ledger
+        return (
+            coordinator.peers,
+            coordinator.board,
+            {rank: ledger.story(rank) for rank in coordinator.peers},
+        )
     workers, board = _local(session)
     return workers, board, {rank: ledger_of(worker).story(rank) for rank, worker in workers.items()}
 
@@ -237,7 +242,7 @@ def _local(session: Session) -> tuple[Mapping[int, Worker], Board | None]:
     for worker in here.values():
         local: LocalBackend | None = worker.shared.get("discolab.ccl.local")
         if local is not None:
-            board = local.meetings.board
+            board = local.rendezvous.board
     return here, board
 
 
@@ -286,20 +291,20 @@ def _edge(rank: int, wait: Wait, here: Mapping[int, Peer]) -> Edge:
     doing = ""
     if isinstance(wait, Reception) and any_of:
         whom = wait.senders
-    elif isinstance(wait, Meeting) and wait.state is RUNNING:
+    elif isinstance(wait, PendingCollective) and wait.state is RUNNING:
         doing = _doing(wait, here[wait.executor])
     call = wait.call_of(rank)
-    what = wait.title() if isinstance(wait, Meeting) else str(wait)
+    what = wait.title() if isinstance(wait, PendingCollective) else str(wait)
     seconds = time.monotonic() - call.began if call is not None else 0.0
     site = in_words(call.site if call else None)
     return Edge(rank, tuple(whom), any_of, what, site, seconds, doing)
 
 
-def _doing(meeting: Meeting, executor: Any) -> str:
-    """What goes on in a meeting to which all have come."""
-    if not meeting.abroad:
+def _doing(collective: PendingCollective, executor: Any) -> str:
+    """What goes on in a collective to which all have come."""
+    if not collective.abroad:
         return f"worker {executor.worker_id} is doing it for all"
-    name = getattr(executor, "backend", "")  # as the hub knows it
+    name = getattr(executor, "backend", "")  # as the coordinator knows it
     if not name:
         backend = executor.shared.get("discolab.ccl", {}).get(executor.worker_id)
         name = "a library" if backend is None else backend.name
@@ -319,10 +324,10 @@ def _knots(waiting: Mapping[int, Wait], here: Mapping[int, Peer]) -> set[tuple[i
 
 
 def _parcels(board: Board, here: Mapping[int, Peer], cut: int) -> list[Parcel]:
-    board.mailbox.purge(here)  # what a failed call has sent is no message
+    board.messages.purge(here)  # what a failed call has sent is no message
     return [
         Parcel(sender, receiver, kind(m.tensor.dtype, m.tensor.shape), tag, in_words(m.site))
-        for (sender, receiver, tag), messages in board.mailbox.waiting()
+        for (sender, receiver, tag), messages in board.messages.waiting()
         for m in messages
         if m.ordinal >= cut
     ]

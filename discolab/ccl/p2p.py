@@ -166,7 +166,7 @@ def recv_as(
 
 
 def _tag(name: str, tag: Any) -> str:
-    """A tag as the mailbox has it; 0 is none."""
+    """A tag as the message queue has it; 0 is none."""
     if isinstance(tag, bool) or not isinstance(tag, int) or tag < 0:
         raise ArgumentError(f"{name}: tag must be an integer from 0, got {tag!r}")
     return str(tag) if tag else ""

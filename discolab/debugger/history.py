@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..ccl.rounds import in_order
+from ..ccl.board.rounds import in_order
 from ..runtime.errors import ArgumentError
 from ..runtime.failures import name_ranks
 from ..runtime.ranks import parse_ranks

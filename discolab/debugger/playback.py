@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..ccl.rounds import in_order
+from ..ccl.board.rounds import in_order
 from ..runtime.errors import ArgumentError
 from ..runtime.session import Session
 from . import recorded

@@ -25,8 +25,8 @@ from time import perf_counter_ns as clock
 from types import FrameType
 from typing import Any, NamedTuple
 
+from ..ccl.board.ledger import ledger_of
 from ..ccl.call import Call
-from ..ccl.ledger import ledger_of
 from ..runtime.errors import ArgumentError
 from ..runtime.failures import safe_str
 from ..runtime.worker import Worker

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ..ccl.rounds import failed_in_collective
+from ..ccl.board.rounds import failed_in_collective
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError, DiscoError
 from ..runtime.failures import Failure, summarize

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
+from ..ccl.board.ledger import ledger_of
+from ..ccl.board.rounds import in_words
 from ..ccl.call import WAITING, Call
-from ..ccl.ledger import ledger_of
-from ..ccl.rounds import in_words
 from ..runtime.probes import probe
 from ..runtime.worker import Worker
 from .nvml import gpu_facts

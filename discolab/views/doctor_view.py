@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import groupby
 
+from ..ccl.board.rounds import LATE, LEFT, MISSING, STARTED, STOPPED, Entry, Round
 from ..ccl.doctor import Diagnosis, Edge, Parcel
-from ..ccl.rounds import LATE, LEFT, MISSING, STARTED, STOPPED, Entry, Round
 from ..runtime.status import WorkerStatus
 from .formats import cut, format_ranks, format_seconds, format_workers
 from .parts import Column, Line, Part, Role, Row, Stack, Table, Text, fold_rows

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from discolab import DiscoError, Session, WorkerError, ccl, current_worker, make_session
-from discolab.ccl.remote import mpi
+from discolab.ccl.backends import remote_mpi
 from discolab.engines.nodes.keys import default_file, load_keys
 
 SIZE = 3
@@ -73,9 +73,9 @@ def late(sess: Session) -> None:
     """One worker does not connect: the wait ends, it is told from then on, and Gloo goes on."""
 
     def never_connect() -> None:
-        mpi.START_TIMEOUT = 1.0
+        remote_mpi.START_TIMEOUT = 1.0
         if current_worker().rank == 1:
-            mpi._join = lambda *_: time.sleep(1000)  # type: ignore[assignment]
+            remote_mpi._join = lambda *_: time.sleep(1000)  # type: ignore[assignment]
 
     sess.call_packed(never_connect).debug_get_from_all()
     with pytest.raises(DiscoError, match=r"asked to connect, and has not answered within 1 s"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from discolab import ccl
-from discolab.ccl.ledger import ledger_of
+from discolab.ccl.board.ledger import ledger_of
 from discolab.engines import ThreadedSession
 from discolab.runtime import (
     CollectiveError,

@@ -1,4 +1,4 @@
-"""Several tensors in one collective: as one by one, in one meeting, and whole lists must agree."""
+"""Several tensors in one collective: as one by one, at once, and whole lists must agree."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from discolab import ccl
 from discolab.ccl.backends import jobs
-from discolab.ccl.ledger import ledger_of
+from discolab.ccl.board.ledger import ledger_of
 from discolab.engines import ThreadedSession
 from discolab.runtime import ArgumentError, WorkerError, current_worker
 

@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),
     pytest.mark.any_engine,
 ]
-LARGE = 30_000  # elements: more than go through the hub of processes
+LARGE = 30_000  # elements: more than go through the coordinator of processes
 
 
 def writes(size: int) -> dict[str, list[int]]:

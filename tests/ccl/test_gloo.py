@@ -249,7 +249,7 @@ def test_asynchronous_ones(gloo: Any) -> None:
 
 
 def makes_groups(turn: int) -> float:
-    """Each worker in several groups, all new, in an order that no two share without meeting."""
+    """Each worker in several groups, all new, in an order that no two share without collective."""
     n, me = current_worker().num_workers, rank()
     total = 0.0
     for size in (2, 3, n):
@@ -515,7 +515,7 @@ def test_nothing_is_written_after_an_interrupt(gloo: Any, monkeypatch: pytest.Mo
 
 def last_one_goes_on() -> float:
     if rank() == 2:
-        while len(current_worker().shared["discolab.ccl.local"].meetings.board.waiting) < 2:
+        while len(current_worker().shared["discolab.ccl.local"].rendezvous.board.waiting) < 2:
             time.sleep(0.001)
         ccl.all_reduce(torch.ones(()), async_op=True)
         return 3.0
@@ -591,7 +591,7 @@ def test_two_sessions_at_once(gloo: Any) -> None:
 
 
 def states() -> list[str]:
-    from discolab.ccl.ledger import ledger_of
+    from discolab.ccl.board.ledger import ledger_of
 
     return [call.state for call in ledger_of(current_worker()).story(rank())]
 

@@ -21,9 +21,9 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     original = jobs.perform
 
     def counted(*args: Any) -> Any:
-        tickets = original(*args)
-        used.append(tickets is not None)
-        return tickets
+        chunks = original(*args)
+        used.append(chunks is not None)
+        return chunks
 
     monkeypatch.setattr(jobs, "BLOCK", 48)
     monkeypatch.setattr("discolab.ccl.backends.local.perform", counted)

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from discolab import ccl
+from discolab.ccl.board.ledger import LENGTH, Ledger, ledger_of
+from discolab.ccl.board.rounds import in_order
 from discolab.ccl.call import DONE, FAILED, WAITING, Call, Signature
 from discolab.ccl.groups import Group
-from discolab.ccl.ledger import LENGTH, Ledger, ledger_of
-from discolab.ccl.rounds import in_order
 from discolab.engines import ThreadedSession
 from discolab.runtime import Worker, WorkerError, current_worker
 from discolab.runtime.channel import ThreadChannel

@@ -12,7 +12,7 @@ import pytest
 
 import discolab
 from discolab import make_session
-from discolab.ccl.remote import mpi
+from discolab.ccl.backends import remote_mpi
 from discolab.runtime import ArgumentError
 
 SESSION = Path(__file__).with_name("mpi_session.py")
@@ -76,13 +76,13 @@ def test_workers_that_mpirun_has_not_started_are_refused(start: Any) -> None:
 
 
 def test_what_mpirun_has_started_must_be_one_worker_each() -> None:
-    zero, one = mpi.Standing(), mpi.Standing("", "mpirun", 0, 2, "a:1")
+    zero, one = remote_mpi.Standing(), remote_mpi.Standing("", "mpirun", 0, 2, "a:1")
     two = one._replace(rank=1, parent="a:2")
-    assert mpi.obstacle([zero, one, two]) == mpi.obstacle([zero, two, one]) == ""
-    assert "one worker in each" in mpi.obstacle([zero, one, two._replace(parent="a:1")])
-    assert "one worker in each" in mpi.obstacle([zero, one, two._replace(rank=0)])
-    assert "has started 2 processes, of which the session has 1" in mpi.obstacle([zero, one])
-    assert "worker 0 can't use it: x" in mpi.obstacle([mpi.Standing("x"), one, two])
+    assert remote_mpi.obstacle([zero, one, two]) == remote_mpi.obstacle([zero, two, one]) == ""
+    assert "one worker in each" in remote_mpi.obstacle([zero, one, two._replace(parent="a:1")])
+    assert "one worker in each" in remote_mpi.obstacle([zero, one, two._replace(rank=0)])
+    assert "has started 2 processes, of which the session has 1" in remote_mpi.obstacle([zero, one])
+    assert "worker 0 can't use it: x" in remote_mpi.obstacle([remote_mpi.Standing("x"), one, two])
 
 
 def test_threads_of_one_process_are_refused(start: Any) -> None:

@@ -27,7 +27,12 @@ from discolab.runtime import (
     current_worker,
 )
 
-SIZES = [3, 4_000, 20_001, 300_007]  # through the hub, at once over a lane, and in blocks
+SIZES = [
+    3,
+    4_000,
+    20_001,
+    300_007,
+]  # through the coordinator, at once over a process group, and in blocks
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int16, torch.complex64, torch.bool]
 
 
@@ -225,7 +230,7 @@ def test_a_deadline_in_the_middle_of_others_work(begin: Any) -> None:
     assert sess.call_packed(large).debug_get_from_all() == [2.0 * (1 << 20)] * 2
 
 
-# -- messages and lanes ---------------------------------------------------------------------------
+# -- messages and process groups -------------------------------------------------------------------
 
 
 def test_large_messages(begin: Any) -> None:
@@ -253,7 +258,7 @@ def test_large_messages(begin: Any) -> None:
     def kept() -> int:
         from discolab.ccl.choose import backend_of
 
-        return len(backend_of(current_worker())._postman._kept)  # type: ignore[attr-defined]
+        return len(backend_of(current_worker())._p2p._kept)  # type: ignore[attr-defined]
 
     sess = begin(3)
     for size in (10, 5_000, 500_000):
@@ -296,7 +301,7 @@ def test_lanes_are_shared_and_closed(begin: Any) -> None:
         sess.call_packed(pairs).debug_get_from_all()
     after = sess.call_packed(sockets).debug_get_from_remote(1)
     assert after - before <= 2 * (2 + 2)  # of the group of three, and of two pairs
-    assert len(sess.services["ccl"].lanes) <= 4
+    assert len(sess.services["ccl"].handles) <= 4
 
 
 # -- torch.distributed ----------------------------------------------------------------------------

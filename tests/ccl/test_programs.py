@@ -1,4 +1,4 @@
-"""What members do over a lane, without one: their programs side by side, against `local`'s work.
+"""What members do over a process group, without one: their programs against `local`'s work.
 
 Pure: a step of all members is done by copying between their tensors.
 """
@@ -11,10 +11,10 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
+from discolab.ccl.backends import exchanges, inline
+from discolab.ccl.backends.exchanges import AddUp, Await, Exchange, Spread
 from discolab.ccl.pattern import CROSSWISE, LIKE_BY_LIKE, PART_BY_PART, TO_ALL, Pattern
 from discolab.ccl.reductions import combine
-from discolab.ccl.remote import programs, reducing, small
-from discolab.ccl.remote.lane_steps import AddUp, Await, Exchange, Spread
 
 Tensor = torch.Tensor
 
@@ -63,7 +63,7 @@ def play(steps: Sequence[Any], at_once: bool) -> None:
 def run(
     pattern: Pattern, srcs: list[list[Tensor]], outs: list[list[Tensor]], at_once: bool = True
 ) -> None:
-    members = [programs.program(pattern, me, srcs[me], outs[me]) for me in range(pattern.members)]
+    members = [exchanges.program(pattern, me, srcs[me], outs[me]) for me in range(pattern.members)]
     while True:
         steps, finishes = [], []
         for member in members:
@@ -174,9 +174,9 @@ def test_as_local_does_it(make: Any, members: int, sparse: bool) -> None:
 @pytest.mark.parametrize("make", PATTERNS)
 @pytest.mark.parametrize("at_once", [True, False])
 def test_block_by_block(make: Any, at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reducing, "PART", 64)
-    monkeypatch.setattr(reducing, "SMALL", 16)
-    monkeypatch.setattr(programs, "SPREAD", 16)
+    monkeypatch.setattr(exchanges, "PART", 64)
+    monkeypatch.setattr(exchanges, "SMALL", 16)
+    monkeypatch.setattr(exchanges, "SPREAD", 16)
     for members in (2, 3, 4):
         for size in (1, 3, 15, 16, 17, 100, 333):
             for dtype in (torch.float32, torch.bfloat16):
@@ -193,8 +193,8 @@ def test_block_by_block(make: Any, at_once: bool, monkeypatch: pytest.MonkeyPatc
 )
 def test_in_place(members: int, size: int, part: int, at_once: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reducing, "PART", part)
-        patch.setattr(reducing, "SMALL", 8)
+        patch.setattr(exchanges, "PART", part)
+        patch.setattr(exchanges, "SMALL", 8)
         pattern = Pattern(LIKE_BY_LIKE, members, 1, reduction="sum")
         srcs = [[numbers(me, size, torch.float32, False)] for me in range(members)]
         want = combine([mine[0] for mine in srcs], "sum")
@@ -227,15 +227,15 @@ def test_what_goes_through_the_hub(make: Any) -> None:
                     continue
                 srcs, outs = tensors(pattern, size, dtype, True)
                 want = expected(pattern, srcs)
-                given = [small.pack(pattern, me, srcs[me]) for me in range(members)]
+                given = [inline.pack(pattern, me, srcs[me]) for me in range(members)]
                 for me in range(members):
                     mine = [one[me] if isinstance(one, tuple) else one for one in given]
-                    small.unpack(pattern, me, mine, outs[me])
+                    inline.unpack(pattern, me, mine, outs[me])
                 for (member, place), tensor in want.items():
                     assert torch.equal(outs[member][place], tensor)
 
 
 def test_what_is_large_does_not_go_through_the_hub() -> None:
     pattern = Pattern(LIKE_BY_LIKE, 2, 1, reduction="sum")
-    assert small.pack(pattern, 0, [torch.ones(small.LARGEST // 8)]) is not None
-    assert small.pack(pattern, 0, [torch.ones(small.LARGEST // 8 + 1)]) is None
+    assert inline.pack(pattern, 0, [torch.ones(inline.LARGEST // 8)]) is not None
+    assert inline.pack(pattern, 0, [torch.ones(inline.LARGEST // 8 + 1)]) is None

@@ -1,5 +1,5 @@
 """Random programs: 500 that are right and go well, 500 with one fault of one worker, on threads;
-some of them on processes, with everything through the hub and with nothing.
+some of them on processes, with everything through the coordinator and with nothing.
 
 Of a faulty one, all whom it leaves stuck must fail, nobody else, and the messages must name
 whose fault it is; afterwards the session works. A failing seed is rerun by its number:
@@ -20,9 +20,9 @@ import pytest
 import torch
 
 from discolab import Session, ccl, make_session
-from discolab.ccl.backends import jobs
-from discolab.ccl.ledger import ledger_of
-from discolab.ccl.remote import mail, programs, reducing, small
+from discolab.ccl.backends import exchanges, inline, jobs
+from discolab.ccl.board.ledger import ledger_of
+from discolab.ccl.rendezvous import remote_messages
 from discolab.engines import ThreadedSession
 from discolab.runtime import Failure, WaitTimeoutError, WorkerError, current_worker
 
@@ -46,7 +46,7 @@ PARAMS += [("processes", *layout) for layout in PROCESSES]
 
 @pytest.fixture(scope="module", params=PARAMS, ids=lambda param: "-".join(map(str, param)))
 def lab(request: pytest.FixtureRequest) -> Iterator[Session]:
-    """One session for all programs of a layout; half of them in blocks, and over lanes."""
+    """One session for all programs of a layout; half of them in blocks, and over process groups."""
     engine, workers, groups = request.param
     with pytest.MonkeyPatch.context() as patch:
         if workers % 2 == 0:
@@ -63,8 +63,8 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Session]:
 
 
 NOTHING_IS_SMALL = [
-    (small, "LARGEST", 0), (reducing, "SMALL", 24), (reducing, "PART", SMALL_BLOCK),
-    (programs, "SPREAD", 24), (mail, "LARGEST", 0),
+    (inline, "LARGEST", 0), (exchanges, "SMALL", 24), (exchanges, "PART", SMALL_BLOCK),
+    (exchanges, "SPREAD", 24), (remote_messages, "LARGEST", 0),
 ]  # fmt: skip
 
 

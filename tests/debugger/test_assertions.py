@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from discolab import ProcessSession, Session, ThreadedSession, WorkerError, ccl, current_worker
-from discolab.ccl.ledger import ledger_of
+from discolab.ccl.board.ledger import ledger_of
 from discolab.debugger import debugger_of
 from discolab.debugger.assertions import disco_assert
 

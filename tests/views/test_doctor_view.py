@@ -13,8 +13,8 @@ import torch
 from discolab import ccl
 from discolab.ccl.backends import local
 from discolab.ccl.backends.gloo import GlooBackend
+from discolab.ccl.board.rounds import Entry, Round
 from discolab.ccl.doctor import Diagnosis, Edge, Parcel, doctor, forget
-from discolab.ccl.rounds import Entry, Round
 from discolab.engines import ThreadedSession
 from discolab.runtime import ArgumentError, WorkerError, WorkerStatus, current_worker
 from discolab.views import doctor_parts, render_html, render_text

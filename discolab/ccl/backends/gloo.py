@@ -12,9 +12,9 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from ...runtime.worker import Worker
+from ..board.rendezvous import Contribution, PendingCollective
 from ..call import Call
 from ..groups import Group
-from ..meeting.waits import Meeting, Post
 from . import steps, wire
 from .connections import ProcessGroup
 from .process_groups import STEP_SECONDS, ProcessGroupBackend, start
@@ -39,8 +39,13 @@ class GlooBackend(ProcessGroupBackend):
         options._timeout = timedelta(seconds=STEP_SECONDS)
         return library(store, place, len(group), options)
 
-    def _perform(self, meeting: Meeting, posts: Sequence[Post], todo: list[steps.Step]) -> None:
-        with self._leased(meeting, posts) as groups:
+    def _perform(
+        self,
+        collective: PendingCollective,
+        contributions: Sequence[Contribution],
+        todo: list[steps.Step],
+    ) -> None:
+        with self._leased(collective, contributions) as groups:
             with self._connections.lock:
                 works = [start(group, step) for group, step in zip(groups, todo, strict=True)]
             while works:

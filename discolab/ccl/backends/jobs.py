@@ -3,7 +3,7 @@
 A `Job` reads some sources of one dtype and size and writes their reduction, or the copy of a
 single one, to some outputs. `perform` does jobs as if every source were read before any output
 is written. Large ones are done block by block, so that a partial result never leaves the cache,
-and the blocks are given back as `Tickets` for several threads. No state.
+and the blocks are given back as `Chunks` for several threads. No state.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from collections.abc import Sequence
 import torch
 
 from .. import moves
-from ..meeting.tickets import Tickets
+from ..board.rendezvous import Chunks
 from ..pattern import Job
 from ..reductions import accumulates_in_place, combine, combine_into
 
 BLOCK = 1 << 20  # bytes of one input; smaller ones cost hand-overs of the interpreter, larger cache
 
 
-def perform(jobs: Sequence[Job], reduction: str | None) -> Tickets | None:
-    """Do all jobs, or give tickets with which to do them."""
+def perform(jobs: Sequence[Job], reduction: str | None) -> Chunks | None:
+    """Do all jobs, or give chunks with which to do them."""
     if _in_blocks(jobs):
-        return Tickets(_blocks(jobs, reduction))
+        return Chunks(_blocks(jobs, reduction))
     pairs = []
     for outs, sources in jobs:
         if reduction is None:

@@ -1,9 +1,9 @@
 """The backend for workers of one address space: a collective reads its members' own tensors.
 
-Members meet on a board (meetings.py); the last one does the operation for all, in the order of
-the ranks, from every member's source into every member's output. Nothing is staged. A large
-one is shared with members that wait. On CUDA it is launched on the last one's streams, which
-wait for the others' by events; peer copies between GPUs are torch's.
+Members meet on a board (rendezvous/local.py); the last one does the operation for all, in the order
+of the ranks, from every member's source into every member's output. Nothing is staged. A large one
+is shared with members that wait. On CUDA it is launched on the last one's streams, which wait for
+the others' by events; peer copies between GPUs are torch's.
 
 Messages are copied at `send`, which therefore never waits, whatever their size.
 
@@ -15,12 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..backend import Backend, BackendStatistics, Tensor, Tensors
+from ..board.rendezvous import Chunks, Contribution, PendingCollective
 from ..call import Call
-from ..meeting.meetings import Meetings
-from ..meeting.messages import Postman
-from ..meeting.tickets import Tickets
-from ..meeting.waits import Meeting, Post
 from ..pattern import Pattern
+from ..rendezvous.local import LocalRendezvous
+from ..rendezvous.messages import LocalP2PClient
 from ..work import Finished, Work
 from .jobs import perform
 
@@ -30,29 +29,33 @@ class LocalBackend(Backend):
 
     name = "local"
 
-    def __init__(self, meetings: Meetings) -> None:
-        self.meetings = meetings
-        self._postman = Postman(meetings)
+    def __init__(self, rendezvous: LocalRendezvous) -> None:
+        self.rendezvous = rendezvous
+        self._p2p = LocalP2PClient(rendezvous)
 
     def start(self, call: Call, pattern: Pattern, srcs: Tensors, outs: Tensors) -> Work:
         """See `Backend`."""
 
-        def execute(_meeting: Meeting, posts: Sequence[Post]) -> Tickets | None:
+        def execute(
+            _collective: PendingCollective, contributions: Sequence[Contribution]
+        ) -> Chunks | None:
             if not pattern.count:
                 return None  # a barrier is over once all are there
-            return perform(pattern.jobs([(p.srcs, p.outs) for p in posts]), pattern.reduction)
+            return perform(
+                pattern.jobs([(p.srcs, p.outs) for p in contributions]), pattern.reduction
+            )
 
-        return self.meetings.start(call, srcs, outs, execute)
+        return self.rendezvous.start(call, srcs, outs, execute)
 
     def send(self, call: Call, src: Tensor, peer: int, tag: str) -> Work:
         """See `Backend`. Copies at once and never waits."""
-        self._postman.send(call, src, peer, tag)
+        self._p2p.send(call, src, peer, tag)
         return Finished()
 
     def recv(self, call: Call, out: Tensor, peer: int | None, tag: str) -> Work:
         """See `Backend`."""
-        return self._postman.recv(call, out, peer, tag)
+        return self._p2p.recv(call, out, peer, tag)
 
     def statistics(self) -> BackendStatistics:
         """See `Backend`."""
-        return self.meetings.statistics(self.name)
+        return self.rendezvous.statistics(self.name)

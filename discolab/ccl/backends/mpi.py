@@ -12,23 +12,162 @@ An `MpiBackend` belongs to the one worker of its process, and is used on its thr
 
 from __future__ import annotations
 
-from typing import Any
+import pickle
+from collections import deque
+from collections.abc import Generator
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from ...runtime.errors import ArgumentError, CollectiveAborted, CollectiveError
+from ...runtime.errors import ArgumentError, CollectiveAborted, CollectiveError, WaitTimeoutError
 from ...runtime.failures import name_ranks
 from ...runtime.worker import Worker
 from ..backend import Backend, BackendStatistics, Tensor, Tensors
-from ..call import DONE, P2P, Call, kind
+from ..board.diagnosis import where
+from ..call import DONE, FAILED, P2P, Call, kind
 from ..groups import Group
-from ..meeting.verdicts import where
 from ..pattern import Pattern
+from ..rendezvous.local import check_thread
 from ..work import Finished, Work
 from . import steps, wire
-from .mpi_post import Communicator, Post
-from .mpi_work import MpiWork, Requests
+
+FIRST_PAUSE, LONGEST_PAUSE = 1e-5, 1e-3  # seconds between two looks at MPI
+
+Requests = Generator[Any, None, None]  # yields a request, or None to be asked again
+
+
+class Owner(Protocol):
+    """What a work needs of its backend."""
+
+    def progress(self) -> None:
+        """Look after all that was begun; never waits."""
+
+    def leave(self, work: MpiWork) -> None:
+        """Nobody waits for it any more."""
+
+
+class MpiWork(Work):
+    """An operation that has begun; it goes on whenever this worker waits for any."""
+
+    def __init__(self, owner: Owner, call: Call, requests: Requests) -> None:
+        self._owner, self.call, self._requests = owner, call, requests
+        self._pending: Any = None
+        self._error: Exception | None = None
+        self.over = False
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """See `Work`."""
+        if not self.over:
+            check_thread(self.call)
+            self._await(timeout if timeout is not None else self.call.timeout)
+        if self._error is not None:
+            raise self._error
+        return self.result
+
+    def done(self) -> bool:
+        """See `Work`."""
+        if not self.over:
+            check_thread(self.call)
+            self._owner.progress()
+        return self.over
+
+    def advance(self) -> None:
+        """Go as far as is possible without waiting."""
+        try:
+            while self._pending is None or self._pending.Test():
+                self._pending = next(self._requests)
+                if self._pending is None:
+                    return
+        except StopIteration:
+            self.end(None)
+        except Exception as exc:
+            self.end(exc)
+
+    def end(self, error: Exception | None) -> None:
+        """It is over."""
+        self._error, self.over = error, True
+        self.call.close(DONE if error is None else FAILED)
+
+    def _await(self, timeout: float | None) -> None:
+        worker, pause, left = self.call.worker, FIRST_PAUSE, timeout
+        try:
+            while left is None or left > 0:
+                step = pause if left is None else min(pause, left)
+                try:
+                    worker.wait_for(self.done, self.call, step)
+                    return
+                except WaitTimeoutError:
+                    left = None if left is None else left - step
+                pause = min(1.3 * pause, LONGEST_PAUSE)
+        except BaseException as exc:
+            self._leave(f"{self.call} was left: {type(exc).__name__}")
+            raise
+        text = f"gave up after {timeout:g} s waiting for {self.call}"
+        self._leave(text)
+        raise WaitTimeoutError(text)
+
+    def _leave(self, text: str) -> None:
+        if not self.over:
+            self.end(CollectiveAborted(text))
+            self._owner.leave(self)
+
+
+Communicator = Any  # mpi4py has its types, but need not be installed
+Key = tuple[Any, ...]
+_TAG = 1
+
+
+class MessageQueues:
+    """The messages of one process.
+
+    Parameters
+    ----------
+    world
+        A communicator on which nobody else sends messages.
+    """
+
+    def __init__(self, world: Communicator) -> None:
+        self._world = world
+        self._leaving: list[Any] = []
+        self._arrived: dict[tuple[int, Key], deque[Any]] = {}
+
+    def send(self, rank: int, key: Key, value: Any) -> None:
+        """Send; does not wait."""
+        data = np.frombuffer(pickle.dumps((key, value)), np.uint8)
+        self._leaving.append(self._world.Isend(data, rank, _TAG))  # keeps the data
+
+    def look(self) -> None:
+        """Take in what has come; never waits."""
+        from mpi4py import MPI
+
+        self._leaving = [request for request in self._leaving if not request.Test()]
+        status = MPI.Status()
+        while (message := self._world.Improbe(MPI.ANY_SOURCE, _TAG, status)) is not None:
+            data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+            message.Recv(data)
+            key, value = pickle.loads(data.tobytes())
+            self._arrived.setdefault((status.source, key), deque()).append(value)
+
+    def first(self, rank: int, key: Key) -> Any:
+        """The oldest message that has come from there; None without one."""
+        line = self._arrived.get((rank, key))
+        return line[0] if line else None
+
+    def take(self, rank: int, key: Key) -> Any:
+        """As `first`, and removes it."""
+        line = self._arrived.get((rank, key))
+        if not line:
+            return None
+        value = line.popleft()
+        if not line:
+            del self._arrived[rank, key]
+        return value
+
+    def count(self, kind: str) -> int:
+        """How many messages lie here whose keys begin with `kind`."""
+        return sum(len(line) for (_, key), line in self._arrived.items() if key[0] == kind)
+
 
 INSTALL = "pip install 'discolab[mpi]' brings it, and an MPI library with mpirun"
 
@@ -78,7 +217,7 @@ class MpiBackend(Backend):
     name = "mpi"
 
     def __init__(self, world: Communicator) -> None:
-        self._world, self._post = world, Post(world)
+        self._world, self._queues = world, MessageQueues(world)
         self._communicators: dict[Group, Communicator] = {}
         self._turns: dict[Group, Turn] = {}
         self._begun: list[MpiWork] = []
@@ -99,8 +238,8 @@ class MpiBackend(Backend):
         _refuse_gpu(call, [src])
         self._refresh(call.worker)
         data = wire.pack_bytes([src], src.device).numpy().tobytes()
-        letter = (call.ordinal, src.dtype, tuple(src.shape), where(call.site), data)
-        self._post.send(peer, ("message", tag), letter)
+        message = (call.ordinal, src.dtype, tuple(src.shape), where(call.site), data)
+        self._queues.send(peer, ("message", tag), message)
         call.close(DONE)
         return Finished()
 
@@ -113,13 +252,13 @@ class MpiBackend(Backend):
         """See `Backend`."""
         begun = [work for work in self._begun if not work.over]
         waiting = tuple(str(work.call) for work in begun)
-        return BackendStatistics(self.name, len(begun), self._post.count("message"), waiting)
+        return BackendStatistics(self.name, len(begun), self._queues.count("message"), waiting)
 
     # -- progress ------------------------------------------------------------------------------
 
     def progress(self) -> None:
         """Look after all that was begun; never waits. In each group in the order of the calls."""
-        self._post.look()
+        self._queues.look()
         busy: set[Group] = set()
         for work in self._begun:
             collective = work.call.signature.op not in P2P
@@ -187,21 +326,21 @@ class MpiBackend(Backend):
         heard = {call.rank: note}
         for rank in group.ranks:
             if rank != call.rank:
-                self._post.send(rank, key, (turn, note))
+                self._queues.send(rank, key, (turn, note))
         for rank in group.ranks:
             while rank not in heard:
-                letter = self._post.first(rank, key)
-                if letter is None:
+                message = self._queues.first(rank, key)
+                if message is None:
                     yield None
-                elif letter[0] > turn:
+                elif message[0] > turn:
                     raise CollectiveError(
                         f"{call} can't complete: worker {rank} never called it, and has gone on to "
-                        f"{letter[1][0]}{letter[1][3]}"
+                        f"{message[1][0]}{message[1][3]}"
                     )
                 else:
-                    self._post.take(rank, key)
-                    if letter[0] == turn:  # an older one is of a collective that was left
-                        heard[rank] = letter[1]
+                    self._queues.take(rank, key)
+                    if message[0] == turn:  # an older one is of a collective that was left
+                        heard[rank] = message[1]
         _check_notes(call, [heard[rank] for rank in group.ranks])
 
     def _next_turn(self, call: Call) -> Turn:
@@ -222,9 +361,9 @@ class MpiBackend(Backend):
         senders = [peer] if peer is not None else [r for r in call.group.ranks if r != call.rank]
         while True:
             for sender in senders:
-                letter = self._post.take(sender, ("message", tag))
-                if letter is not None and letter[0] >= self._cut:
-                    _fill(call, out, sender, *letter[1:])
+                message = self._queues.take(sender, ("message", tag))
+                if message is not None and message[0] >= self._cut:
+                    _fill(call, out, sender, *message[1:])
                     return
             yield None
 

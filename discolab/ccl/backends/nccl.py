@@ -25,9 +25,9 @@ from ...runtime.errors import ArgumentError
 from ...runtime.failures import name_ranks
 from ...runtime.worker import Worker
 from ..backend import Tensors
+from ..board.rendezvous import Contribution, PendingCollective
 from ..call import Call
 from ..groups import Group
-from ..meeting.waits import Meeting, Post
 from ..pattern import Pattern
 from ..work import Work
 from . import background, steps, wire
@@ -68,8 +68,13 @@ class NcclBackend(ProcessGroupBackend):
                 )
         return super().start(call, pattern, srcs, outs)
 
-    def _place(self, posts: Sequence[Post]) -> AbstractContextManager[Any]:
-        return _on([torch.cuda.current_stream(post.call.worker.device) for post in posts])
+    def _place(self, contributions: Sequence[Contribution]) -> AbstractContextManager[Any]:
+        return _on(
+            [
+                torch.cuda.current_stream(contribution.call.worker.device)
+                for contribution in contributions
+            ]
+        )
 
     def _make(self, store: c10d.Store, place: int, worker: Worker, group: Group) -> ProcessGroup:
         torch.cuda.set_device(worker.device)
@@ -80,16 +85,21 @@ class NcclBackend(ProcessGroupBackend):
         torch.cuda.current_stream().synchronize()  # connected, before anything else is started
         return made
 
-    def _perform(self, meeting: Meeting, posts: Sequence[Post], todo: list[steps.Step]) -> None:
-        devices = [post.call.worker.device for post in posts]
+    def _perform(
+        self,
+        collective: PendingCollective,
+        contributions: Sequence[Contribution],
+        todo: list[steps.Step],
+    ) -> None:
+        devices = [contribution.call.worker.device for contribution in contributions]
         streams = [torch.cuda.current_stream(device) for device in devices]
 
         def issue(i: int) -> None:
             with torch.cuda.stream(streams[i]):
                 start(groups[i], todo[i]).wait()  # for the stream, not for the host
 
-        with self._leased(meeting, posts) as groups, self._connections.lock:
-            self._each(meeting, issue)
+        with self._leased(collective, contributions) as groups, self._connections.lock:
+            self._each(collective, issue)
 
     def _close(self, groups: list[ProcessGroup]) -> None:
         for group in groups:  # side by side, for they may wait for each other and for the device

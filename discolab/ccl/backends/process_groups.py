@@ -1,9 +1,9 @@
 """Backends over torch's process group objects, for workers of one address space: Gloo and NCCL.
 
-Members meet on the session's board as for `local` (meetings.py), so what they disagree about,
-or that one never comes, is found before the library hears of it. The last to arrive starts a
+Members meet on the session's board as for `local` (rendezvous/local.py), so what they disagree
+about, or that one never comes, is found before the library hears of it. The last to arrive starts a
 conductor: a thread that makes the members' process groups if they are new, packs their tensors,
-starts every member's part of each step, waits, writes the results, and ends the meeting. So a
+starts every member's part of each step, waits, writes the results, and ends the collective. So a
 worker never waits inside of the library: its wait is the board's, which an interrupt ends.
 
 The library works on packed copies. What it still does after an interrupt disturbs nobody; its
@@ -36,9 +36,9 @@ from ...runtime.interruptible import TICK
 from ...runtime.worker import Worker
 from .. import moves
 from ..backend import Backend, BackendStatistics, Tensor, Tensors
+from ..board.rendezvous import Contribution, PendingCollective
 from ..call import Call
 from ..groups import Group
-from ..meeting.waits import Meeting, Post
 from ..pattern import Pattern
 from ..work import Work
 from . import background, steps
@@ -76,7 +76,7 @@ class ProcessGroupBackend(Backend):
 
     def __init__(self, local: LocalBackend) -> None:
         self._local = local
-        self._meetings = local.meetings
+        self._rendezvous = local.rendezvous
         self._connections = Connections(self._files, self._close, self._abort)
         self._turns: dict[Group, tuple[int, threading.Event]] = {}
 
@@ -91,7 +91,12 @@ class ProcessGroupBackend(Backend):
         """One member's process group; runs for all members at once, each on its own thread."""
 
     @abstractmethod
-    def _perform(self, meeting: Meeting, posts: Sequence[Post], todo: list[steps.Step]) -> None:
+    def _perform(
+        self,
+        collective: PendingCollective,
+        contributions: Sequence[Contribution],
+        todo: list[steps.Step],
+    ) -> None:
         """Do one step of all members, whose parts are in `todo`."""
 
     def _files(self, count: int) -> int:
@@ -104,7 +109,7 @@ class ProcessGroupBackend(Backend):
     def _abort(self, groups: list[ProcessGroup]) -> None:
         """End what process groups may be in the middle of, if it does not end by itself."""
 
-    def _place(self, posts: Sequence[Post]) -> AbstractContextManager[Any]:
+    def _place(self, contributions: Sequence[Contribution]) -> AbstractContextManager[Any]:
         """Where the conductor works; made on the thread of the last member."""
         return nullcontext()
 
@@ -132,7 +137,7 @@ class ProcessGroupBackend(Backend):
 
     def statistics(self) -> BackendStatistics:
         """See `Backend`."""
-        return self._meetings.statistics(self.name)
+        return self._rendezvous.statistics(self.name)
 
     def start(self, call: Call, pattern: Pattern, srcs: Tensors, outs: Tensors) -> Work:
         """See `Backend`."""
@@ -140,57 +145,64 @@ class ProcessGroupBackend(Backend):
             return self._local.start(call, pattern, srcs, outs)
         program = steps.program(pattern)
 
-        def execute(meeting: Meeting, posts: Sequence[Post]) -> None:
-            place, (before, mine) = self._place(posts), self._turn(meeting.group, call.worker)
-            meeting.abroad = True
+        def execute(collective: PendingCollective, contributions: Sequence[Contribution]) -> None:
+            place, (before, mine) = (
+                self._place(contributions),
+                self._turn(collective.group, call.worker),
+            )
+            collective.abroad = True
             try:
                 with call.worker.sheltered():
-                    background.begin(self._conduct, meeting, posts, program, place, before, mine)
+                    background.begin(
+                        self._conduct, collective, contributions, program, place, before, mine
+                    )
             except BaseException:
                 mine.set()  # or the next one waits for it: no thread could be had
                 raise
 
-        return self._meetings.start(call, srcs, outs, execute)
+        return self._rendezvous.start(call, srcs, outs, execute)
 
     # -- conductors ------------------------------------------------------------------------------
 
     def _conduct(
         self,
-        meeting: Meeting,
-        posts: Sequence[Post],
+        collective: PendingCollective,
+        contributions: Sequence[Contribution],
         program: steps.Program,
         place: AbstractContextManager[Any],
         before: threading.Event,
         mine: threading.Event,
     ) -> None:
-        meetings = self._meetings
+        rendezvous = self._rendezvous
         before.wait()
         try:
             with place, torch.no_grad():
-                finishes = self._drive(meeting, posts, program)
-                if _is_void(meeting, posts):
+                finishes = self._drive(collective, contributions, program)
+                if _is_void(collective, contributions):
                     raise _Left
                 with torch.inference_mode():  # or a result could be no inference tensor
                     for finish in finishes:
                         finish()
-                if meeting.first.on_gpu:
-                    meeting.done = moves.posted(*((*p.srcs, *p.outs) for p in posts))
-            meetings.finish(meeting)
+                if collective.first.on_gpu:
+                    collective.done = moves.posted(*((*p.srcs, *p.outs) for p in contributions))
+            rendezvous.finish(collective)
         except BaseException as exc:
-            self._connections.drop(meeting.group, meeting.ordinal)
+            self._connections.drop(collective.group, collective.ordinal)
             if isinstance(exc, _Left):
-                meetings.fail(meeting, CollectiveAborted, f"{meeting.title()} was interrupted")
+                rendezvous.fail(
+                    collective, CollectiveAborted, f"{collective.title()} was interrupted"
+                )
             else:
-                text = f"{meeting.title()} failed in {self.name}: {type(exc).__name__}: {exc}"
-                meetings.fail(meeting, CollectiveError, text)
+                text = f"{collective.title()} failed in {self.name}: {type(exc).__name__}: {exc}"
+                rendezvous.fail(collective, CollectiveError, text)
         finally:
             mine.set()
 
     def _turn(self, group: Group, worker: Worker) -> tuple[threading.Event, threading.Event]:
         """What to wait for first, and what to set at the end: a group's are done in order.
 
-        Only the last member of a group's meeting is here, so one at a time. What an interrupt has
-        cut off is not waited for.
+        Only the last member of a group's collective is here, so one at a time. What an interrupt
+        has cut off is not waited for.
         """
         cut, before = self._turns.get(group, (-1, _NOTHING))
         mine = threading.Event()
@@ -198,12 +210,17 @@ class ProcessGroupBackend(Backend):
         return before if cut == worker.resumed_at else _NOTHING, mine
 
     def _drive(
-        self, meeting: Meeting, posts: Sequence[Post], program: steps.Program
+        self,
+        collective: PendingCollective,
+        contributions: Sequence[Contribution],
+        program: steps.Program,
     ) -> list[steps.Finish]:
         """Run the members' programs side by side; what writes their results."""
         members = [
-            program(steps.Place(i, len(posts), self.ops), post.srcs, post.outs)
-            for i, post in enumerate(posts)
+            program(
+                steps.Place(i, len(contributions), self.ops), contribution.srcs, contribution.outs
+            )
+            for i, contribution in enumerate(contributions)
         ]
         while True:
             todo: list[steps.Step] = []
@@ -217,31 +234,33 @@ class ProcessGroupBackend(Backend):
                 assert not todo
                 return finishes
             if any(len(step.data) for step in todo):
-                self._perform(meeting, posts, todo)
+                self._perform(collective, contributions, todo)
 
     def _leased(
-        self, meeting: Meeting, posts: Sequence[Post]
+        self, collective: PendingCollective, contributions: Sequence[Contribution]
     ) -> AbstractContextManager[list[ProcessGroup]]:
         """The members' process groups for one step; new ones after an interrupt."""
-        workers = [post.call.worker for post in posts]
+        workers = [contribution.call.worker for contribution in contributions]
 
         def make() -> list[ProcessGroup]:
             store = c10d.HashStore()
             store.set_timeout(timedelta(seconds=CONNECT_SECONDS))
-            return self._each(meeting, lambda i: self._make(store, i, workers[i], meeting.group))
+            return self._each(
+                collective, lambda i: self._make(store, i, workers[i], collective.group)
+            )
 
         cut = max(worker.resumed_at for worker in workers)
-        return self._connections.lease(meeting.group, cut, make)
+        return self._connections.lease(collective.group, cut, make)
 
-    def _each(self, meeting: Meeting, do: Callable[[int], R]) -> list[R]:
+    def _each(self, collective: PendingCollective, do: Callable[[int], R]) -> list[R]:
         """``do(i)`` for every member at once, each on a thread of its own; their results.
 
         Raises
         ------
         BaseException
-            The first that one of them raises; or that the meeting has failed meanwhile.
+            The first that one of them raises; or that the collective has failed meanwhile.
         """
-        count = len(meeting.group)
+        count = len(collective.group)
         ended: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
 
         def one(i: int) -> None:
@@ -257,7 +276,7 @@ class ProcessGroupBackend(Backend):
             try:
                 i, result, error = ended.get(timeout=TICK)
             except queue.Empty:
-                if meeting.settled():
+                if collective.settled():
                     raise _Left from None
                 continue
             if error is not None:
@@ -266,11 +285,12 @@ class ProcessGroupBackend(Backend):
         return [results[i] for i in range(count)]
 
 
-def _is_void(meeting: Meeting, posts: Sequence[Post]) -> bool:
+def _is_void(collective: PendingCollective, contributions: Sequence[Contribution]) -> bool:
     """Whether an interrupt has ended it for somebody: then nothing may be written any more."""
-    return meeting.settled() or any(
-        post.call.worker.interrupts or post.call.worker.resumed_at > meeting.ordinal
-        for post in posts
+    return collective.settled() or any(
+        contribution.call.worker.interrupts
+        or contribution.call.worker.resumed_at > collective.ordinal
+        for contribution in contributions
     )
 
 

@@ -1,9 +1,9 @@
 """The key-value store of a session's process groups.
 
 One `SessionStore` a session, in `Worker.shared`, used by all its workers and their threads; where
-workers have processes of their own each has a `HubStore`, which keeps everything at the hub.
-torch's own stores wait in C++, where nothing can interrupt them; here a worker waits as it does for
-everything else.
+workers have processes of their own each has a `CoordinatorStore`, which keeps everything at the
+coordinator. torch's own stores wait in C++, where nothing can interrupt them; here a worker waits
+as it does for everything else.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.distributed.distributed_c10d
 from ...runtime.errors import CollectiveError, WaitTimeoutError
 from ...runtime.interruptible import TICK
 from ...runtime.worker import Worker, current_worker_or_none
-from ..choose import has_hub
+from ..choose import has_coordinator
 
 _Store: Any = torch.distributed.distributed_c10d.Store  # its trampoline has no types
 _STORE = "discolab.ccl.distributed.store"
@@ -157,14 +157,14 @@ class SessionStore(_Store):  # type: ignore[misc] # Any, see above
             worker.wake()
 
 
-class HubStore(_Store):  # type: ignore[misc] # Any, see above
+class CoordinatorStore(_Store):  # type: ignore[misc] # Any, see above
     """A store for one of the workers of several processes; see `SessionStore` for the methods."""
 
     def __init__(self, worker: Worker) -> None:
-        from ..remote.spoke import spoke_of
+        from ..rendezvous.client import client_of
 
         super().__init__()
-        self._worker, self._spoke = worker, spoke_of(worker)
+        self._worker, self._client = worker, client_of(worker)
 
     def set(self, key: str, value: Any) -> None:
         """Store a value."""
@@ -216,7 +216,7 @@ class HubStore(_Store):  # type: ignore[misc] # Any, see above
         """That there are append, multi_get and multi_set."""
         return True
 
-    def clone(self) -> HubStore:
+    def clone(self) -> CoordinatorStore:
         """Itself: it may be used from any thread."""
         return self
 
@@ -246,7 +246,7 @@ class HubStore(_Store):  # type: ignore[misc] # Any, see above
     ) -> Any:
         worker = self._worker
         own = worker.thread_id == threading.get_ident()
-        return self._spoke.ask(
+        return self._client.ask(
             "store", worker.executed if own else -1, "store", what, *args,
             what=words, timeout=timeout,
         )  # fmt: skip
@@ -256,7 +256,7 @@ def store_of(worker: Worker) -> Any:
     """The store of a worker's session."""
     store: Any = worker.shared.get(_STORE)
     if store is None:
-        made = HubStore(worker) if has_hub(worker) else SessionStore()
+        made = CoordinatorStore(worker) if has_coordinator(worker) else SessionStore()
         store = worker.shared.setdefault(_STORE, made)
     return store
 

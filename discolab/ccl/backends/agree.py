@@ -1,0 +1,91 @@
+"""What the workers of several processes tell each other before they choose a backend."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ...runtime.worker import Worker
+from ..board.diagnosis import call_site
+from ..call import Call, Signature
+from ..groups import Group
+from ..rendezvous.remote import Job
+from . import remote_mpi
+from .remote_gloo import RemoteGlooBackend
+
+_BOOT = "/proc/sys/kernel/random/boot_id"
+
+
+class Fellow(NamedTuple):
+    """What one worker tells: its device, the machine that it is on, its GPU's own name, and, where
+    "mpi" is asked for, its `remote_mpi.Standing`.
+    """
+
+    rank: int
+    device: str
+    machine: str
+    gpu: str
+    nccl: bool
+    mpi: Sequence[Any] = ()
+
+
+def agree(backend: RemoteGlooBackend, worker: Worker, members: Group, name: str) -> list[Fellow]:
+    """Meet all workers, who must ask for the same; what they tell, by rank.
+
+    Raises
+    ------
+    CollectiveError
+        If they ask for different backends.
+    """
+    told = json.dumps(_fellow(worker, name))
+    return [
+        Fellow(*json.loads(one)) for one in exchange(backend, worker, members, repr(name), told)
+    ]
+
+
+def exchange(
+    backend: RemoteGlooBackend, worker: Worker, members: Group, about: str, told: str
+) -> list[str]:
+    """Meet all workers; what each tells, by rank.
+
+    Raises
+    ------
+    CollectiveError
+        If it is `about` something else for one of them.
+    """
+    call = Call("init_ccl", worker, members, Signature(f"init_ccl({about})"), call_site(worker))
+    gathering = _Gathering()
+    backend.join(call, gathering, told.encode()).wait()
+    return [bytes(one).decode() for one in gathering.given]
+
+
+def _fellow(worker: Worker, name: str) -> Fellow:
+    gpu = ""
+    if worker.device.type == "cuda":
+        gpu = str(getattr(torch.cuda.get_device_properties(worker.device), "uuid", worker.device))
+    nccl = torch.distributed.is_nccl_available()
+    own = remote_mpi.standing(worker) if name == "mpi" else ()
+    return Fellow(worker.worker_id, str(worker.device), machine(), gpu, nccl, own)
+
+
+def machine() -> str:
+    """The same in all processes of one machine, and different on another one."""
+    try:
+        with open(_BOOT, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+class _Gathering(Job):
+    """A collective of a few bytes."""
+
+    given: Sequence[bytes] = ()
+
+    def absorb(self, given: Sequence[bytes]) -> None:
+        """See `Job`."""
+        self.given = given

@@ -1,0 +1,389 @@
+"""What one member does in a collective over a process group, step by step. No state.
+
+A program is a generator: it yields each `Step`, is resumed when that is done, and returns what
+writes the results that are not yet where they belong. All members yield steps of the same kinds in
+the same order. Tensors are given and taken where they lie: nothing is packed but several for one
+member, strided ones, and what would be overwritten while it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from .. import moves
+from ..pattern import LIKE_BY_LIKE, Job, Pattern
+from . import wire
+from .jobs import perform
+
+Tensor = torch.Tensor
+Tensors = Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exchange:
+    """Give and take contiguous bytes: pairs of a member's place and a tensor.
+
+    With `later` it is only begun; an `Await` follows.
+    """
+
+    gives: list[tuple[int, Tensor]]
+    takes: list[tuple[int, Tensor]]
+    later: bool = field(default=False, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    """Wait until an exchange is over that was begun before."""
+
+    exchange: Exchange
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Copy `data` of `root` to all."""
+
+    data: Tensor
+    root: int
+
+
+@dataclass(frozen=True, slots=True)
+class AddUp:
+    """Reduce everybody's `data` in place with the library: for two members, in any order."""
+
+    data: Tensor
+    op: str
+
+
+Step = Exchange | Await | Spread | AddUp
+Finish = Callable[[], None]
+Steps = Generator[Step, None, Finish]
+Room = Callable[[int], Tensor]
+
+
+def new_room(size: int) -> Tensor:
+    """So many bytes."""
+    return torch.empty(size, dtype=torch.uint8)
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """A contiguous tensor as uint8 of one dimension; no copy."""
+    if tensor.numel() == 1:  # it may have any stride and count as contiguous
+        tensor = tensor.as_strided((1,), (1,))
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def whole(tensors: Tensors) -> Tensor:
+    """Tensors as contiguous bytes; a single contiguous one as it lies."""
+    if len(tensors) == 1 and _plain(tensors[0]) and tensors[0].numel():
+        return as_bytes(tensors[0])
+    return wire.pack_bytes(tensors, torch.device("cpu"))
+
+
+def flat(tensors: Tensors) -> Tensor:
+    """Tensors of one dtype as a contiguous one of one dimension; a single one as it lies."""
+    return whole(tensors).view(tensors[0].dtype)
+
+
+def typed(data: Tensor, like: Tensor) -> Tensor:
+    """Bytes as elements of another tensor's dtype."""
+    return data if data.dtype is like.dtype else data.view(like.dtype)
+
+
+def room_for(targets: Tensors) -> tuple[Tensor, bool]:
+    """Contiguous bytes to be written for some outputs, and whether they must be copied there."""
+    if len(targets) == 1 and _plain(targets[0]) and targets[0].numel():
+        return as_bytes(targets[0]), False
+    size = sum(target.nbytes for target in targets)
+    return torch.empty(size, dtype=torch.uint8), True
+
+
+def rows_of(more: Room, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Memory for tensors in rows."""
+    size = like.itemsize
+    for length in shape:
+        size *= length
+    return more(size)[:size].view(like.dtype).view(shape)
+
+
+def unharmed(srcs: Tensors, outs: Tensors, own: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """The sources; copies of those that an output would overwrite while they are read.
+
+    `own` are pairs of a source and an output, by their places, that may be the same memory.
+    """
+    spans = [moves.span(out) for out in outs]
+    found = []
+    for place, src in enumerate(srcs):
+        low, high = mine = moves.span(src)
+        hit = any(
+            first < high and low < last and not ((first, last) == mine and (place, to) in own)
+            for to, (first, last) in enumerate(spans)
+        )
+        found.append(src.clone() if hit else src)
+    return found
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether two flat tensors are the same memory."""
+    return a.data_ptr() == b.data_ptr()
+
+
+def _plain(tensor: Tensor) -> bool:
+    """Whether it is memory as it stands."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+PART = 4 << 20  # bytes of a block that one member reduces
+SCRATCH = 32 << 20  # bytes that the parts of all members may take, of two blocks
+SMALL = 2 << 20  # bytes of all members up to which everybody gets everything and reduces it all
+
+_ORDER_FREE = (torch.float32, torch.float64, torch.int32, torch.int64)
+
+
+def reduction(pattern: Pattern, me: int, srcs: Tensors, outs: Tensors, more: Room) -> Steps:
+    """Reduce what has one dtype at a time; several such tensors as one."""
+    n, rows = pattern.members, pattern.kind != LIKE_BY_LIKE
+    likes = [srcs[k * n] for k in range(pattern.count)] if rows else srcs
+    by_dtype: dict[torch.dtype, list[int]] = {}
+    for k, like in enumerate(likes):
+        by_dtype.setdefault(like.dtype, []).append(k)
+    late: list[tuple[Tensor, Tensors]] = []
+    for places in by_dtype.values():
+        targets = [outs[k] for k in places] if outs else []
+        room, scattered = room_for(targets) if targets else (None, False)
+        if rows:
+            assert room is not None
+            parts = [flat([srcs[k * n + i] for k in places]) for i in range(n)]
+            parts = unharmed(parts, [room], [(me, 0)])
+            yield from _parts(pattern, me, parts, typed(room, parts[0]), more)
+        else:
+            src = flat([srcs[k] for k in places])
+            out = None if room is None else typed(room, src)
+            if out is not None and not same(src, out):
+                (src,) = unharmed([src], [out], [])
+            yield from _whole(pattern, me, src, out, more)
+        if scattered:
+            assert room is not None
+            late.append((room, targets))
+    return _writing(late)
+
+
+def _writing(late: Sequence[tuple[Tensor, Tensors]]) -> Finish:
+    def finish() -> None:
+        for room, targets in late:
+            wire.unpack_bytes(room, targets)
+
+    return finish
+
+
+def _parts(
+    pattern: Pattern, me: int, parts: Sequence[Tensor], out: Tensor, more: Room
+) -> Iterator[Step]:
+    """Every member gives its part for each."""
+    n = pattern.members
+    length = max(1, min(PART, SCRATCH // (2 * n)) // out.itemsize)
+    rooms = rows_of(more, (2, n, min(length, len(out))), out)
+
+    def rows(block: int) -> list[Tensor]:
+        size = len(out[block * length : (block + 1) * length])
+        found = [rooms[block % 2, i, :size] for i in range(n)]
+        found[me] = parts[me][block * length : (block + 1) * length]
+        return found
+
+    def begin(block: int) -> Exchange:
+        pieces = [part[block * length : (block + 1) * length] for part in parts]
+        return _exchange(me, dict(enumerate(pieces)), dict(enumerate(rows(block))))
+
+    def reduce(block: int) -> None:
+        piece = out[block * length : (block + 1) * length]
+        _combine(piece, rows(block), pattern.reduction)
+
+    yield from _pipelined(-(-len(out) // length), begin, reduce)
+
+
+def _whole(
+    pattern: Pattern, me: int, src: Tensor, out: Tensor | None, more: Room
+) -> Iterator[Step]:
+    """Everybody's whole tensor into one; `out` is None on who does not get it."""
+    n = pattern.members
+    if src.nbytes * n <= SMALL:
+        yield from _at_once(pattern, me, src, out)
+        return
+    if n == 2 and out is not None and pattern.taker is None and _any_order(src, pattern.reduction):
+        yield from _added_up(src, out, str(pattern.reduction))
+        return
+    part = max(1, min(PART, SCRATCH // (2 * n)) // src.itemsize)
+    length = min(part, -(-len(src) // n)) * n  # of a block, but for the last one
+    results = int(out is None)  # which then have rows of their own
+    rooms = rows_of(more, (2, n + results, length // n), src)
+
+    def cut(tensor: Tensor, block: int) -> list[Tensor]:
+        """A block in parts, one for each member."""
+        piece = tensor[block * length : (block + 1) * length]
+        size = -(-len(piece) // n)
+        return [piece[i * size : (i + 1) * size] for i in range(n)]
+
+    def rows(block: int) -> list[Tensor]:
+        mine = cut(src, block)[me]
+        found = [rooms[block % 2, i, : len(mine)] for i in range(n)]
+        found[me] = mine
+        return found
+
+    def total(block: int) -> Tensor:
+        if out is not None:
+            return cut(out, block)[me]
+        return rooms[block % 2, n, : len(cut(src, block)[me])]
+
+    def begin(block: int) -> Exchange:
+        return _exchange(me, dict(enumerate(cut(src, block))), dict(enumerate(rows(block))))
+
+    def reduce(block: int) -> Exchange:
+        _combine(total(block), rows(block), pattern.reduction)
+        gives = {i: total(block) for i in pattern.takers}
+        takes = {} if out is None else dict(enumerate(cut(out, block)))
+        return _exchange(me, gives, takes)
+
+    yield from _pipelined(-(-len(src) // length), begin, reduce)
+
+
+def _pipelined(
+    blocks: int, begin: Callable[[int], Exchange], reduce: Callable[[int], Exchange | None]
+) -> Iterator[Step]:
+    """The exchange of each block is under way while the one before is reduced.
+
+    `reduce` gives what is to be exchanged then, if anything.
+    """
+    coming = begin(0) if blocks else None
+    going: list[Exchange] = []
+    if coming is not None:
+        yield coming
+    for block in range(blocks):
+        here, coming = coming, begin(block + 1) if block + 1 < blocks else None
+        if coming is not None:
+            yield coming
+        assert here is not None
+        yield Await(here)
+        if len(going) > 1:  # its memory is used again
+            yield Await(going.pop(0))
+        result = reduce(block)
+        if result is not None:
+            yield result
+            going.append(result)
+    for exchange in going:
+        yield Await(exchange)
+
+
+def _at_once(pattern: Pattern, me: int, src: Tensor, out: Tensor | None) -> Iterator[Step]:
+    """Everybody gives all that it has to all who want it."""
+    rows = [torch.empty_like(src) for _ in range(pattern.members)] if out is not None else []
+    exchange = _exchange(me, dict.fromkeys(pattern.takers, src), dict(enumerate(rows)))
+    yield exchange
+    yield Await(exchange)
+    if out is not None:
+        rows[me] = src
+        _combine(out, rows, pattern.reduction)
+
+
+def _added_up(src: Tensor, out: Tensor, name: str) -> Iterator[Step]:
+    """For two members: the library's own sum is ours, bit by bit."""
+    if not same(out, src):
+        out.copy_(src)
+    yield AddUp(out, "sum" if name == "avg" else name)
+    if name == "avg":
+        out.div_(2)
+
+
+def _any_order(like: Tensor, name: str | None) -> bool:
+    names = ("sum", "avg", "prod") if like.dtype.is_floating_point else ("sum", "prod")
+    return like.dtype in _ORDER_FREE and name in names
+
+
+def _exchange(me: int, gives: dict[int, Tensor], takes: dict[int, Tensor]) -> Exchange:
+    """With all but oneself."""
+    return Exchange(
+        [(to, as_bytes(tensor)) for to, tensor in gives.items() if to != me],
+        [(of, as_bytes(room)) for of, room in takes.items() if of != me],
+        later=True,
+    )
+
+
+def _combine(out: Tensor, sources: list[Tensor], name: str | None) -> None:
+    chunks = perform([Job([out], sources)], name)
+    if chunks is not None:
+        chunks.work()
+
+
+SPREAD = 256 << 10  # bytes from which a broadcast goes from member to member
+
+
+def program(
+    pattern: Pattern, me: int, srcs: Tensors, outs: Tensors, room: Room = new_room
+) -> Steps:
+    """The steps of one member; `room` gives memory that nobody needs once they are done."""
+    if pattern.reduction is not None:
+        return reduction(pattern, me, srcs, outs, room)
+    spread = pattern.kind == LIKE_BY_LIKE and pattern.members > 2
+    if spread and sum(out.nbytes for out in outs) > SPREAD:  # these all members have
+        return _spread(pattern, me, srcs, outs)
+    return _copy(pattern, me, srcs, outs)
+
+
+def alone(steps: Steps) -> None:
+    """The program of a group of one, in which there is nobody to exchange anything with."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            end.value()
+            return
+
+
+def _copy(pattern: Pattern, me: int, srcs: Tensors, outs: Tensors) -> Steps:
+    """Everything from where it is to where it belongs."""
+    own = []
+    if pattern.giver in (None, me) and pattern.taker in (None, me):
+        own = list(zip(pattern.gives(me), pattern.takes(me), strict=True))
+    srcs = unharmed(srcs, outs, own)
+    gives, takes, late = [], [], []
+    if pattern.giver in (None, me):
+        same: Tensor | None = None
+        for to in pattern.takers:
+            if to != me:
+                if same is None or not pattern.same_for_all:
+                    same = whole([srcs[k] for k in pattern.gives(to)])
+                gives.append((to, same))
+    if pattern.taker in (None, me):
+        for of in pattern.givers:
+            targets = [outs[k] for k in pattern.takes(of)]
+            if of == me:
+                moves.move_all([(outs[to], srcs[k]) for k, to in own])
+            else:
+                room, scattered = room_for(targets)
+                takes.append((of, room))
+                if scattered:
+                    late.append((room, targets))
+    yield Exchange(gives, takes)
+
+    def finish() -> None:
+        for room, targets in late:
+            wire.unpack_bytes(room, targets)
+
+    return finish
+
+
+def _spread(pattern: Pattern, me: int, srcs: Tensors, outs: Tensors) -> Steps:
+    """A broadcast of something large."""
+    assert pattern.giver is not None
+    if me == pattern.giver:
+        moves.move_all(list(zip(outs, srcs, strict=True)))
+        yield Spread(whole(outs), me)
+        return _nothing
+    room, scattered = room_for(outs)
+    yield Spread(room, pattern.giver)
+    return (lambda: wire.unpack_bytes(room, outs)) if scattered else _nothing
+
+
+def _nothing() -> None:
+    """All is where it belongs."""

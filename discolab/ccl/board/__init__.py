@@ -1,0 +1,1 @@
+"""What is known of the collectives of a session: pure state, and what can be concluded from it."""

@@ -1,0 +1,369 @@
+"""Collectives of workers in several processes: who has come, and what all are told then.
+
+Pure state, under the coordinator's lock. A collective to which all have come is over at once if
+what its members give went with their calls, and so goes to all with the word that they may go on;
+or the members do it over a process group, and say when they have.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ...runtime.errors import CollectiveAborted, CollectiveError
+from ..board import diagnosis
+from ..board.ledger import Ledger
+from ..board.peers import Peer
+from ..board.rendezvous import RUNNING, Board, Contribution, PendingCollective
+from ..call import FAILED, Call
+from ..groups import Group
+from . import protocol
+from .protocol import Like
+
+MOST = 32
+
+Ranks = tuple[int, ...]
+
+
+class GroupHandle:
+    """`uses` counts what goes over it now."""
+
+    __slots__ = ("number", "ranks", "tags", "uses")
+
+    def __init__(self, ranks: Ranks, number: int) -> None:
+        self.ranks, self.number = ranks, number
+        self.tags: set[str] = set()
+        self.uses = 0
+
+
+class GroupHandles:
+    """The process groups of one session.
+
+    Parameters
+    ----------
+    tell
+        Says something to a worker.
+    forget
+        Forgets the keys that begin so, with which the ends of a process group have found each
+        other.
+    """
+
+    def __init__(
+        self, tell: Callable[[int, tuple[object, ...]], None], forget: Callable[[str], None]
+    ) -> None:
+        self._tell, self._forget = tell, forget
+        self._numbers = itertools.count(1)
+        self._kept: dict[Ranks, GroupHandle] = {}  # the least recently used first
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def take(self, ranks: Ranks, tag: str = "") -> GroupHandle:
+        """The process group between these workers, for one use that ends with `give_back`."""
+        handle = self._kept.pop(ranks, None)
+        if handle is None:
+            self._make_room()
+            handle = GroupHandle(ranks, next(self._numbers))
+        self._kept[ranks] = handle
+        handle.tags.add(tag)
+        handle.uses += 1
+        return handle
+
+    def give_back(self, handle: GroupHandle) -> None:
+        """One use is over, and all members have done their part of it."""
+        handle.uses -= 1
+
+    def drop(self, handle: GroupHandle) -> None:
+        """Something went wrong on it: nobody knows what is still on its way there."""
+        if self._kept.get(handle.ranks) is handle:
+            del self._kept[handle.ranks]
+            self._forget(f"{handle.number}/")
+            for rank in handle.ranks:
+                self._tell(rank, (protocol.CLOSE, 0, handle.ranks, handle.number))
+
+    def forget(self, ranks: Ranks, tag: str) -> None:
+        """A group will not be used again."""
+        handle = self._kept.get(ranks)
+        if handle is not None:
+            handle.tags.discard(tag)
+            if not handle.tags:
+                self.drop(handle)
+
+    def leave(self, rank: int) -> None:
+        """A worker uses no process group any more."""
+        self._drop_all(handle for handle in self._kept.values() if rank in handle.ranks)
+
+    def _drop_all(self, handles: Iterable[GroupHandle]) -> None:
+        for handle in list(handles):
+            self.drop(handle)
+
+    def _make_room(self) -> None:
+        while len(self._kept) >= MOST:
+            idle = next((handle for handle in self._kept.values() if handle.uses == 0), None)
+            if idle is None:
+                return
+            self.drop(idle)
+
+
+Data = bytes | tuple[bytes, ...] | None
+"""What a member gives, if small enough to go along: the same for all, or a part for each."""
+
+
+class RemoteCall(Call):
+    """One call; see `Call`.
+
+    Attributes
+    ----------
+    seq
+        The number that its worker has given to it.
+    data
+        What it gives; None: too much to go through the coordinator.
+    waits_since
+        When its worker began to wait for it; 0.0: it does not.
+    over
+        Whether the worker has done its part.
+    """
+
+    __slots__ = ("data", "handle", "over", "seq", "told_missing", "waits_since")
+
+    def __init__(
+        self,
+        worker: Any,
+        seq: int,
+        ordinal: int,
+        name: str,
+        group: Group,
+        signature: protocol.WireSignature,
+        site: protocol.WireSite,
+        timeout: float | None,
+        flags: int,
+    ) -> None:
+        asynchronous = bool(flags & protocol.ASYNCHRONOUS)
+        super().__init__(
+            name, worker, group, protocol.signature_in(signature), protocol.site_in(site), timeout,
+            asynchronous,
+        )  # fmt: skip
+        self.ordinal, self.seq = ordinal, seq
+        self.patient = bool(flags & protocol.PATIENT)
+        self.data: Data = None
+        self.handle: GroupHandle | None = None
+        self.over = False
+        self.told_missing: tuple[int, ...] = ()
+        self.waits_since = 0.0
+
+    def wait(self) -> None:
+        """Its worker waits for it from now on."""
+        self.waits_since = time.monotonic()
+
+
+Tell = Callable[[int, tuple[Any, ...]], None]
+
+GRACE = 0.3  # seconds from what a library says to what we say: a better reason may be on its way
+
+
+class Collectives:
+    """The collectives of one session."""
+
+    def __init__(
+        self,
+        board: Board,
+        peers: Mapping[int, Peer],
+        ledger: Ledger,
+        handles: GroupHandles,
+        tell: Tell,
+    ) -> None:
+        self._board, self._peers, self._ledger = board, peers, ledger
+        self._handles, self._tell = handles, tell
+        self._of: dict[tuple[int, int], PendingCollective] = {}  # by rank and number of the call
+        self._handle_of: dict[int, GroupHandle] = {}  # by the id of a collective that uses one
+        self._broken: list[tuple[float, PendingCollective, str]] = []
+
+    def join(
+        self,
+        rank: int,
+        seq: int,
+        ordinal: int,
+        number: int,
+        ranks: tuple[int, ...],
+        tag: str,
+        name: str,
+        signature: protocol.WireSignature,
+        site: protocol.WireSite,
+        timeout: float | None,
+        flags: int,
+        parts: tuple[Any, Any] | None,
+        data: Data,
+    ) -> None:
+        """A worker calls a collective; see protocol.py."""
+        board, worker = self._board, self._peers[rank]
+        group = Group(ranks, tag)
+        call = RemoteCall(worker, seq, ordinal, name, group, signature, site, timeout, flags)
+        call.number, call.data = number, data
+        self._ledger.enter(call)
+        if ordinal < board.cut:
+            call.close(FAILED)
+            text = f"{call.signature.op} in {group} was ended by an interrupt"
+            self._tell(rank, (protocol.FAIL, seq, True, text))
+            return
+        contribution = (
+            Contribution(call, *_likes(parts)) if parts is not None else Contribution(call)
+        )
+        collective = board.join(contribution)
+        self._of[rank, seq] = collective
+        if not call.asynchronous:
+            call.wait()
+        if number == 0 and len(board.open) > 1:
+            diagnosis.abandon(board, worker)
+        if collective.state is RUNNING:
+            self._all_there(collective, worker)
+        elif collective.state is FAILED and (rank, seq) in self._of:  # had failed before
+            self.told(collective, rank)
+
+    def _all_there(self, collective: PendingCollective, worker: Peer) -> None:
+        text = diagnosis.disagreement(self._board, collective, worker)
+        gone = [rank for rank in collective.group.ranks if self._peers[rank].ended]
+        if text is not None or gone:
+            self._board.fail(collective, CollectiveError, text or self.account(collective, worker))
+            return
+        calls = [_call(collective, rank) for rank in collective.group.ranks]
+        if any(call.data is None for call in calls):
+            self._run(collective, calls)
+        else:
+            self._go(collective, calls)
+
+    def account(self, collective: PendingCollective, worker: Peer) -> str:
+        """That it can't complete, and what each member did."""
+        return f"{collective.title()} can't complete" + diagnosis.account(
+            self._board, collective, worker
+        )
+
+    def _go(self, collective: PendingCollective, calls: list[RemoteCall]) -> None:
+        """What all give is there: give it to all."""
+        self._finish(collective)
+        common = all(type(call.data) is bytes for call in calls)
+        given: Any = tuple([call.data for call in calls])
+        empty = common and not any(given)
+        for place, call in enumerate(calls):
+            mine: Any = () if empty else given
+            if not common:
+                mine = tuple([one[place] if type(one) is tuple else one for one in given])
+            self._tell(call.rank, (protocol.GO, call.seq, mine))
+        for call in calls:
+            call.data = None
+
+    def _run(self, collective: PendingCollective, calls: list[RemoteCall]) -> None:
+        """Have the members do it over a process group."""
+        collective.abroad = True
+        handle = self._handles.take(collective.group.ranks, collective.group.tag)
+        self._handle_of[id(collective)] = handle
+        for call in calls:
+            call.data = None
+            self._tell(call.rank, (protocol.RUN, call.seq, handle.number))
+
+    def _finish(self, collective: PendingCollective) -> None:
+        self._board.finish(collective)
+        for rank in collective.group.ranks:
+            self._of.pop((rank, _call(collective, rank).seq), None)
+            self._board.rest(rank, collective)
+
+    # -- what members say later ------------------------------------------------------------------
+
+    def wait(self, rank: int, seq: int, patient: bool) -> None:
+        """A worker waits for what it has started before."""
+        collective = self._of.get((rank, seq))
+        if collective is not None:
+            call = _call(collective, rank)
+            call.patient |= patient
+            call.wait()
+            self._board.waiting[rank] = collective
+
+    def over(self, rank: int, seq: int) -> None:
+        """A member has done its part over a process group."""
+        collective = self._of.get((rank, seq))
+        if collective is None:
+            return
+        _call(collective, rank).over = True
+        self._board.rest(rank, collective)
+        if all(_call(collective, member).over for member in collective.group.ranks):
+            self._handles.give_back(self._handle_of.pop(id(collective)))
+            self._finish(collective)
+
+    def broken(self, rank: int, seq: int, text: str) -> None:
+        """A library could not do a member's part."""
+        collective = self._of.get((rank, seq))
+        if collective is not None and not any(one is collective for _, one, _ in self._broken):
+            self._broken.append((time.monotonic() + GRACE, collective, text))
+
+    def left(self, rank: int, seq: int, why: str) -> None:
+        """A member does not wait any more, and will not do its part."""
+        collective = self._of.get((rank, seq))
+        if collective is not None:
+            text = f"{collective} was left by worker {rank}: {why}"
+            self._board.fail(collective, CollectiveAborted, text)
+
+    def collective_of(self, rank: int, seq: int) -> PendingCollective | None:
+        """What a worker's call takes part in, while it is not over."""
+        return self._of.get((rank, seq))
+
+    # -- ends --------------------------------------------------------------------------------------
+
+    def told(self, collective: PendingCollective, only: int | None = None) -> None:
+        """Say to the members that have come, or to one of them, that it has failed."""
+        assert collective.error is not None
+        kind, text = collective.error
+        for rank in collective.members():
+            if only is not None and rank != only:
+                continue
+            call = _call(collective, rank)
+            call.data = None
+            self._board.rest(rank, collective)
+            if self._of.pop((rank, call.seq), None) is not None and not call.over:
+                aborted = issubclass(kind, CollectiveAborted)
+                self._tell(rank, (protocol.FAIL, call.seq, aborted, text))
+        handle = self._handle_of.pop(id(collective), None)
+        if handle is not None:
+            self._handles.drop(handle)
+
+    def cut(self, ordinal: int) -> None:
+        """An interrupt has ended what is from before `ordinal`."""
+        for collective in self._of_before(ordinal):
+            self._board.fail(
+                collective, CollectiveAborted, f"{collective.title()} was ended by an interrupt"
+            )
+
+    def lost(self, rank: int) -> None:
+        """A worker is no more: what it took part in over a process group can't complete."""
+        for collective in {id(one): one for one in self._of.values()}.values():
+            call = collective.call_of(rank)
+            if collective.state is RUNNING and isinstance(call, RemoteCall) and not call.over:
+                text = self.account(collective, self._peers[rank])
+                self._board.fail(collective, CollectiveError, text)
+
+    def due(self) -> float | None:
+        """When `look` has something to do."""
+        return self._broken[0][0] if self._broken else None
+
+    def look(self, now: float) -> None:
+        """Fail what a library could not do."""
+        due = [entry for entry in self._broken if entry[0] <= now]
+        self._broken = [entry for entry in self._broken if entry[0] > now]
+        for _, collective, text in due:
+            self._board.fail(collective, CollectiveError, f"{collective.title()} failed in {text}")
+
+    def _of_before(self, ordinal: int) -> list[PendingCollective]:
+        found = {id(one): one for one in self._of.values() if one.ordinal < ordinal}
+        return list(found.values())
+
+
+def _call(collective: PendingCollective, rank: int) -> RemoteCall:
+    call = collective.contributions[rank].call
+    assert isinstance(call, RemoteCall)
+    return call
+
+
+def _likes(parts: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Of an all-to-all: what its tensors are like, for they may be different on each member."""
+    srcs, outs = ([Like.of(kind) for kind in kinds] for kinds in parts)
+    return srcs, outs

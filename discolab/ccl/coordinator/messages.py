@@ -1,0 +1,257 @@
+"""Messages between workers in several processes, as the coordinator has them.
+
+Pure state, under the coordinator's lock. A small tensor goes with its message; a larger one stays
+where it was sent until somebody receives it, and comes then over a process group between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...runtime.errors import CollectiveAborted, CollectiveError
+from ..board import diagnosis
+from ..board.ledger import Ledger
+from ..board.messages import Message, Pair
+from ..board.peers import Peer
+from ..board.rendezvous import Board, Reception
+from ..call import DONE, FAILED
+from ..groups import Group
+from . import protocol
+from .collectives import GroupHandle, GroupHandles, RemoteCall, Tell
+from .protocol import Like
+
+
+@dataclass(slots=True, eq=False)
+class Letter(Message):
+    """A message; `data` is None while the sender holds it, as its `number`."""
+
+    sender: int = -1
+    number: int = 0
+    data: bytes | None = None
+    tell: Tell | None = None
+
+    def drop(self) -> None:
+        """See `Message`."""
+        if self.data is None and self.tell is not None:
+            self.tell(self.sender, (protocol.DROP, 0, self.number))
+
+
+class Messages:
+    """What is sent and received in one session."""
+
+    def __init__(
+        self,
+        board: Board,
+        peers: Mapping[int, Peer],
+        ledger: Ledger,
+        handles: GroupHandles,
+        tell: Tell,
+    ) -> None:
+        self._board, self._peers, self._ledger = board, peers, ledger
+        self._handles, self._tell = handles, tell
+        # receptions that are not over, with where their messages may come from
+        self._calls: dict[tuple[int, int], tuple[RemoteCall, list[Pair]]] = {}
+        self._fetching: dict[tuple[int, int], tuple[RemoteCall, int, GroupHandle]] = {}
+
+    def send(
+        self,
+        rank: int,
+        number: int,
+        ordinal: int,
+        peer: int,
+        tag: str,
+        like: protocol.WireKind,
+        name: str,
+        signature: protocol.WireSignature,
+        site: protocol.WireSite,
+        flags: int,
+        data: bytes | None,
+    ) -> None:
+        """A worker sends a message."""
+        board = self._board
+        call = self._call(rank, number, ordinal, name, signature, site, None, flags)
+        call.close(DONE)
+        direct = bool(flags & protocol.DIRECT)
+        message = Letter(
+            Like.of(like), ordinal, call.site, (), direct, rank, number, data, self._tell
+        )
+        pair = (rank, peer, tag)
+        board.messages.put(pair, message, self._peers)
+        wait = board.waiting.get(peer)
+        if isinstance(wait, Reception) and pair in wait.pairs and not wait.error:
+            self._serve(wait)
+
+    def recv(
+        self,
+        rank: int,
+        seq: int,
+        ordinal: int,
+        peer: int | None,
+        tag: str,
+        name: str,
+        signature: protocol.WireSignature,
+        site: protocol.WireSite,
+        timeout: float | None,
+        flags: int,
+    ) -> None:
+        """A worker will receive a message; `TAKE` says when it waits for it."""
+        call = self._call(rank, seq, ordinal, name, signature, site, timeout, flags)
+        senders = [peer] if peer is not None else [r for r in call.group.ranks if r != rank]
+        self._calls[rank, seq] = call, [(sender, rank, tag) for sender in senders]
+
+    def take(self, rank: int, seq: int, patient: bool) -> None:
+        """A worker waits for a message now."""
+        found = self._calls.get((rank, seq))
+        if found is None:
+            return
+        call, pairs = found
+        if call.ordinal < self._board.cut:
+            self._failed(call, CollectiveAborted, f"{call.signature} was ended by an interrupt")
+            return
+        call.wait()
+        self._serve(Reception(self._board.messages, pairs, call, patient))
+
+    def _serve(self, wait: Reception) -> None:
+        """Give the oldest message that there is to who waits, or have it wait."""
+        board, call = self._board, wait.call
+        rank = call.rank
+        assert isinstance(call, RemoteCall)
+        for pair in wait.pairs:
+            try:
+                message = board.messages.take(pair, self._peers[rank].executed, self._peers)
+            except CollectiveError as exc:
+                board.rest(rank, wait)
+                self._failed(call, CollectiveError, str(exc))
+                return
+            if message is not None:
+                board.rest(rank, wait)
+                assert isinstance(message, Letter)
+                self._deliver(call, pair, message)
+                return
+        verdict = diagnosis.lost(board, wait, self._peers[rank])
+        if verdict is not None:
+            board.fail(wait, verdict.error, verdict.text)
+        else:
+            board.waiting[rank] = wait
+
+    def _deliver(self, call: RemoteCall, pair: Pair, message: Letter) -> None:
+        like = message.tensor
+        head = (call.seq, pair[0], protocol.kind_out(like), protocol.site_out(message.site))
+        fits = call.signature.takes(like.dtype, like.shape)
+        self._forget(call)
+        if not fits:
+            message.drop()
+            call.close(FAILED)
+            self._tell(call.rank, (protocol.MESSAGE, *head, b""))
+        elif message.data is not None:
+            call.close(DONE)
+            self._tell(call.rank, (protocol.MESSAGE, *head, message.data))
+        else:
+            handle = self._handles.take(tuple(sorted(pair[:2])))
+            self._fetching[call.rank, call.seq] = call, pair[0], handle
+            self._tell(pair[0], (protocol.GIVE, 0, message.number, call.rank, handle.number))
+            self._tell(call.rank, (protocol.FETCH, *head, handle.number))
+
+    def over(self, rank: int, seq: int) -> None:
+        """A message has come over a process group."""
+        found = self._fetching.pop((rank, seq), None)
+        if found is not None:
+            call, _, handle = found
+            call.close(DONE)
+            self._handles.give_back(handle)
+
+    def broken(self, rank: int, seq: int, text: str) -> None:
+        """A message could not come over a process group."""
+        found = self._fetching.pop((rank, seq), None)
+        if found is not None:
+            call, sender, handle = found
+            self._handles.drop(handle)
+            gone = self._peers[sender].ended
+            why = f"worker {sender} has died" if gone else text
+            self._failed(call, CollectiveError, f"{call.signature} failed: {why}")
+
+    def left(self, rank: int, seq: int, why: str) -> None:
+        """A worker does not receive what it wanted to."""
+        found = self._calls.get((rank, seq))
+        if found is not None:
+            call = found[0]
+            wait = self._board.waiting.get(rank)
+            if isinstance(wait, Reception) and wait.call is call:
+                self._board.rest(rank, wait)
+            call.close(FAILED)
+            self._forget(call)
+        self.broken(rank, seq, why)
+
+    def reception_of(self, rank: int, seq: int) -> Reception | None:
+        """The wait of a worker for a message."""
+        wait = self._board.waiting.get(rank)
+        if (
+            isinstance(wait, Reception)
+            and isinstance(wait.call, RemoteCall)
+            and wait.call.seq == seq
+        ):
+            return wait
+        return None
+
+    def available(self, rank: int, seq: int, ahead: int) -> bool:
+        """Whether so many messages are there for a reception, or none can come."""
+        found = self._calls.get((rank, seq))
+        if found is None:
+            return True
+        call, pairs = found
+        messages = self._board.messages
+        messages.purge(self._peers)
+        if sum(messages.count(pair) for pair in pairs) >= ahead:
+            return True
+        wait = Reception(messages, pairs, call)
+        return diagnosis.lost(self._board, wait, self._peers[rank]) is not None
+
+    def told(self, wait: Reception) -> None:
+        """Say to a receiver that its wait has failed."""
+        assert wait.error is not None and isinstance(wait.call, RemoteCall)
+        self._board.rest(wait.call.rank, wait)
+        self._failed(wait.call, *wait.error)
+
+    def lost(self, rank: int) -> None:
+        """A worker is no more: what it was sending or receiving over a process group won't come."""
+        for receiver, seq in [
+            key for key, (_, sender, _) in self._fetching.items() if rank in (key[0], sender)
+        ]:
+            self.broken(receiver, seq, f"worker {rank} has died")
+
+    def cut(self, ordinal: int) -> None:
+        """An interrupt has ended what is from before `ordinal`."""
+        for key, (call, _, handle) in list(self._fetching.items()):
+            if call.ordinal < ordinal:
+                del self._fetching[key]
+                self._handles.drop(handle)
+        for call in [call for call, _ in self._calls.values() if call.ordinal < ordinal]:
+            self._forget(call)
+
+    def _failed(self, call: RemoteCall, kind: type[CollectiveError], text: str) -> None:
+        call.close(FAILED)
+        self._forget(call)
+        aborted = issubclass(kind, CollectiveAborted)
+        self._tell(call.rank, (protocol.FAIL, call.seq, aborted, text))
+
+    def _forget(self, call: RemoteCall) -> None:
+        self._calls.pop((call.rank, call.seq), None)
+
+    def _call(
+        self,
+        rank: int,
+        seq: int,
+        ordinal: int,
+        name: str,
+        signature: protocol.WireSignature,
+        site: protocol.WireSite,
+        timeout: float | None,
+        flags: int,
+    ) -> RemoteCall:
+        everybody = Group(tuple(self._peers))
+        call = RemoteCall(
+            self._peers[rank], seq, ordinal, name, everybody, signature, site, timeout, flags
+        )
+        self._ledger.enter(call)
+        return call

@@ -1,0 +1,183 @@
+"""A worker's way to the coordinator: what it says, and what it is told.
+
+A `CoordinatorClient` belongs to one worker and lies in its `shared`. It is told things on the
+link's thread; each is for an `Entry`, by the number that the client gave to it, or, with number 0,
+for whoever listens to that word.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ...runtime.errors import SessionError, WaitTimeoutError
+from ...runtime.interruptible import TICK
+from ...runtime.worker import Worker
+from ..coordinator import protocol
+
+SERVICE = "ccl"
+_CLIENT = "discolab.ccl.client"
+
+
+class Entry(Protocol):
+    """What is told something by its number."""
+
+    def heard(self, word: str, *rest: Any) -> None:
+        """The coordinator has said something about it; on the link's thread, so be quick."""
+
+
+class CoordinatorClient:
+    """See the module."""
+
+    def __init__(self, worker: Worker) -> None:
+        assert worker.link is not None
+        self.worker = worker
+        self.link = worker.link
+        self._pid = os.getpid()
+        self._numbers = itertools.count(1)
+        self._entries: dict[int, Entry] = {}
+        self._listeners: dict[str, Callable[..., None]] = {}
+        self.link.listen(SERVICE, self._hear)
+
+    # -- saying ------------------------------------------------------------------------------------
+
+    def tell(self, word: str, *rest: Any) -> None:
+        """Say something to the coordinator; from any thread. No interrupt tears it.
+
+        Raises
+        ------
+        WorkerInterrupted
+            On the worker's own thread, while an interrupt is under way.
+        """
+        worker = self.worker
+        if os.getpid() != self._pid:
+            raise SessionError(
+                f"this process was forked in worker {worker.worker_id}; it takes no part in "
+                "collectives, and has no way to the other workers"
+            )
+        value = (word, worker.executed, worker.resumed_at, *rest)
+        if worker.thread_id == threading.get_ident() and not worker.ended:
+            with worker.held_back():
+                self.link.tell(SERVICE, value)
+        else:
+            self.link.tell(SERVICE, value)
+
+    def ask(
+        self,
+        word: str,
+        *rest: Any,
+        what: str = "the session",
+        timeout: float | None = None,
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> Any:
+        """Ask the coordinator; its answer. A worker waits for it as for everything else.
+
+        Parameters
+        ----------
+        timeout
+            Seconds; None: as long as the coordinator lives.
+        wanted
+            Whether somebody still wants the answer; asked on other threads than the worker's.
+
+        Raises
+        ------
+        WaitTimeoutError
+        SessionError
+            If nobody wants it any more.
+        """
+        worker, question = self.worker, _Question()
+        seq = self.enter(question)
+        own = worker.thread_id == threading.get_ident()
+        if own:
+            question.wake = worker.wake
+        try:
+            self.tell(word, seq, *rest)
+            if own:
+                worker.wait_for(question.answered, what, timeout, self.check)
+            else:
+                question.wait(what, timeout, wanted)
+            return question.answer[0]
+        except WaitTimeoutError:
+            self.tell(protocol.LEFT, seq, "timeout")
+            raise
+        finally:
+            self.leave(seq)
+
+    # -- being told --------------------------------------------------------------------------------
+
+    def enter(self, entry: Entry) -> int:
+        """A number for what will be told things."""
+        seq = next(self._numbers)
+        self._entries[seq] = entry
+        return seq
+
+    def leave(self, seq: int) -> None:
+        """Nothing more is to be told to it."""
+        self._entries.pop(seq, None)
+
+    def next_number(self) -> int:
+        """A number for what is told nothing."""
+        return next(self._numbers)
+
+    def listen(self, word: str, listener: Callable[..., None]) -> None:
+        """Have `listener` called with what comes for nobody in particular under this word."""
+        self._listeners[word] = listener
+
+    def _hear(self, value: Any) -> None:
+        word, seq, *rest = value
+        if seq:
+            entry = self._entries.get(seq)
+            if entry is not None:
+                entry.heard(word, *rest)
+        elif word in self._listeners:
+            self._listeners[word](*rest)
+
+    # -- waiting -----------------------------------------------------------------------------------
+
+    @property
+    def check(self) -> Callable[[], float | None] | None:
+        """For `Worker.wait_for`: worker 0 reminds the coordinator to look; nobody else might."""
+        return self._look if self.worker.worker_id == 0 else None
+
+    def _look(self) -> None:
+        self.tell(protocol.LOOK)
+
+
+class _Question:
+    """A question to the coordinator."""
+
+    def __init__(self) -> None:
+        self.answer: list[Any] = []
+        self._came = threading.Event()
+        self.wake: Callable[[], None] = self._came.set
+
+    def heard(self, word: str, *rest: Any) -> None:
+        """See `Entry`."""
+        self.answer.append(rest[0])
+        self._came.set()
+        self.wake()
+
+    def answered(self) -> bool:
+        """Whether it is."""
+        return bool(self.answer)
+
+    def wait(self, what: str, timeout: float | None, wanted: Callable[[], bool]) -> None:
+        """On a thread that is no worker's own."""
+        left = timeout if timeout is not None else float("inf")
+        while not self._came.wait(min(TICK, max(0.0, left))):
+            left -= TICK
+            if left <= 0:
+                raise WaitTimeoutError(f"gave up after {timeout:g} s waiting for {what}")
+            if not wanted():
+                raise SessionError(f"nobody waits for {what} any more")
+
+
+def client_of(worker: Worker) -> CoordinatorClient:
+    """The client of a worker whose session has a coordinator."""
+    found: CoordinatorClient | None = worker.shared.get(_CLIENT)
+    if found is None:
+        found = worker.shared.setdefault(_CLIENT, CoordinatorClient(worker))
+    return found

@@ -1,0 +1,316 @@
+"""Meeting and waiting: the threads around the board.
+
+Each member contributes its call and tensors on the session's `Board`. The last to arrive does the
+whole operation for all, or has its waiting fellows help, and wakes the others. While the
+operation waits or runs, the tensors in it belong to the board; a member that waits and leaves
+early (interrupt, timeout) fails it for all.
+
+Used by each backend whose workers share an address space: `local` does the operation itself,
+the others give it to a library once all members are there and agree.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ...runtime.errors import CollectiveAborted, CollectiveError, SessionError, WaitTimeoutError
+from ...runtime.worker import Worker
+from .. import moves
+from ..backend import BackendStatistics
+from ..board import diagnosis
+from ..board.rendezvous import (
+    RUNNING,
+    Board,
+    Chunks,
+    Contribution,
+    PendingCollective,
+    Reception,
+    Wait,
+)
+from ..call import DONE, Call
+from ..work import Work
+
+Execute = Callable[[PendingCollective, Sequence[Contribution]], "Chunks | None"]
+Tensors = Sequence[torch.Tensor]
+
+
+class LocalRendezvous:
+    """The board of a session, and how its workers wait there."""
+
+    def __init__(self, peers: Mapping[int, Worker]) -> None:
+        self.board = Board()
+        self.peers = peers
+
+    def start(self, call: Call, srcs: Tensors, outs: Tensors, execute: Execute) -> LocalWork:
+        """Post; the last one executes for all: at once, or by returning chunks to share.
+
+        If it sets ``collective.abroad``, somebody calls `finish` or `fail` later.
+        """
+        worker, board = call.worker, self.board
+        events = moves.posted(srcs, outs) if call.on_gpu else ()
+        contribution = Contribution(call, srcs, outs, events)
+        with board.lock:
+            collective = board.join(contribution)
+            if call.number == 0 and len(board.open) > 1:
+                diagnosis.abandon(board, worker)
+            mine = collective.state is RUNNING
+            if mine:
+                text = diagnosis.disagreement(board, collective, worker)
+                if text is not None:
+                    board.fail(collective, CollectiveError, text)
+        if mine:
+            if collective.error is None:
+                self._execute(collective, worker, execute)
+            self.wake(collective, worker)
+        return LocalWork(self, collective, contribution)
+
+    def _execute(self, collective: PendingCollective, worker: Worker, execute: Execute) -> None:
+        contributions = [collective.contributions[rank] for rank in collective.group.ranks]
+        on_gpu = collective.first.on_gpu
+        tensors = (
+            [t for contribution in contributions for t in (*contribution.srcs, *contribution.outs)]
+            if on_gpu
+            else []
+        )
+        try:
+            if on_gpu:
+                moves.enter(
+                    [event for contribution in contributions for event in contribution.events],
+                    tensors,
+                )
+            with torch.inference_mode():
+                chunks = execute(collective, contributions)
+            if collective.abroad:
+                return
+            if chunks is not None:
+                self._share(chunks, collective, worker)
+            if on_gpu:
+                collective.done = moves.posted(tensors)
+            with self.board.lock:
+                self.board.finish(collective)
+        except BaseException as exc:
+            text = (
+                f"{collective.title()} failed: {type(exc).__name__} on worker {worker.worker_id}, "
+                f"which did it for all: {exc}"
+            )
+            self._fail(collective, worker, text)
+            raise
+
+    def _share(self, chunks: Chunks, collective: PendingCollective, worker: Worker) -> None:
+        """Work on the chunks with as many of those that wait as the machine has cores for."""
+        collective.chunks = chunks
+        with self.board.lock:
+            waiting = [rank for rank, wait in self.board.waiting.items() if wait is collective]
+        for rank in waiting[: chunks.helpers()]:
+            worker.peers[rank].wake()
+        chunks.work()
+        if not chunks.finished():
+            self.wait(collective, worker, None, lambda: chunks.finished() or collective.settled())
+        if collective.error is not None:
+            raise collective.error[0](collective.error[1])
+
+    def help(self, collective: PendingCollective, worker: Worker) -> None:
+        """Work on the chunks of a collective that `worker` waits for."""
+        chunks = collective.chunks
+        assert chunks is not None
+        try:
+            chunks.work()
+        except BaseException as exc:
+            text = (
+                f"{collective.title()} failed: {type(exc).__name__} on worker {worker.worker_id}, "
+                f"which helped with it: {exc}"
+            )
+            self._fail(collective, worker, text)
+            raise
+        if chunks.finished():
+            worker.peers[collective.executor].wake()
+
+    def wait(
+        self,
+        wait: Wait,
+        worker: Worker,
+        timeout: float | None,
+        ready: Callable[[], bool] | None = None,
+    ) -> None:
+        """Wait until it is settled, or `ready()`; to leave earlier fails it for all."""
+
+        def check() -> float | None:
+            with self.board.lock:
+                verdict = diagnosis.judge(self.board, wait, worker)
+                if verdict is None:
+                    return diagnosis.SECOND_LOOK if wait.suspected is not None else None
+                for one in verdict.waits:
+                    self.board.fail(one, verdict.error, verdict.text)
+            for one in verdict.waits:
+                self.wake(one, worker)
+            return None
+
+        try:
+            worker.wait_for(ready or wait.settled, wait, timeout, check)
+        except WaitTimeoutError:
+            assert timeout is not None
+            self._give_up(wait, worker, timeout, check)
+        except BaseException as exc:
+            text = f"{wait} was left by worker {worker.worker_id}: {type(exc).__name__}"
+            self._fail(wait, worker, text)
+            raise
+
+    def finish(self, collective: PendingCollective) -> None:
+        """Say that a library has done what it was given; from any thread."""
+        with self.board.lock:
+            self.board.finish(collective)
+        self._wake_all(collective)
+
+    def fail(self, collective: PendingCollective, error: type[CollectiveError], text: str) -> None:
+        """Say that a library can't do what it was given; from any thread."""
+        with self.board.lock:
+            self.board.fail(collective, error, text)
+        self._wake_all(collective)
+
+    def _wake_all(self, collective: PendingCollective) -> None:
+        for rank in collective.group.ranks:
+            self.peers[rank].wake()
+
+    def enter(self, wait: Wait, rank: int) -> None:
+        """Say that a worker waits, before it calls `wait`."""
+        with self.board.lock:
+            self.board.waiting[rank] = wait
+
+    def rest(self, wait: Wait, rank: int) -> None:
+        """Say that a worker no longer waits."""
+        with self.board.lock:
+            self.board.rest(rank, wait)
+
+    def statistics(self, backend: str) -> BackendStatistics:
+        """What is on the board."""
+        board = self.board
+        with board.lock:
+            worker = next(iter(self.peers.values()))
+            board.refresh(worker)
+            diagnosis.abandon(board, worker)
+            board.sweep(self.peers)
+            held = [str(collective) for collective in board.open.values()]
+            held += [f"{m.title()} (failed)" for m in board.failed.values()]
+            receivers = [str(w) for w in board.waiting.values() if isinstance(w, Reception)]
+            return BackendStatistics(
+                backend, len(held), len(board.messages), tuple(held + receivers)
+            )
+
+    def look(self, collective: PendingCollective, call: Call) -> None:
+        """Fail a collective that can't complete, or whose deadline is over; never waits."""
+        worker = call.worker
+        if worker.thread_id != threading.get_ident():
+            return
+        with self.board.lock:
+            verdict = diagnosis.absent(self.board, collective, worker)
+            late = worker.clock.now() > call.due
+            if verdict is not None:
+                self.board.fail(collective, verdict.error, verdict.text)
+            elif late and collective.state is not RUNNING and not collective.settled():
+                text = diagnosis.gave_up(self.board, collective, worker, call.timeout or 0.0)
+                self.board.fail(collective, CollectiveAborted, text)
+        if collective.settled():
+            self.wake(collective, worker)
+
+    def _give_up(
+        self, wait: Wait, worker: Worker, timeout: float, check: Callable[[], float | None]
+    ) -> None:
+        """Raise for a timeout, unless the last member has come just now."""
+        with self.board.lock:
+            if wait.settled():
+                return
+            running = isinstance(wait, PendingCollective) and wait.state is RUNNING
+            if not running:
+                text = diagnosis.gave_up(self.board, wait, worker, timeout)
+                why = f"{wait}: worker {worker.worker_id} gave up after {timeout:g} s"
+                self.board.fail(wait, CollectiveAborted, why)
+        if running:
+            worker.wait_for(wait.settled, wait, None, check)
+        else:
+            self.wake(wait, worker)
+            raise WaitTimeoutError(text) from None
+
+    def _fail(self, wait: Wait, worker: Worker, text: str) -> None:
+        with self.board.lock:
+            self.board.fail(wait, CollectiveAborted, text)
+        self.wake(wait, worker)
+
+    def wake(self, wait: Wait, worker: Worker) -> None:
+        """Have the members of a settled wait look again."""
+        for rank in wait.members():
+            if rank != worker.worker_id:
+                worker.peers[rank].wake()
+
+
+class LocalWork(Work):
+    """One worker's part in a collective."""
+
+    __slots__ = ("_collective", "_contribution", "_over", "_rendezvous", "result")
+
+    def __init__(
+        self, rendezvous: LocalRendezvous, collective: PendingCollective, contribution: Contribution
+    ) -> None:
+        self._rendezvous, self._collective, self._contribution = (
+            rendezvous,
+            collective,
+            contribution,
+        )
+        self._over = False
+        self.result: Any = None
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """See `Work`."""
+        if not self._over:
+            call, collective = self._contribution.call, self._collective
+            check_thread(call)
+            if not collective.settled():
+                call.patient |= timeout is not None
+                self._await(timeout if timeout is not None else call.timeout)
+            self._end(collective, call.worker)
+        if self._collective.error is not None:
+            error, text = self._collective.error
+            raise error(text)
+        return self.result
+
+    def done(self) -> bool:
+        """See `Work`; who asks again and again is told too that it can't complete."""
+        if not self._over and not self._collective.settled():
+            self._rendezvous.look(self._collective, self._contribution.call)
+        return self._collective.settled()
+
+    def _await(self, timeout: float | None) -> None:
+        call, collective, rendezvous = self._contribution.call, self._collective, self._rendezvous
+        if call.asynchronous:
+            rendezvous.enter(collective, call.rank)
+        try:
+            rendezvous.wait(collective, call.worker, timeout, collective.roused)
+            if not collective.settled():
+                rendezvous.help(collective, call.worker)
+                rendezvous.wait(collective, call.worker, None)
+        finally:
+            rendezvous.rest(collective, call.rank)
+
+    def _end(self, collective: PendingCollective, worker: Worker) -> None:
+        """The tensors are the worker's again."""
+        if collective.state is DONE and collective.done:
+            moves.adopt(collective.done, self._contribution.srcs, self._contribution.outs)
+        self._over = True
+        self._contribution = Contribution(self._contribution.call)
+
+
+def check_thread(call: Call) -> None:
+    """Refuse to wait on a thread that is not the worker's.
+
+    Raises
+    ------
+    SessionError
+    """
+    if call.worker.thread_id != threading.get_ident():
+        raise SessionError(
+            f"{call.name} was started by worker {call.rank}; only that worker's own thread can "
+            "wait for it"
+        )

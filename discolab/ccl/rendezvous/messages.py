@@ -1,0 +1,216 @@
+"""Sending and receiving through the board's message queue.
+
+`P2PClient._pending` holds, for each pair and tag, the receptions that were started and not yet
+waited for, in order; each belongs to the receiver's thread alone, so it needs no lock.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import Any
+
+import torch
+
+from ...runtime.errors import CollectiveAborted, CollectiveError, WaitTimeoutError
+from ...runtime.worker import Worker
+from .. import moves
+from ..board import diagnosis
+from ..board.messages import Message, Pair, failed_in
+from ..board.rendezvous import Reception
+from ..call import DONE, FAILED, Call, kind
+from ..work import Work
+from .local import LocalRendezvous, check_thread
+
+Route = tuple[int | None, int, str]  # sender (None: any), receiver, tag
+
+
+class P2PClient(ABC):
+    """What some workers receive, in the order in which they began to, wherever it comes from."""
+
+    def __init__(self) -> None:
+        self._pending: dict[Route, deque[MessageWork]] = {}
+
+    @abstractmethod
+    def _next_message(self, work: MessageWork, timeout: float | None) -> tuple[int, Message]:
+        """Wait for the message that is due to the first in a line; it and who has sent it."""
+
+    @abstractmethod
+    def _is_there(self, work: MessageWork, ahead: int) -> bool:
+        """Whether so many messages have come, the last of them for `work`, or none can come."""
+
+    def _gone(self, work: MessageWork) -> None:  # noqa: B027 - not all must know
+        """Nothing is to be received for a work any more."""
+
+    def recv(self, call: Call, out: torch.Tensor, peer: int | None, tag: str) -> MessageWork:
+        """Line up for the next message of that route."""
+        route = (peer, call.rank, tag)
+        line = self._line(route, call.worker)
+        work = MessageWork(self, route, call, out)
+        line.append(work)
+        return work
+
+    def _line(self, route: Route, worker: Worker) -> deque[MessageWork]:
+        """Who is in line; without those whose call has failed, may have, or was interrupted."""
+        line = self._pending.setdefault(route, deque())
+        for work in line.copy():
+            ordinal = work.call.ordinal
+            if ordinal < worker.resumed_at or failed_in(worker, ordinal) is not False:
+                line.remove(work)
+                self._gone(work)
+        return line
+
+    def complete(self, work: MessageWork, timeout: float | None) -> None:
+        """Serve the line up to `work`."""
+        line = self._line(work.route, work.call.worker)
+        if work not in line:
+            raise CollectiveError(
+                f"{work.call.signature} was started in a call that has failed or was stopped; "
+                "nothing is received for it any more"
+            )
+        while not work.over:
+            first = line[0]
+            try:
+                first.fill(self._next_message(first, timeout))
+            except WaitTimeoutError as exc:
+                first = work  # who gave up leaves the line, those before it stay there
+                work.end(exc, FAILED)
+                self._gone(work)
+                raise
+            except BaseException as exc:
+                left = CollectiveAborted(f"{first.call.signature} was left: {type(exc).__name__}")
+                first.end(exc if isinstance(exc, Exception) else left, FAILED)
+                raise
+            else:
+                first.end(None, DONE)
+            finally:
+                if first in line:
+                    line.remove(first)
+
+    def available(self, work: MessageWork) -> bool:
+        """Whether the line up to `work` can be served, or fails, without waiting."""
+        line = self._line(work.route, work.call.worker)
+        if work not in line:
+            return True
+        return self._is_there(work, list(line).index(work) + 1)
+
+
+class LocalP2PClient(P2PClient):
+    """Messages between the workers of one address space."""
+
+    def __init__(self, rendezvous: LocalRendezvous) -> None:
+        super().__init__()
+        self._rendezvous = rendezvous
+
+    def send(self, call: Call, src: torch.Tensor, peer: int, tag: str) -> None:
+        """Put a copy of `src` in the message queue."""
+        worker, board = call.worker, self._rendezvous.board
+        copy = moves.copy_of(src)
+        direct = worker.current is not None and call.site is worker.current[-1]
+        message = Message(copy, call.ordinal, call.site, moves.posted([copy]), direct)
+        with board.lock:
+            board.refresh(worker)
+            board.messages.put((worker.worker_id, peer, tag), message, worker.peers)
+        worker.peers[peer].wake()
+        call.close(DONE)
+
+    def _is_there(self, work: MessageWork, ahead: int) -> bool:
+        worker, board = work.call.worker, self._rendezvous.board
+        with board.lock:
+            board.refresh(worker)
+            board.messages.purge(worker.peers)
+            pairs = self._pairs(work)
+            if sum(board.messages.count(pair) for pair in pairs) >= ahead:
+                return True
+            wait = Reception(board.messages, pairs, work.call)
+            return diagnosis.lost(board, wait, worker) is not None
+
+    def _next_message(self, work: MessageWork, timeout: float | None) -> tuple[int, Message]:
+        call, rendezvous = work.call, self._rendezvous
+        worker, board = call.worker, rendezvous.board
+        pairs = self._pairs(work)
+        while True:
+            with board.lock:
+                board.refresh(worker)
+                for pair in pairs:
+                    message = board.messages.take(pair, worker.executed, worker.peers)
+                    if message is not None:
+                        return pair[0], message
+                wait = Reception(board.messages, pairs, call, patient=timeout is not None)
+                verdict = diagnosis.lost(board, wait, worker)
+                if verdict is not None:
+                    board.fail(wait, verdict.error, verdict.text)
+                else:
+                    board.waiting[worker.worker_id] = wait
+            try:
+                if wait.error is None:
+                    rendezvous.wait(wait, worker, timeout)
+            finally:
+                rendezvous.rest(wait, worker.worker_id)
+            if wait.error is not None:
+                raise wait.error[0](wait.error[1])
+
+    def _pairs(self, work: MessageWork) -> list[Pair]:
+        sender, receiver, tag = work.route
+        if sender is not None:
+            return [(sender, receiver, tag)]
+        return [(rank, receiver, tag) for rank in work.call.group.ranks if rank != receiver]
+
+
+class MessageWork(Work):
+    """One reception. Those of one route are served in the order in which they were started."""
+
+    at_coordinator: Any = None
+    """What is known of it where the messages come from."""
+
+    def __init__(self, client: P2PClient, route: Route, call: Call, out: torch.Tensor) -> None:
+        self._p2p, self.route, self.call, self._out = client, route, call, out
+        self._error: Exception | None = None
+        self.over = False
+        self.sender: int | None = None
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """See `Work`."""
+        if not self.over:
+            check_thread(self.call)
+            self.call.patient |= timeout is not None
+            self._p2p.complete(self, timeout if timeout is not None else self.call.timeout)
+        if self._error is not None:
+            raise self._error
+        return self.result
+
+    def done(self) -> bool:
+        """See `Work`; on the worker's own thread it receives what has come."""
+        if not self.over and self._p2p.available(self):
+            try:
+                self.wait()
+            except CollectiveError:
+                pass  # `wait` tells it
+        return self.over
+
+    def fill(self, found: tuple[int, Message]) -> None:
+        """Copy a message to where it belongs.
+
+        Raises
+        ------
+        CollectiveError
+            If it has another shape or dtype.
+        """
+        self.sender, message = found
+        got, out = message.tensor, self._out
+        if not self.call.signature.takes(got.dtype, tuple(got.shape)):
+            raise CollectiveError(
+                f"recv{self.call.signature.of} on worker {self.call.rank}"
+                f"{diagnosis.where(self.call.site)}: worker {self.sender} sent "
+                f"{kind(got.dtype, got.shape)}{diagnosis.where(message.site)}; shape and dtype "
+                "must be the same (the message is used up)"
+            )
+        moves.enter(message.events, (got, out))
+        with torch.inference_mode():
+            moves.as_bytes(out).copy_(moves.as_bytes(got.view(out.shape)))
+        moves.keep(got)
+
+    def end(self, error: Exception | None, state: str) -> None:
+        """It is over."""
+        self._error, self.over = error, True
+        self.call.close(state)
