@@ -20,6 +20,7 @@ import socket
 import struct
 import tempfile
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -30,17 +31,22 @@ from typing import Any
 from ..runtime.ctrl_c import held_back
 from ..runtime.waiter import waiter_here
 from . import handshake
-from .frame import LARGEST, PORTABLE, BufferPool, Frame, reload, unload
-from .handshake import Hello, Unauthenticated
+from .connection import Arrived, Connection, Port
+from .frame import KEEP_FREE, LARGEST, PORTABLE, BufferPool, Frame, pack, reload, unload
+from .handshake import Unauthenticated
 from .loop import READ, WRITE, EventLoop
 
 HAVE_LOCAL = hasattr(socket, "AF_UNIX") and hasattr(os, "fork")
 MOST_STRANGERS = 64  # connections that have not said who they are
 MOST_HELD = 64  # shared buffers that wait to be sent to one peer; more wait as plain bytes
+MOST_LENT = 256  # buffers that peers may hold, a descriptor each; of more they take copies
+MOST_FREED = 1000  # numbers of buffers in one message
 MOST_FDS = 8  # with one message
 _ROOM = LARGEST + 8_192  # bytes to receive a message in
 _BUFFER = 1 << 20  # bytes asked for in the kernel, for each direction
 _BACKLOG = 1024
+_AT_ONCE = 64  # messages taken from one connection before the others have their turn
+_DRAIN = 1.0  # seconds that taking what a dead process has said may last
 _SOON = 0.005  # seconds until what can't be waited for is tried again
 _FULL = (errno.ENOBUFS, errno.ETOOMANYREFS, errno.ENOMEM, errno.EMFILE)
 _FD_ROOM = socket.CMSG_SPACE(4 * MOST_FDS) if HAVE_LOCAL else 0
@@ -229,7 +235,7 @@ def socket_pair() -> tuple[LocalSocket, LocalSocket]:
 # -- connections -----------------------------------------------------------------------------
 
 
-class LocalConnection:
+class LocalConnection(Connection):
     """One end, of which an event loop takes care: nothing blocks, what has no room waits.
 
     `send` is for one thread at a time, all else for the loop's.
@@ -246,6 +252,8 @@ class LocalConnection:
     pool
         Shared buffers for this peer.
     """
+
+    same_machine = True
 
     def __init__(
         self,
@@ -271,7 +279,7 @@ class LocalConnection:
         self._want(READ if self._ready is not None else 0)
 
     def send(self, frame: Frame) -> None:
-        """Send or queue a frame; never blocks. One that is broken swallows it."""
+        """See `Connection`. One that is broken swallows it."""
         if self.closed:
             return
         sock = self._sock
@@ -294,6 +302,11 @@ class LocalConnection:
         if not self._due:
             self._due = True
             self._loop.soon(self.flush)
+
+    def discard(self, frame: Frame) -> None:
+        """See `Connection`."""
+        if frame.buffer is not None and frame.buffer.number:
+            self.pool.free(frame.buffer.number)
 
     def flush(self) -> None:
         """Send what waits, as far as there is room, and have the rest sent when there is more."""
@@ -380,7 +393,7 @@ class LocalConnection:
             self._want(0)
 
     def close(self) -> None:
-        """Close it, while no other thread sends."""
+        """See `Connection`."""
         self.stop()
         sock, self._sock = self._sock, None
         if sock is not None:
@@ -393,22 +406,27 @@ def _try_later(exc: OSError) -> bool:
     return isinstance(exc, BlockingIOError) or exc.errno in _FULL
 
 
-# -- addresses -------------------------------------------------------------------------------
+# -- ports -----------------------------------------------------------------------------------
 
 
-class LocalListener:
-    """Takes in processes of the same user that know the token, each on a connection of its own.
+class LocalPort(Port):
+    """A unix socket at which processes of the same user connect that know the token.
+
+    Back on a connection come the numbers of shared buffers that can be used again.
 
     Parameters
     ----------
-    accept
-        ``accept(hello, sock)`` is called with each of them; false: it is not taken in.
+    me, count
+        Which of how many processes this is.
     """
 
     def __init__(
-        self, loop: EventLoop, token: bytes, accept: Callable[[Hello, LocalSocket], bool]
+        self, loop: EventLoop, me: int, count: int, token: bytes, arrived: Arrived
     ) -> None:
-        self._loop, self._token, self._take_in = loop, token, accept
+        self._loop, self._me, self._count, self._token = loop, me, count, token
+        self._arrived = arrived
+        self._incoming: dict[int, _Incoming] = {}
+        self._outgoing: list[_Outgoing] = []
         self.strangers: Unauthenticated[LocalSocket] = Unauthenticated(MOST_STRANGERS, self._drop)
         self._folder = ""
         if PORTABLE:
@@ -420,9 +438,22 @@ class LocalListener:
         self._listener.setblocking(False)
         self._listener.bind(self.address)
         self._listener.listen(_BACKLOG)
-        loop.watch(self._listener.fileno(), lambda _: self._accept())
+        loop.watch(self._listener.fileno(), self._accept)
+        self._tidy()
 
-    def _accept(self) -> None:
+    def connect(self, address: str) -> Connection:
+        """See `Port`."""
+        open_socket = partial(connect, address, self._token, self._me)
+        made = _Outgoing(self._loop, open_socket, max(4, MOST_LENT // self._count))
+        self._outgoing.append(made)
+        return made
+
+    def _tidy(self) -> None:
+        for connection in self._outgoing:
+            connection.pool.tidy()
+        self._loop.later(KEEP_FREE, self._tidy)
+
+    def _accept(self, _mask: int = READ) -> None:
         while True:
             try:
                 sock, _ = self._listener.accept()
@@ -439,11 +470,11 @@ class LocalListener:
                 continue
             stranger = local_socket(sock)
             self._loop.watch(sock.fileno(), partial(self._greet, stranger))
-            self._loop.later(handshake.WITHIN, partial(self.hang_up, stranger))
+            self._loop.later(handshake.WITHIN, partial(self._hang_up, stranger))
             self.strangers.add(stranger)
 
     def _greet(self, stranger: LocalSocket, _mask: int = READ) -> None:
-        """The first message on a connection."""
+        """Read the first message on a connection."""
         if stranger not in self.strangers:
             return
         try:
@@ -455,16 +486,15 @@ class LocalListener:
         for fd in said[1] if said else ():
             os.close(fd)
         hello = handshake.hear_hello(said[0], self._token) if said else None
-        if hello is None:
-            self.hang_up(stranger)
+        sender = -1 if hello is None else hello.rank
+        if not 0 <= sender < self._count or sender in self._incoming:
+            self._hang_up(stranger)
             return
         self.strangers.remove(stranger)
         self._loop.forget(stranger.fileno())
-        if not self._take_in(hello, stranger):
-            stranger.close()
+        self._incoming[sender] = _Incoming(self._loop, stranger, sender, self._arrived)
 
-    def hang_up(self, stranger: LocalSocket) -> None:
-        """End a connection that has not said who it is."""
+    def _hang_up(self, stranger: LocalSocket) -> None:
         if self.strangers.remove(stranger):
             self._drop(stranger)
 
@@ -472,29 +502,40 @@ class LocalListener:
         self._loop.forget(stranger.fileno())
         stranger.close()
 
-    def take_all(self) -> None:
-        """Take in who has connected up to now."""
+    def drain(self, sender: int, since: float) -> bool:
+        """See `Port`. What a dead process has said is all here."""
         self._accept()
         for stranger in self.strangers.all():
             self._greet(stranger)
-
-    def leave(self) -> None:
-        """Close it in a process that was forked from the one that listens."""
-        self._folder = ""
-        self.close()
+        incoming = self._incoming.get(sender)
+        if incoming is None:
+            return True
+        if time.monotonic() < since + _DRAIN and incoming.take():
+            return False
+        incoming.close()
+        return True
 
     def close(self) -> None:
-        """Listen no more; who has been taken in stays."""
+        """See `Port`."""
         self._loop.forget(self._listener.fileno())
         self._listener.close()
         for stranger in self.strangers.all():
-            self.hang_up(stranger)
+            self._hang_up(stranger)
+        for incoming in self._incoming.values():
+            incoming.close()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
+    def leave(self) -> None:
+        """Close all in a process that was forked from the port's; the loop is closed there."""
+        self._folder = ""
+        for connection in self._outgoing:
+            connection.close()
+        self.close()
 
-def connect(address: str, token: bytes, rank: int) -> LocalSocket:
-    """A connection to a process that listens.
+
+def connect(address: str, token: bytes, me: int) -> LocalSocket:
+    """Connect to a process that listens, and say who this is.
 
     Raises
     ------
@@ -508,7 +549,7 @@ def connect(address: str, token: bytes, rank: int) -> LocalSocket:
         if not _is_same_user(sock):
             raise OSError(errno.EACCES, "another user listens there")
         made = local_socket(sock)
-        made.send(handshake.say_hello(token, rank))
+        made.send(handshake.say_hello(token, me))
     except OSError:
         sock.close()
         raise
@@ -521,3 +562,68 @@ def _is_same_user(sock: socket.socket) -> bool:
         return True
     found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return bool(_CREDENTIALS.unpack(found)[1] == os.geteuid())
+
+
+class _Outgoing(LocalConnection):
+    """A connection on which this process says things."""
+
+    def __init__(self, loop: EventLoop, connect: Callable[[], LocalSocket], most_lent: int) -> None:
+        super().__init__(loop, ready=self._take_back, connect=connect)
+        self._most_lent = most_lent
+
+    def pack(self, body: bytes, parts: Sequence[Any]) -> Frame:
+        """See `Connection`."""
+        return pack(body, parts, True, self.pool if self.pool.lent < self._most_lent else None)
+
+    def _take_back(self) -> None:
+        """Buffers can be used again, or the peer has gone."""
+        while not self.closed:
+            try:
+                said = self.receive()
+            except BlockingIOError:
+                return
+            if said is None:
+                self.stop()
+                return
+            for (number,) in struct.iter_unpack("<H", said[0][: len(said[0]) // 2 * 2]):
+                self.pool.free(number)
+
+
+class _Incoming(LocalConnection):
+    """A connection on which another process says things."""
+
+    def __init__(self, loop: EventLoop, sock: LocalSocket, sender: int, arrived: Arrived) -> None:
+        self._sender, self._arrived = sender, arrived
+        self._dropped = partial(_dropped, deque(), loop, weakref.ref(self))
+        super().__init__(loop, sock, self.take)
+
+    def take(self) -> bool:
+        """Take some frames; whether there may be more."""
+        for _ in range(_AT_ONCE):
+            if self.closed:
+                return False
+            try:
+                received = self.receive()
+            except BlockingIOError:
+                return False
+            if received is None:
+                self.close()
+                return False
+            self._arrived(self._sender, *received, self._dropped)
+        return True
+
+
+def _dropped(
+    freed: deque[int], loop: EventLoop, connection: weakref.ref[_Incoming], number: int
+) -> None:
+    """Nothing of a buffer is held here any more; in a finalizer."""
+    freed.append(number)
+    loop.soon(partial(_give_back, freed, connection))
+
+
+def _give_back(freed: deque[int], connection: weakref.ref[_Incoming]) -> None:
+    """Say that buffers can be used again."""
+    sender = connection()
+    while freed and sender is not None:
+        some = [freed.popleft() for _ in range(min(len(freed), MOST_FREED))]
+        sender.send(Frame(struct.pack(f"<{len(some)}H", *some)))

@@ -19,15 +19,19 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Any
 
 import zmq
 from zmq.utils import z85
 
 from ..runtime.errors import DiscoError
-from .handshake import WITHIN, Keys, Unauthenticated, is_hello
+from .connection import Arrived, Connection, Port
+from .frame import Frame
+from .handshake import WITHIN, Keys, Unauthenticated, hear_hello, is_hello, say_hello
 from .loop import EventLoop
 
 MOST_STRANGERS = 128  # connections that have not said who they are
@@ -45,6 +49,8 @@ _MORE, _LAST = b"+", b"."
 _OVERHEAD = 4096  # bytes of encryption and framing
 _PING = 2.0  # seconds between two signs of life of a connection
 _AT_ONCE = 64  # messages received before others have their turn
+_PARTED = 3.0  # seconds that the end of a dead process's connection may take to come
+_SILENT = 0.5  # seconds that the first word of one that is dead may take
 _EVENT = struct.Struct("=HI")
 
 
@@ -437,6 +443,85 @@ class TcpServer:
             self._loop.forget(fd)
         self._router.disable_monitor()
         self.context.destroy(linger)
+
+
+class TcpPort(Port):
+    """A port that other processes of a session connect to, which have the keys and the token.
+
+    Parameters
+    ----------
+    me, count
+        Which of how many processes this is.
+
+    Raises
+    ------
+    DiscoError
+        If the address is not of this machine.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        endpoint: str,
+        me: int,
+        count: int,
+        token: bytes,
+        keys: Keys,
+        arrived: Arrived,
+    ) -> None:
+        self._count, self.token, self.keys, self._arrived = count, token, keys, arrived
+        self._hello = say_hello(token, me)
+        self._parted: set[int] = set()  # those whose connection has ended
+        self.server = TcpServer(loop, endpoint, keys, self._greet, self._received, self._parted.add)
+        self.address = self.server.endpoint
+
+    def _greet(self, _connection: bytes, data: Any) -> int | None:
+        hello = hear_hello(bytes(data), self.token)
+        return hello.rank if hello is not None and 0 <= hello.rank < self._count else None
+
+    def _received(self, sender: int, data: Any) -> None:
+        if data is not None:
+            self._arrived(sender, data, None, None)
+
+    def connect(self, address: str) -> Connection:
+        """See `Port`."""
+        return _Outgoing(
+            lambda: TcpConnection(self.server.context, address, self.keys, self._hello)
+        )
+
+    def drain(self, sender: int, since: float) -> bool:
+        """See `Port`. What a dead process has said ends with its connection."""
+        self.server.look()
+        wait = _PARTED if self.server.has(sender) else _SILENT
+        return sender in self._parted or time.monotonic() > since + wait
+
+    def close(self) -> None:
+        """See `Port`; the connections are closed."""
+        self.server.close(0)
+
+
+class _Outgoing(Connection):
+    """A connection on which this process says things."""
+
+    def __init__(self, connect: Callable[[], TcpConnection]) -> None:
+        self._connect = connect
+        self._connection: TcpConnection | None = None
+
+    def send(self, frame: Frame) -> None:
+        """See `Connection`."""
+        if self._connection is None:
+            self._connection = self._connect()
+        with suppress(EOFError):  # it has gone
+            self._connection.send(frame.data)
+
+    def discard(self, frame: Frame) -> None:
+        """See `Connection`: nothing is lent."""
+
+    def close(self) -> None:
+        """See `Connection`."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
 
 def _hang_up(fd: int) -> None:

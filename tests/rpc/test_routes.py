@@ -229,10 +229,10 @@ def test_memory_that_came_can_be_used_again_once_nobody_holds_it(pair: Session) 
         node.send(1, b"echo", bytes_of(data))
         eventually(lambda: node.got)
         node.got.clear()
-    pool = node.router._peers[1].way.connection.pool
+    pool = node.router._peers[1].way.pool
     eventually(lambda: pool.lent == 0)
     assert len(pool._free) < 10
-    assert on(pair, 1, lambda: len(post().router._peers[0].way.connection.pool._lent)) < 10
+    assert on(pair, 1, lambda: len(post().router._peers[0].way.pool._lent)) < 10
 
 
 def count_descriptors() -> int:
@@ -409,7 +409,7 @@ def test_strangers_are_hung_up_on_and_hurt_nothing(pair: Session) -> None:
     node.send(1, b"echo")
     eventually(lambda: node.got)
     end = node.router._local
-    address, token = end.listener.address, end.token
+    address, token = end.address, end._token
     hello = say_hello(token, 1)
     for said in (
         b"x",
@@ -429,10 +429,10 @@ def test_strangers_are_hung_up_on_and_hurt_nothing(pair: Session) -> None:
         assert is_hung_up(sock)
     crowd = [knock(address) for _ in range(200)]  # who say nothing
     assert is_hung_up(crowd[0])
-    eventually(lambda: len(end.listener.strangers) <= local.MOST_STRANGERS)
+    eventually(lambda: len(end.strangers) <= local.MOST_STRANGERS)
     for sock in crowd:
         sock.close()
-    eventually(lambda: not len(end.listener.strangers))
+    eventually(lambda: not len(end.strangers))
     node.send(1, b"echo")
     eventually(lambda: len(node.got) == 3)
     assert not node.lost
@@ -530,9 +530,7 @@ def test_nothing_is_left_when_a_session_has_ended(kind: str) -> None:
             node.send(1, b"echo", bytes_of(torch.ones(1 << 18)), later=Note())
             eventually(lambda: node.got)
             if kind == "processes":
-                strangers.append(
-                    knock(node.router._local.listener.address)
-                )  # not known when it ends
+                strangers.append(knock(node.router._local.address))  # not known when it ends
 
         while strangers:
             strangers.pop().close()

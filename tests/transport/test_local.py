@@ -15,10 +15,10 @@ import pytest
 
 from discolab.transport import frame, local
 from discolab.transport.frame import PORTABLE, Frame, pack, unpack
-from discolab.transport.handshake import Hello, say_hello
+from discolab.transport.handshake import say_hello
 from discolab.transport.local import (
     LocalConnection,
-    LocalListener,
+    LocalPort,
     LocalSocket,
     connect,
     local_socket,
@@ -137,7 +137,7 @@ def test_who_does_not_know_the_token_is_hung_up_on_and_nothing_is_unpickled(
     loop: EventLoop, tmp_path: Path
 ) -> None:
     token, came = bytes(range(32)), []
-    listener = LocalListener(loop, token, lambda hello, sock: not came.append((hello, sock)))  # type: ignore[func-returns-value]
+    port = LocalPort(loop, 0, 5, token, lambda *arrived: came.append(arrived))
     bomb = pickle.dumps(Bomb(tmp_path / "unpickled"))
     hello = say_hello(token, 3, 1)
     kind = socket.SOCK_STREAM if local.PORTABLE else socket.SOCK_SEQPACKET
@@ -149,9 +149,10 @@ def test_who_does_not_know_the_token_is_hung_up_on_and_nothing_is_unpickled(
         say_hello(bytes(32), 3),
         hello[:-1],
         hello + bomb,
+        say_hello(token, 5),
     ):
         with socket.socket(socket.AF_UNIX, kind) as raw:
-            raw.connect(listener.address)
+            raw.connect(port.address)
             knocking = local_socket(raw)
             if said:
                 knocking.send(said)
@@ -162,14 +163,14 @@ def test_who_does_not_know_the_token_is_hung_up_on_and_nothing_is_unpickled(
             turn_until(loop, lambda k=knocking: is_hung_up(k))  # type: ignore[misc]
     assert not came
     assert not (tmp_path / "unpickled").exists()
-    made = connect(listener.address, token, 3)
+    made = connect(port.address, token, 3)
+    made.send(b"well")
     turn_until(loop, lambda: came)
-    assert came[0][0] == Hello(3, 0)
-    listener.close()
+    assert came[0][:2] == (3, b"well")
+    port.close()
     with pytest.raises((ConnectionRefusedError, FileNotFoundError)):
-        connect(listener.address, token, 3)
+        connect(port.address, token, 3)
     made.close()
-    came[0][1].close()
 
 
 def is_hung_up(knocking: LocalSocket) -> bool:

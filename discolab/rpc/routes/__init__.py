@@ -1,8 +1,8 @@
 """How messages get from node to node of a session whose workers are in several processes.
 
 A *node* is a process of the session: the controller's with worker 0, or another worker's. Between
-nodes of one machine messages go over unix sockets, what is large in shared memory (`local`);
-between machines over TCP, encrypted (`tcp`). Addresses are handed round by a service of the session
+nodes of one machine messages go over unix sockets, what is large in shared memory; between machines
+over TCP, encrypted (`transport`). Addresses are handed round by a service of the session
 (`service`). Above a `Router` nothing of this is seen.
 """
 

@@ -1,7 +1,7 @@
 """The router of a node: sends messages to other nodes of the session, and receives theirs.
 
-The receiving thread owns the ends of the routes, `_leaving` and what is said to the service. What
-the service says comes to it by `_notices`. A peer's lock guards what waits for it, and the sending
+The receiving thread owns the ports, `_leaving` and what is said to the service; what the service
+says comes to it by the event loop. A peer's lock guards what waits for it, and the sending
 on its way; it is a leaf among locks. `_start` guards the making of the sender thread.
 """
 
@@ -19,17 +19,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
+from ...engines.nodes.machines import endpoint_of
 from ...runtime.errors import DiscoError
 from ...runtime.protocol import Message
 from ...runtime.worker import Worker, bind_thread
+from ...transport.connection import Connection, Port
 from ...transport.frame import FrameError, unpack
 from ...transport.handshake import Keys
-from ...transport.local import HAVE_LOCAL
+from ...transport.local import HAVE_LOCAL, LocalPort
 from ...transport.loop import EventLoop
 from ..channels import gpus_here
 from .addresses import Address, address_of, place_here
-from .local import LocalEnd
-from .ways import End, Way
 
 LATER = 1 << 20  # bytes of frames from which on a message may be packed on the sender thread
 _SERVICE = "rpc"
@@ -58,7 +58,7 @@ class _Peer:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.way: Way | None = None
+        self.way: Connection | None = None
         self.waiting: deque[Message] = deque()  # until the way is known
         self.gone = False
         self.same_gpus = False
@@ -96,10 +96,9 @@ class Router:
         self._owner = os.getpid()
         self._peers = {n: _Peer() for n in range(num_nodes) if n != node}
         self._address = Address(place_here(), gpus=gpus_here())
-        self._notices: deque[tuple[Any, ...]] = deque()
         self._addresses: dict[int, Address] = {}
-        self._local: LocalEnd | None = None
-        self._tcp: End | None = None
+        self._local: LocalPort | None = None
+        self._tcp: Port | None = None
         self._leaving: dict[int, tuple[str, float]] = {}  # dead nodes: obituary, since when
         self.loop = EventLoop()
         self._closing = False
@@ -159,9 +158,9 @@ class Router:
                     if not peer.gone:
                         peer.waiting.append(copy)
                     return
-                peer.way.send(peer.way.pack(copy))
+                peer.way.send(peer.way.pack(*copy))
             return
-        frame = way.pack(message)
+        frame = way.pack(*message)
         if later is not None and not _valid(later):
             way.discard(frame)
             return
@@ -208,57 +207,62 @@ class Router:
         if value[0] == "close":
             self.close()
         else:
-            self._notices.append(value)
-            self.loop.wake()
+            self.loop.soon(partial(self._notice, *value))
 
-    def _take_notices(self) -> None:
-        while self._notices:
-            kind, *rest = self._notices.popleft()
-            if kind == "open":
-                self._open(*rest)
-            elif kind == "at":
-                self._learn(rest[0], address_of(rest[1]))
-            elif kind == "lost":
-                node, obituary = rest
-                if node in self._peers and not self._peers[node].gone:
-                    self._leaving.setdefault(node, (obituary, time.monotonic()))
+    def _notice(self, kind: str, *rest: Any) -> None:
+        if kind == "open":
+            self._open(*rest)
+        elif kind == "at":
+            self._learn(rest[0], address_of(rest[1]))
+        elif kind == "lost":
+            node, obituary = rest
+            if node in self._peers and not self._peers[node].gone:
+                self._leaving.setdefault(node, (obituary, time.monotonic()))
 
     def _open(self, token: bytes, how: str, keys: dict[str, str]) -> None:
-        if self._local is None and how != "tcp" and HAVE_LOCAL:
-            self._local = LocalEnd(self, self.node, len(self._peers) + 1, token)
-        if self._tcp is None and how != "local":
-            from .tcp import TcpEnd
-
-            self._tcp = TcpEnd(self, self.node, self.host, token, Keys.of(keys))
+        me, count = self.node, len(self._peers) + 1
         address = self._address
-        for end in (self._local, self._tcp):
-            if end is not None:
-                address = end.addressed(address)
+        if self._local is None and how != "tcp" and HAVE_LOCAL:
+            self._local = LocalPort(self.loop, me, count, token, self._arrived)
+        if self._tcp is None and how != "local":
+            self._tcp = self._open_tcp(token, Keys.of(keys))
+        if self._local is not None:
+            address = address._replace(name=self._local.address)
+        if self._tcp is not None:
+            address = address._replace(endpoint=self._tcp.address)
         self._tell(("at", tuple(address)))
         for node, known in tuple(self._addresses.items()):
             self._learn(node, known)
+
+    def _open_tcp(self, token: bytes, keys: Keys) -> Port:
+        from ...transport.tcp import TcpPort  # it imports zmq, which most sessions don't need
+
+        count = len(self._peers) + 1
+        try:
+            endpoint = endpoint_of(self.host, 0)
+            return TcpPort(self.loop, endpoint, self.node, count, token, keys, self._arrived)
+        except (OSError, DiscoError) as exc:
+            raise DiscoError(f"rpc can't listen at {self.host}: {exc}") from None
 
     def _learn(self, node: int, address: Address) -> None:
         self._addresses[node] = address
         peer = self._peers.get(node)
         if peer is None or peer.gone or peer.way is not None:
             return
-        end: End | None = None
         if self._local is not None and address.name and address.place == self._address.place:
-            end = self._local
+            way = self._local.connect(address.name)
         elif self._tcp is not None and address.endpoint:
-            end = self._tcp
-        elif self._tcp is None and self._local is not None:
-            self._tell(("tcp",))
-        if end is None:
+            way = self._tcp.connect(address.endpoint)
+        else:
+            if self._tcp is None and self._local is not None:
+                self._tell(("tcp",))
             return
-        way = end.way_to(node, address)
         with peer.lock:
             gpus = self._address.gpus
             peer.same_gpus = way.same_machine and gpus != "" and gpus == address.gpus
             while peer.waiting:
                 try:
-                    way.send(way.pack(peer.waiting.popleft()))
+                    way.send(way.pack(*peer.waiting.popleft()))
                 except OSError:  # there is no memory for it
                     traceback.print_exc()
             peer.way = way
@@ -270,27 +274,20 @@ class Router:
         bind_thread(None)
         while not self._closing:
             try:
-                self._turn()
+                self.loop.turn(self._drain_leaving() if self._leaving else _REST)
             except Exception:
                 if not self._closing:
                     traceback.print_exc()  # a fault of ours; what comes next may be well
         self._end()
 
-    def _turn(self) -> None:
-        self._take_notices()
-        self.loop.turn(self._look())
-
-    def _look(self) -> float:
-        """Do what is due; the seconds until something is due again."""
-        rest = _REST
+    def _drain_leaving(self) -> float:
+        """Deliver what dead nodes have sent; the seconds until there may be more of it."""
         for node, (obituary, since) in tuple(self._leaving.items()):
-            ends = [end for end in (self._local, self._tcp) if end is not None]
-            if sum(end.drain(node, since) for end in ends) == len(ends):
+            ports = [port for port in (self._local, self._tcp) if port is not None]
+            if sum(port.drain(node, since) for port in ports) == len(ports):
                 del self._leaving[node]
                 self._part(node, obituary)
-            else:
-                rest = min(rest, 0.02)
-        return rest
+        return 0.02 if self._leaving else _REST
 
     def _part(self, node: int, obituary: str) -> None:
         peer = self._peers[node]
@@ -306,10 +303,7 @@ class Router:
         except Exception:
             traceback.print_exc()
 
-    # -- what the ends of routes use; see `Station` ------------------------------------------
-
-    def arrived(self, node: int, data: Any, fd: int | None, dropped: Any) -> None:
-        """See `Station`."""
+    def _arrived(self, node: int, data: Any, fd: int | None, dropped: Any) -> None:
         if node not in self._peers or self._peers[node].gone:
             if fd is not None:
                 os.close(fd)
@@ -317,20 +311,12 @@ class Router:
         try:
             body, frames = unpack(data, fd, dropped, copied=True)
         except FrameError as exc:
-            self.ended(node, f"worker {node} has said what is no message of ours ({exc})")
+            self.hear(("lost", node, f"worker {node} has said what is no message of ours ({exc})"))
             return
         try:
             self._deliver(node, body, frames)
         except Exception:
             traceback.print_exc()
-
-    def ended(self, node: int, why: str) -> None:
-        """See `Station`."""
-        self.hear(("lost", node, why))
-
-    def has(self, node: int) -> bool:
-        """See `Station`."""
-        return node in self._peers
 
     # -- the end -----------------------------------------------------------------------------
 
@@ -353,9 +339,9 @@ class Router:
                 peer.waiting.clear()
                 if peer.way is not None:
                     peer.way.close()
-        for end in (self._local, self._tcp):
-            if end is not None:
-                end.close()
+        for port in (self._local, self._tcp):
+            if port is not None:
+                port.close()
         self.loop.close()
 
     def leave(self) -> None:
