@@ -12,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 
 from discolab.ccl.backends import exchanges, inline
-from discolab.ccl.backends.exchanges import AddUp, Await, Exchange, Spread
+from discolab.ccl.backends.steps import AllReduce, Await, Broadcast, Exchange
 from discolab.ccl.pattern import CROSSWISE, LIKE_BY_LIKE, PART_BY_PART, TO_ALL, Pattern
 from discolab.ccl.reductions import combine
 
@@ -47,14 +47,14 @@ def play(steps: Sequence[Any], at_once: bool) -> None:
     elif isinstance(steps[0], Await):
         if not at_once:
             exchange([step.exchange for step in steps])
-    elif isinstance(steps[0], Spread):
+    elif isinstance(steps[0], Broadcast):
         roots = {step.root for step in steps}
         assert len(roots) == 1
         source = steps[roots.pop()].data.clone()
         for step in steps:
             step.data.copy_(source)
     else:
-        assert isinstance(steps[0], AddUp)
+        assert isinstance(steps[0], AllReduce)
         total = combine([step.data for step in steps], steps[0].op)
         for step in steps:
             step.data.copy_(total)

@@ -1,15 +1,12 @@
-"""What one member does in a collective over a process group, step by step. No state.
+"""Programs of steps (steps.py) for members in processes of their own. No state.
 
-A program is a generator: it yields each `Step`, is resumed when that is done, and returns what
-writes the results that are not yet where they belong. All members yield steps of the same kinds in
-the same order. Tensors are given and taken where they lie: nothing is packed but several for one
-member, strided ones, and what would be overwritten while it is read.
+Tensors are given and taken where they lie: nothing is packed but several for one member, strided
+ones, and what would be overwritten while it is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -17,49 +14,18 @@ from .. import moves
 from ..pattern import LIKE_BY_LIKE, Job, Pattern
 from . import wire
 from .jobs import perform
+from .steps import (
+    AllReduce,
+    Await,
+    Broadcast,
+    DirectStep,
+    DirectSteps,
+    Exchange,
+    Finish,
+    Tensor,
+    Tensors,
+)
 
-Tensor = torch.Tensor
-Tensors = Sequence[torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Exchange:
-    """Give and take contiguous bytes: pairs of a member's place and a tensor.
-
-    With `later` it is only begun; an `Await` follows.
-    """
-
-    gives: list[tuple[int, Tensor]]
-    takes: list[tuple[int, Tensor]]
-    later: bool = field(default=False, kw_only=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Await:
-    """Wait until an exchange is over that was begun before."""
-
-    exchange: Exchange
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Copy `data` of `root` to all."""
-
-    data: Tensor
-    root: int
-
-
-@dataclass(frozen=True, slots=True)
-class AddUp:
-    """Reduce everybody's `data` in place with the library: for two members, in any order."""
-
-    data: Tensor
-    op: str
-
-
-Step = Exchange | Await | Spread | AddUp
-Finish = Callable[[], None]
-Steps = Generator[Step, None, Finish]
 Room = Callable[[int], Tensor]
 
 
@@ -142,7 +108,7 @@ SMALL = 2 << 20  # bytes of all members up to which everybody gets everything an
 _ORDER_FREE = (torch.float32, torch.float64, torch.int32, torch.int64)
 
 
-def reduction(pattern: Pattern, me: int, srcs: Tensors, outs: Tensors, more: Room) -> Steps:
+def reduction(pattern: Pattern, me: int, srcs: Tensors, outs: Tensors, more: Room) -> DirectSteps:
     """Reduce what has one dtype at a time; several such tensors as one."""
     n, rows = pattern.members, pattern.kind != LIKE_BY_LIKE
     likes = [srcs[k * n] for k in range(pattern.count)] if rows else srcs
@@ -180,7 +146,7 @@ def _writing(late: Sequence[tuple[Tensor, Tensors]]) -> Finish:
 
 def _parts(
     pattern: Pattern, me: int, parts: Sequence[Tensor], out: Tensor, more: Room
-) -> Iterator[Step]:
+) -> Iterator[DirectStep]:
     """Every member gives its part for each."""
     n = pattern.members
     length = max(1, min(PART, SCRATCH // (2 * n)) // out.itemsize)
@@ -205,7 +171,7 @@ def _parts(
 
 def _whole(
     pattern: Pattern, me: int, src: Tensor, out: Tensor | None, more: Room
-) -> Iterator[Step]:
+) -> Iterator[DirectStep]:
     """Everybody's whole tensor into one; `out` is None on who does not get it."""
     n = pattern.members
     if src.nbytes * n <= SMALL:
@@ -250,7 +216,7 @@ def _whole(
 
 def _pipelined(
     blocks: int, begin: Callable[[int], Exchange], reduce: Callable[[int], Exchange | None]
-) -> Iterator[Step]:
+) -> Iterator[DirectStep]:
     """The exchange of each block is under way while the one before is reduced.
 
     `reduce` gives what is to be exchanged then, if anything.
@@ -275,7 +241,7 @@ def _pipelined(
         yield Await(exchange)
 
 
-def _at_once(pattern: Pattern, me: int, src: Tensor, out: Tensor | None) -> Iterator[Step]:
+def _at_once(pattern: Pattern, me: int, src: Tensor, out: Tensor | None) -> Iterator[DirectStep]:
     """Everybody gives all that it has to all who want it."""
     rows = [torch.empty_like(src) for _ in range(pattern.members)] if out is not None else []
     exchange = _exchange(me, dict.fromkeys(pattern.takers, src), dict(enumerate(rows)))
@@ -286,11 +252,11 @@ def _at_once(pattern: Pattern, me: int, src: Tensor, out: Tensor | None) -> Iter
         _combine(out, rows, pattern.reduction)
 
 
-def _added_up(src: Tensor, out: Tensor, name: str) -> Iterator[Step]:
+def _added_up(src: Tensor, out: Tensor, name: str) -> Iterator[DirectStep]:
     """For two members: the library's own sum is ours, bit by bit."""
     if not same(out, src):
         out.copy_(src)
-    yield AddUp(out, "sum" if name == "avg" else name)
+    yield AllReduce(out, "sum" if name == "avg" else name)
     if name == "avg":
         out.div_(2)
 
@@ -320,7 +286,7 @@ SPREAD = 256 << 10  # bytes from which a broadcast goes from member to member
 
 def program(
     pattern: Pattern, me: int, srcs: Tensors, outs: Tensors, room: Room = new_room
-) -> Steps:
+) -> DirectSteps:
     """The steps of one member; `room` gives memory that nobody needs once they are done."""
     if pattern.reduction is not None:
         return reduction(pattern, me, srcs, outs, room)
@@ -330,7 +296,7 @@ def program(
     return _copy(pattern, me, srcs, outs)
 
 
-def alone(steps: Steps) -> None:
+def alone(steps: DirectSteps) -> None:
     """The program of a group of one, in which there is nobody to exchange anything with."""
     while True:
         try:
@@ -340,7 +306,7 @@ def alone(steps: Steps) -> None:
             return
 
 
-def _copy(pattern: Pattern, me: int, srcs: Tensors, outs: Tensors) -> Steps:
+def _copy(pattern: Pattern, me: int, srcs: Tensors, outs: Tensors) -> DirectSteps:
     """Everything from where it is to where it belongs."""
     own = []
     if pattern.giver in (None, me) and pattern.taker in (None, me):
@@ -373,15 +339,15 @@ def _copy(pattern: Pattern, me: int, srcs: Tensors, outs: Tensors) -> Steps:
     return finish
 
 
-def _spread(pattern: Pattern, me: int, srcs: Tensors, outs: Tensors) -> Steps:
+def _spread(pattern: Pattern, me: int, srcs: Tensors, outs: Tensors) -> DirectSteps:
     """A broadcast of something large."""
     assert pattern.giver is not None
     if me == pattern.giver:
         moves.move_all(list(zip(outs, srcs, strict=True)))
-        yield Spread(whole(outs), me)
+        yield Broadcast(whole(outs), me)
         return _nothing
     room, scattered = room_for(outs)
-    yield Spread(room, pattern.giver)
+    yield Broadcast(room, pattern.giver)
     return (lambda: wire.unpack_bytes(room, outs)) if scattered else _nothing
 
 

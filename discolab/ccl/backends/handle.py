@@ -16,7 +16,9 @@ from torch._C import _distributed_c10d as c10d
 from ..coordinator import protocol
 from ..rendezvous.client import CoordinatorClient
 from ..rendezvous.conductor import Gone, ProcessGroup, Ranks
-from .exchanges import SCRATCH, AddUp, Await, Exchange, Finish, Spread, Step, Steps
+from .exchanges import SCRATCH
+from .process_groups import STEP_SECONDS, start
+from .steps import Await, DirectStep, DirectSteps, Exchange, Finish
 
 _Store: Any = torch.distributed.distributed_c10d.Store  # its trampoline has no types
 
@@ -70,11 +72,8 @@ class GroupStore(_Store):  # type: ignore[misc] # Any, see above
         )
 
 
-STEP_SECONDS = 120  # without any progress; all members are there, so none should pass
 _TAG = 0
 _own = threading.local()
-
-_OPS: dict[str, Any] = {"sum": c10d.ReduceOp.SUM, "prod": c10d.ReduceOp.PRODUCT}
 
 
 def connect(
@@ -90,7 +89,7 @@ def connect(
     return library(store, ranks.index(client.worker.worker_id), len(ranks), options)
 
 
-def carry_out(end: ProcessGroup, steps: Steps, void: Callable[[], bool]) -> Finish:
+def carry_out(end: ProcessGroup, steps: DirectSteps, void: Callable[[], bool]) -> Finish:
     """Do the steps of a program; what it returns.
 
     Raises
@@ -129,21 +128,13 @@ def do(end: ProcessGroup, exchange: Exchange) -> None:
     _wait(_begin(end, exchange))
 
 
-def _begin(end: ProcessGroup, step: Step) -> list[Any]:
+def _begin(end: ProcessGroup, step: DirectStep) -> list[Any]:
     """Begin a step; the library's works."""
-    match step:
-        case Exchange(gives, takes):
-            works = [end.recv([room], of, _TAG) for of, room in takes if room.numel()]
-            return works + [end.send([data], to, _TAG) for to, data in gives if data.numel()]
-        case Spread(data, root):
-            options = c10d.BroadcastOptions()
-            options.rootRank = root
-            return [end.broadcast([data], options)]
-        case AddUp(data, op):
-            reducing = c10d.AllreduceOptions()
-            reducing.reduceOp = _OPS[op]
-            return [end.allreduce([data], reducing)]
-    raise AssertionError(step)
+    if isinstance(step, Exchange):
+        works = [end.recv([room], of, _TAG) for of, room in step.takes if room.numel()]
+        return works + [end.send([data], to, _TAG) for to, data in step.gives if data.numel()]
+    assert not isinstance(step, Await)
+    return [start(end, step)]
 
 
 def _wait(works: list[Any]) -> None:
@@ -155,10 +146,3 @@ def _wait(works: list[Any]) -> None:
 def _device(host: str, _pid: int) -> Any:
     """The interface over which other workers reach this one. One for each process."""
     return c10d.ProcessGroupGloo.create_device(hostname=host)
-
-
-def obstacle() -> str:
-    """Why Gloo can't be used, "" if it can."""
-    if torch.distributed.is_gloo_available():
-        return ""
-    return f"this torch ({torch.__version__}) was built without Gloo"

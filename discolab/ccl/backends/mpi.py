@@ -388,7 +388,7 @@ def _begin_step(communicator: Communicator, step: steps.Step) -> Any:
             return communicator.Iallgather(data, out.numpy())
         case steps.Broadcast(_, root):
             return communicator.Ibcast(data, root)
-        case steps.Exchange(_, out, gives, takes):
+        case steps.AllToAll(_, out, gives, takes):
             return communicator.Ialltoallv([data, gives], [out.numpy(), takes])
 
 

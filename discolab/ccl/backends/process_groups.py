@@ -318,7 +318,7 @@ def start(group: ProcessGroup, step: steps.Step) -> Any:
             from_one = c10d.BroadcastOptions()
             from_one.rootRank = root
             return group.broadcast([data], from_one)
-        case steps.Exchange(data, out, gives, takes):
+        case steps.AllToAll(data, out, gives, takes):
             exchanging = c10d.AllToAllOptions()
             return _method(group, "alltoall_base", "all_to_all_single")(
                 out, data, takes, gives, exchanging

@@ -5,14 +5,15 @@ must do, and is resumed when that is done. It returns a function that writes the
 whoever drives it may look first whether anybody still wants them. All members of a collective
 yield the same kinds of steps in the same order.
 
-So one set of programs serves libraries that do all members' steps in this process (Gloo, NCCL)
-and those that do one member's alone (MPI). Roots are indices in the group here, not ranks.
+The programs here serve libraries that do all members' steps in this process (Gloo, NCCL) and those
+that do one member's alone (MPI). exchanges.py has those for members that give each other their
+tensors directly. Roots are indices in the group here, not ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -68,7 +69,7 @@ class Broadcast:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class AllToAll:
     """Send ``gives[j]`` bytes of `data` to the j-th member, and get ``takes[j]`` from it."""
 
     data: Tensor
@@ -77,9 +78,30 @@ class Exchange:
     takes: list[int]
 
 
-Step = AllReduce | Reduce | ReduceScatter | AllGather | Broadcast | Exchange
+@dataclass(frozen=True, slots=True, eq=False)
+class Exchange:
+    """Give and take contiguous bytes: pairs of a member's place and a tensor.
+
+    With `later` it is only begun; an `Await` follows.
+    """
+
+    gives: list[tuple[int, Tensor]]
+    takes: list[tuple[int, Tensor]]
+    later: bool = field(default=False, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    """Wait until an exchange is over that was begun before."""
+
+    exchange: Exchange
+
+
+Step = AllReduce | Reduce | ReduceScatter | AllGather | Broadcast | AllToAll
+DirectStep = AllReduce | Broadcast | Exchange | Await
 Finish = Callable[[], None]
 Steps = Generator[Step, None, Finish]
+DirectSteps = Generator[DirectStep, None, Finish]
 
 
 class Place(NamedTuple):
@@ -148,7 +170,7 @@ def reduce_scatter(name: str) -> Program:
             size = len(batch.packed) // n
             if batch.code is None:
                 result = torch.empty_like(batch.packed)
-                yield Exchange(batch.packed, result, [size] * n, [size] * n)
+                yield AllToAll(batch.packed, result, [size] * n, [size] * n)
             else:
                 result = batch.packed.new_empty(size)
                 yield ReduceScatter(batch.packed, result, batch.code.op)
@@ -219,7 +241,7 @@ def _exchange(
     device = (*srcs, *outs)[0].device
     packed = wire.pack_bytes(srcs, device)
     whole = packed.new_empty(sum(takes))
-    yield Exchange(packed, whole, gives or none, takes or none)
+    yield AllToAll(packed, whole, gives or none, takes or none)
     return lambda: wire.unpack_bytes(whole, outs)
 
 

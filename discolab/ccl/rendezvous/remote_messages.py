@@ -20,8 +20,8 @@ from ...runtime.errors import (
 )
 from .. import moves
 from ..backends import wire
-from ..backends.exchanges import Exchange
 from ..backends.handle import do
+from ..backends.steps import Exchange
 from ..board.messages import Message
 from ..call import DONE, Call
 from ..coordinator import protocol
