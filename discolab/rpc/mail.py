@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..runtime import protocol
+from ..runtime import serialize
 from ..runtime.actions import site_text
 from ..runtime.errors import SessionError
 from ..runtime.failures import Failure
@@ -200,9 +200,9 @@ class Mail:
         call = self._node.calls.get(number)
         if call is None:
             return
-        failure = protocol.open_all(failure)
+        failure = serialize.open_all(failure)
         try:
-            kind, state = protocol.open_all(kind), protocol.open_all(state)
+            kind, state = serialize.open_all(kind), serialize.open_all(state)
         except Exception:  # of a class that is not known here
             kind = state = None
         call.settle(None, error_of(failure, kind, state))

@@ -1,4 +1,4 @@
-"""What nodes say to each other: tuples, by the protocol of runtime/protocol.py.
+"""What nodes say to each other: tuples, by runtime/serialize.py.
 
 The last item of each message that carries values is a list of the *forks* of the references in
 them: it is filled while the values are written, and written after them. So the receiving thread
@@ -10,20 +10,16 @@ come to.
 
 from __future__ import annotations
 
-import struct
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from ..runtime import protocol
-from ..runtime.arguments import Pickled
+from ..runtime import serialize
 from ..runtime.errors import ArgumentError
-from ..runtime.regions import find_regions
 from ..runtime.worker import current_worker_or_none
 from . import channels
-from .autograd.containers import tensors_in
 from .rref import RRef
 from .within import within
 
@@ -45,14 +41,12 @@ FETCHES = 8  # with the kind of a call: it asks for a value, by its reference
 KIND = 7
 
 _WITH_VALUES = (CALL, RESULT, ITEM, POST)
-_VALUES_AT = {CALL: (8, 9), RESULT: (2,), ITEM: (2,), POST: ()}
-_PACKED = struct.Struct("<i5q")  # the rank of the owner, the fork
 _travel = threading.local()
 
 
 def pack(
     node: Node, to: int, message: tuple[Any, ...], forks: list[Any], same_gpus: bool
-) -> protocol.Message:
+) -> serialize.Message:
     """A message for another node; `forks` is filled with those of the references in it.
 
     Raises
@@ -61,24 +55,10 @@ def pack(
         If something in it can't be sent.
     """
     if message[0] not in _WITH_VALUES:
-        return protocol.encode(message)
-    message = _shared_kept(channels.outgoing(message, same_gpus))
+        return serialize.encode(message)
+    message = channels.outgoing(message, same_gpus)
     with within(_travel, "out", (node, to, forks)):
-        return protocol.encode((*message, forks))
-
-
-def _shared_kept(message: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The message, with values whose tensors share memory as pickles, which keep that."""
-    made = message
-    for place in _VALUES_AT[message[0]]:
-        tensors = tensors_in(message[place])
-        if len(tensors) > 1:
-            different = {id(tensor): tensor for tensor in tensors}
-            regions = find_regions(list(different.values())).values()
-            shared = any(region.alone is None for region in regions)
-            if shared or len(different) < len(tensors):
-                made = (*made[:place], Pickled(message[place]), *made[place + 1 :])
-    return made
+        return serialize.encode((*message, forks))
 
 
 def unpack(
@@ -91,7 +71,7 @@ def unpack(
     claims: list[RRef] = []
     with within(_travel, "come", (node, claims)):
         # what was on a GPU stays on the host until it is opened
-        message = protocol.decode(body, frames, place=channels.placed)
+        message = serialize.decode(body, frames, place=channels.placed)
     if message[0] not in _WITH_VALUES:
         return message, None
     brought = node.holdings.brought(message[-1], sender)
@@ -103,7 +83,7 @@ def unpack(
 def opened_here(node: Node, value: Any) -> Any:
     """A value with its pickles opened; the references in it are this node's."""
     with within(_travel, "come", (node, None)):
-        return channels.incoming(protocol.open_all(value), _own_device())
+        return channels.incoming(serialize.open_all(value), _own_device())
 
 
 def _own_device() -> torch.device:
@@ -114,11 +94,8 @@ def _own_device() -> torch.device:
 # -- references on the wire ---------------------------------------------------------------------
 
 
-def _write(rref: RRef, buffer: memoryview) -> None:
-    buffer[:] = _out(rref)
-
-
-def _out(rref: RRef) -> bytes:
+def _out(rref: RRef) -> tuple[Any, ...]:
+    """The rank of the owner, and the fork."""
     travel = getattr(_travel, "out", None)
     if travel is None:
         _refuse_travel()
@@ -127,15 +104,14 @@ def _out(rref: RRef) -> bytes:
         raise ArgumentError("this RRef belongs to another session")
     fork = node.holdings.fork(rref.ref, to)
     forks.append(fork)
-    return _PACKED.pack(rref.owner_rank, *fork)
+    return rref.owner_rank, *fork
 
 
-def _in(data: Any) -> RRef:
+def _in(owner: int, *fork: Any) -> RRef:
     travel = getattr(_travel, "come", None)
     if travel is None:
         _refuse_travel()
     node, claims = travel
-    owner, *fork = _PACKED.unpack(data)
     rref = RRef(node, tuple(fork[:3]), owner)
     if claims is None:
         rref._claim()
@@ -152,5 +128,5 @@ def _refuse_travel() -> NoReturn:
     )
 
 
-protocol.register_type(RRef, "discolab.rpc.RRef", lambda _: _PACKED.size, _write, _in)
-RRef.on_reduce = staticmethod(lambda rref: (_in, (_out(rref),)))
+serialize.register_plain(RRef, _out, _in)
+RRef.on_reduce = staticmethod(lambda rref: (_in, _out(rref)))

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ...runtime import protocol, sources
+from ...runtime import serialize, sources
 from ...runtime.actions import Command, DiscoAction
 from ...runtime.failures import Failure
 from ...runtime.link import Ears
@@ -241,7 +241,7 @@ class WireLink:
                 idle = worker.current is None and not self.outlet.waiting
                 found = self._wire.recv_control(self.beat / 2 if idle else _FLUSH_EVERY)
                 if found is not None:
-                    self._hear(protocol.open_all(protocol.decode(*unpack(*found))))
+                    self._hear(serialize.open_all(serialize.decode(*unpack(*found))))
                 elif flushing:
                     self.flush()
                 flushing = self.outlet.waiting  # what has just begun may be a part of a line

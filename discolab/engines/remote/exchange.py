@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from ...runtime import protocol
+from ...runtime import serialize
 from ...runtime.actions import Command, DiscoAction, function_text, site_text
 from ...runtime.arguments import Register
 from ...runtime.channel import ThreadChannel, Ticket
@@ -428,8 +428,8 @@ class Exchange:
                 return
             try:
                 body, frames = unpack(event.data, event.fd, self._droppers[rank])
-                message = protocol.decode(body, frames)
-            except (FrameError, protocol.ProtocolError) as exc:
+                message = serialize.decode(body, frames)
+            except (FrameError, serialize.ProtocolError) as exc:
                 self._lose(rank, f"said something that is no message of ours ({exc})")
                 return
             self._hear(rank, message)
@@ -449,15 +449,15 @@ class Exchange:
         elif kind == messages.TELL:
             service = self.services.get(message[1])
             if service is not None:
-                service.receive(rank, protocol.open_all(message[2]))
+                service.receive(rank, serialize.open_all(message[2]))
                 if message[1] == PROBES:
                     self._notify()
         elif kind == messages.OUTPUT:
             channel = self.channels[rank]
             channel.done = max(channel.done, message[2])
-            self._put_out(rank, protocol.open_all(message[1]))
+            self._put_out(rank, serialize.open_all(message[1]))
         elif kind == messages.STATE:
-            state = WorkerState(*protocol.open_all(message[1]))
+            state = WorkerState(*serialize.open_all(message[1]))
             self.states[rank] = state
             channel = self.channels[rank]
             channel.done = max(channel.done, state.received - state.busy)
@@ -480,7 +480,7 @@ class Exchange:
             return
         ticket, remote = found
         try:
-            value = protocol.open_all(value)
+            value = serialize.open_all(value)
         except BaseException as exc:
             value = Failure.from_exception(rank, "fetching a value", "", exc)
             value.message = f"what came can't be unpickled here: {value.message}"

@@ -1,9 +1,9 @@
 """What is said on a line, as messages: commands, control, and all that a worker says.
 
-A command is ``u8 action, u64 register, u64 turn, u16 n, n x u64`` and then, by runtime/protocol.py,
-a tuple of the rest. `turn` counts the commands that go to all workers, 0 for others: one that comes
-twice, as after a Ctrl-C in the middle of sending, is done once. The n are registers to forget
-first, so that this takes no message of its own.
+A command is ``u8 action, u64 register, u64 turn, u16 n, n x u64`` and then, by
+runtime/serialize.py, a tuple of the rest. `turn` counts the commands that go to all workers, 0 for
+others: one that comes twice, as after a Ctrl-C in the middle of sending, is done once. The n are
+registers to forget first, so that this takes no message of its own.
 
 Any other message is the tuple of its kind, one of the constants here, and its contents; only the
 reply that there is nothing to tell, as most are, has a form of its own (`DONE`). A ticket travels
@@ -17,13 +17,12 @@ from __future__ import annotations
 
 import functools
 import struct
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
 
-from ...runtime import arguments, protocol
+from ...runtime import arguments, serialize
 from ...runtime.actions import (
     BIND_ARGUMENTS,
     BIND_FUNCTION,
@@ -44,7 +43,7 @@ REPLY, TELL, STATE, OUTPUT, PROGRESS, HELLO, FAILED = range(7)
 # control: what a session says to a worker's link
 ANNOUNCE, RETRY, ASK_STATE, SAY, FREE = range(5)
 
-arguments.OPENERS[protocol.Sealed] = lambda sealed, lookup: sealed.open(lookup=lookup)
+arguments.OPENERS[serialize.LazyPickle] = lambda sealed, lookup: sealed.open(lookup=lookup)
 
 _HEAD = struct.Struct("<BQQH")
 DONE = struct.Struct("<4sQQ")  # b"DONE", the ticket's number, how many commands have come
@@ -64,7 +63,7 @@ _known: dict[bytes, tuple[Any, ...]] = {}
 class SentFunction:
     """A function that has come to a worker and is not opened yet; says what it is called."""
 
-    def __init__(self, sealed: protocol.Sealed, name: str, words: str) -> None:
+    def __init__(self, sealed: serialize.LazyPickle, name: str, words: str) -> None:
         self.sealed = sealed
         self.__qualname__ = name
         self.disco_command = words or None
@@ -119,12 +118,12 @@ def encode_call(func: Any, args: Any, kwargs: Any, site: Any) -> Any:
     name, words = "", ""
     if type(func) is not Register:
         name, words = function_text(func), own_words(func)
-    return protocol.encode((func, name, words, args, kwargs, bind, site_for_people(site)))
+    return serialize.encode((func, name, words, args, kwargs, bind, site_for_people(site)))
 
 
 @functools.lru_cache(maxsize=4096)
 def _call_without_arguments(func: Register, site: Any) -> Any:
-    return protocol.encode((func, "", "", (), {}, BIND_FUNCTION, site))
+    return serialize.encode((func, "", "", (), {}, BIND_FUNCTION, site))
 
 
 def pack_command(
@@ -149,7 +148,7 @@ def pack_command(
     if action == _CALL_PACKED and type(command[3]) is Packed:
         message = command[3].message
     elif action == _SYNC:
-        message = protocol.encode((number_of(command[2]),))
+        message = serialize.encode((number_of(command[2]),))
     else:
         rest = list(command[2:])
         at = _TICKET_AT.get(action)
@@ -158,7 +157,7 @@ def pack_command(
         at = _SITE_AT.get(action)
         if at is not None:
             rest[at - 2] = site_for_people(rest[at - 2])
-        message = protocol.encode(tuple(rest))
+        message = serialize.encode(tuple(rest))
     head = _HEAD.pack(action, reg, turn, len(forget))
     if forget:
         head += struct.pack(f"<{len(forget)}Q", *forget)
@@ -171,11 +170,11 @@ def unpack_command(body: Any, frames: list[Any]) -> tuple[Command, tuple[int, ..
     forget = struct.unpack_from(f"<{count}Q", body, _HEAD.size) if count else ()
     packed = body[_HEAD.size + 8 * count :]
     if action != _CALL_PACKED:
-        return (action, reg, *protocol.decode(packed, frames)), forget, turn
+        return (action, reg, *serialize.decode(packed, frames)), forget, turn
     call = _known.get(packed) if type(packed) is bytes else None
     if call is None:
-        func, name, words, args, kwargs, bind, site = protocol.decode(packed, frames)
-        if type(func) is protocol.Sealed:
+        func, name, words, args, kwargs, bind, site = serialize.decode(packed, frames)
+        if type(func) is serialize.LazyPickle:
             func = SentFunction(func, name, words)
         call = func, args, kwargs, bind, site
         if type(func) is Register and args == () and kwargs == {} and type(packed) is bytes:
@@ -208,7 +207,7 @@ def pack_message(
     ArgumentError
         If something in it can't be pickled.
     """
-    message = protocol.encode((kind, *contents))
+    message = serialize.encode((kind, *contents))
     return pack(message.body, message.frames, segments, pool)
 
 
@@ -229,8 +228,8 @@ def _failure_fields(failure: Failure) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def failure_of(fields: Any) -> Failure:
-    """What `_failure_fields` has taken apart."""
+def failure_of(*fields: Any) -> Failure:
+    """Put together what `_failure_fields` has taken apart."""
     parts = list(fields)
     if parts[10] is not None:
         try:
@@ -242,34 +241,7 @@ def failure_of(fields: Any) -> Failure:
     return Failure(*parts)
 
 
-class _FailureOnTheWire:
-    """size, write, read of a `Failure` (see runtime/protocol.py)."""
-
-    def __init__(self) -> None:
-        self._local = threading.local()  # the last failure asked for its size, and its bytes
-
-    def _body(self, failure: Failure) -> bytes:
-        last: tuple[Failure, bytes] | None = getattr(self._local, "last", None)
-        if last is None or last[0] is not failure:
-            last = (failure, bytes(protocol.encode(_failure_fields(failure)).body))
-            self._local.last = last
-        return last[1]
-
-    def size(self, failure: Failure) -> int:
-        return len(self._body(failure))
-
-    def write(self, failure: Failure, buffer: Any) -> None:
-        buffer[:] = self._body(failure)
-        self._local.last = None
-
-    def read(self, buffer: Any) -> Failure:
-        return failure_of(protocol.decode(bytes(buffer)))
-
-
-_on_the_wire = _FailureOnTheWire()
-protocol.register_type(
-    Failure, "discolab.Failure", _on_the_wire.size, _on_the_wire.write, _on_the_wire.read
-)
+serialize.register_plain(Failure, _failure_fields, failure_of)
 
 
 def state_fields(state: WorkerState) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ...runtime.errors import SessionError
-from ...runtime.protocol import register_type
+from ...runtime.serialize import register_plain
 
 if TYPE_CHECKING:
     from ..node import Node
@@ -49,13 +49,7 @@ class Context:
         return Context, (self.id,)
 
 
-register_type(
-    Context,
-    "discolab.rpc.Context",
-    lambda context: 8,
-    lambda context, buffer: buffer.__setitem__(slice(0, 8), context.id.to_bytes(8, "little")),
-    lambda buffer: Context(int.from_bytes(buffer, "little")),
-)
+register_plain(Context, lambda context: (context.id,), Context)
 
 
 class Send(NamedTuple):

@@ -4,11 +4,13 @@ import collections
 import functools
 import gc
 import pickle
+import runpy
 import sys
 import threading
 import types
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -17,19 +19,21 @@ import pytest
 import torch
 
 from discolab import ThreadedSession
-from discolab.runtime import ArgumentError, sealed
+from discolab.runtime import ArgumentError, serialize
 from discolab.runtime.arguments import Pickled, Register
-from discolab.runtime.protocol import ProtocolError, Sealed, decode, encode
+from discolab.runtime.serialize import LazyPickle, ProtocolError, decode, encode, pickle_lazily
+
+helpers = runpy.run_path(str(Path(__file__).with_name("same_values.py")))
 
 
-def sealed_of(value: Any) -> Sealed:
+def shut(value: Any) -> LazyPickle:
     found = decode(*encode(value))
-    assert type(found) is Sealed
+    assert type(found) is LazyPickle
     return found
 
 
 def there_and_back(value: Any) -> Any:
-    return sealed_of(value).open()
+    return shut(value).open()
 
 
 class Config:
@@ -89,27 +93,27 @@ def test_a_class_of_a_cell_travels_whole() -> None:
 
 
 def test_words_for_what_is_sealed() -> None:
-    assert sealed_of(len).what == "function len"
-    assert sealed_of(dict).what == "class builtins.dict"
-    assert sealed_of(Pickled([1])).what == "builtins.list"
-    assert sealed_of(torch.nn.Linear(1, 1)).what == "torch.nn.modules.linear.Linear"
-    assert "sealed function len" in repr(sealed_of(len))
+    assert shut(len).what == "function len"
+    assert shut(dict).what == "class builtins.dict"
+    assert shut(Pickled([1])).what == "builtins.list"
+    assert shut(torch.nn.Linear(1, 1)).what == "torch.nn.modules.linear.Linear"
+    assert "pickle of function len" in repr(shut(len))
     long_name = type("x" * 5000, (), {})
-    assert len(sealed_of(long_name()).what) <= 120
+    assert len(shut(long_name()).what) <= 120
 
     class Odd(type):
         @property
         def __module__(cls) -> str:  # type: ignore[override]
             raise RuntimeError
 
-    assert sealed.name_of(Odd("Odder", (), {})()) in ("object", f"{__name__}.Odder")
+    assert serialize.name_of(Odd("Odder", (), {})()) in ("object", f"{__name__}.Odder")
 
 
 def test_a_sealed_can_be_sent_on() -> None:
     value = Config(tensor=torch.arange(4.0), array=np.ones(3))
-    first = sealed_of(value)
-    second = sealed_of(first)
-    assert (second.what, second.data, second.table) == (first.what, first.data, first.table)
+    first = shut(value)
+    second = shut(first)
+    assert (second.what, second.data) == (first.what, first.data)
     assert torch.equal(second.open().tensor, value.tensor)
 
 
@@ -205,18 +209,15 @@ def test_a_gradient_and_attributes_of_a_tensor_in_an_object_are_kept() -> None:
 
 def test_place_reaches_into_pickles() -> None:
     base = torch.arange(4.0)
-    message = encode(Config(alone=torch.ones(2), a=base, b=base[1:]))
-    body = message.body.replace(b"\x03cpu", b"\x06cuda:0")
-    # the table has grown: its length is the byte behind the name and the number of frames
-    at = body.index(b"Config") + len(b"Config") + 1
-    body = body[:at] + bytes((body[at] + 9,)) + body[at + 1 :]
+    with helpers["as_if_on"]("cuda:0"):
+        message = encode(Config(alone=torch.ones(2), a=base, b=base[1:]))
     placed = []
 
     def place(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         placed.append((tensor.nbytes, device))
         return tensor.clone()
 
-    found = decode(body, message.frames)
+    found = decode(*message)
     assert found.open().a.data_ptr() == base.data_ptr()
     got = found.open(place)
     assert placed == [(8, torch.device("cuda:0")), (16, torch.device("cuda:0"))]
@@ -227,7 +228,7 @@ def test_registers_in_a_pickle_are_looked_up() -> None:
     value = Point(Register(5), [Pickled([1]), Register(5)])
     assert there_and_back(value) == Point(5, [[1], 5])
     assert type(there_and_back(value).x) is Register
-    got = sealed_of(value).open(lookup=lambda register: f"value of {register}")
+    got = shut(value).open(lookup=lambda register: f"value of {register}")
     assert got == Point("value of 5", [[1], "value of 5"])
 
 
@@ -237,10 +238,10 @@ def test_nothing_waits_for_the_garbage_collector() -> None:
     try:
         tensor = torch.ones(4)
         sent = weakref.ref(tensor)
-        shut = sealed_of(Config(a=tensor, b=tensor[1:], f=lambda: None, z=np.ones(2)))
-        got = shut.open()
+        found = shut(Config(a=tensor, b=tensor[1:], f=lambda: None, z=np.ones(2)))
+        got = found.open()
         arrived = weakref.ref(got.a)
-        del tensor, shut, got
+        del tensor, found, got
         assert sent() is None
         assert arrived() is None
     finally:
@@ -262,39 +263,39 @@ def module() -> Iterator[types.ModuleType]:
 
 def test_the_pickle_of_an_importable_function_is_made_once(module: Any) -> None:
     for value in (module.f, module.C, torch.relu, len, torch.Tensor.add):
-        assert (sealed.seal(value) is sealed.seal(value)) == (value is not torch.Tensor.add)
+        assert (pickle_lazily(value) is pickle_lazily(value)) == (value is not torch.Tensor.add)
         assert there_and_back(value) is value
 
 
 def test_a_kept_pickle_is_not_used_once_it_means_something_else(module: Any) -> None:
     old = module.f
-    first = sealed.seal(old)
+    first = pickle_lazily(old)
     exec("def f():\n    return 2\n", module.__dict__)
-    assert sealed.seal(old) is not first
+    assert pickle_lazily(old) is not first
     assert there_and_back(old)() == 1
     assert there_and_back(module.f)() == 2
     del sys.modules[module.__name__]
-    assert sealed_of(module.f).open()() == 2
+    assert shut(module.f).open()() == 2
 
 
 def test_a_module_sent_by_value_is_sent_by_value(module: Any) -> None:
-    first = sealed.seal(module.f)
+    first = pickle_lazily(module.f)
     cloudpickle.register_pickle_by_value(module)
     try:
-        assert len(sealed.seal(module.f).data) > len(first.data)
+        assert len(pickle_lazily(module.f).data) > len(first.data)
     finally:
         cloudpickle.unregister_pickle_by_value(module)
-    assert sealed.seal(module.f) is first
+    assert pickle_lazily(module.f) is first
 
 
 def test_kept_pickles_do_not_keep_functions(module: Any) -> None:
-    sealed.seal(module.f)
+    pickle_lazily(module.f)
     key, gone = id(module.f), weakref.ref(module.f)
-    assert key in sealed._KNOWN
+    assert key in serialize._named
     del module.f
     gc.collect()
     assert gone() is None
-    assert key not in sealed._KNOWN
+    assert key not in serialize._named
 
 
 def test_bound_methods_of_builtins_are_not_kept() -> None:
@@ -407,16 +408,15 @@ def test_what_unpickling_raises_comes_from_open_alone(module: Any) -> None:
         first.open()
     assert second.open().a == 1
     with pytest.raises(pickle.UnpicklingError):
-        Sealed("x", b"\x80\x05garbage", b"\0", ()).open()
+        LazyPickle("x", b"\x80\x05garbage").open()
 
 
 def test_a_pickle_that_asks_for_what_is_not_there() -> None:
-    shut = sealed_of(Config(a=torch.ones(2)))
-    for wrong in (Sealed("x", shut.data, b"\0", ()), Sealed("x", shut.data, b"\x01", ())):
-        with pytest.raises(ProtocolError):
-            wrong.open()
-    with pytest.raises(pickle.UnpicklingError, match="taken out of its message"):
-        pickle.loads(shut.data)
+    found = shut(Config(a=torch.ones(2)))
+    with pytest.raises(pickle.UnpicklingError, match="out-of-band"):
+        LazyPickle("x", found.data).open()
+    with pytest.raises(ProtocolError, match="2 frames, of which it does not use all"):
+        LazyPickle("x", found.data, *found.frames, b"").open()
 
 
 def test_ordered_things_stay_so() -> None:
