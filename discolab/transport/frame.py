@@ -38,11 +38,7 @@ from typing import Any
 import torch
 
 from ..runtime.errors import DiscoError
-
-PORTABLE = os.environ.get("DISCOLAB_TRANSPORT") == "portable" or not (
-    hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
-)
-"""Whether only what all systems with unix sockets have is used; the variable is for tests."""
+from .loop import PORTABLE
 
 KEEP_FREE = 10.0  # seconds for which a buffer that nobody uses is kept
 INLINE = 16_384  # bytes of one part that still go within a frame

@@ -2,7 +2,7 @@
 
 A frame is one datagram (SOCK_SEQPACKET): it arrives whole or not at all, so a signal in the middle
 of a send can't tear it. What is large in it travels as a descriptor of shared memory. Where the
-system has no such sockets (`frame.PORTABLE`), streams are used, and only one thread sends.
+system has no such sockets (`loop.PORTABLE`), streams are used, and only one thread sends.
 
 Two processes get connected as a pair of sockets that both inherit, or by an address that one of
 them listens at: a random name that no file has, where there are such names.
@@ -32,9 +32,9 @@ from ..runtime.ctrl_c import held_back
 from ..runtime.waiter import waiter_here
 from . import handshake
 from .connection import Arrived, Connection, Port
-from .frame import KEEP_FREE, LARGEST, PORTABLE, BufferPool, Frame, pack, reload, unload
+from .frame import KEEP_FREE, LARGEST, BufferPool, Frame, pack, reload, unload
 from .handshake import Unauthenticated
-from .loop import READ, WRITE, EventLoop
+from .loop import PORTABLE, READ, WRITE, EventLoop
 
 HAVE_LOCAL = hasattr(socket, "AF_UNIX") and hasattr(os, "fork")
 MOST_STRANGERS = 64  # connections that have not said who they are

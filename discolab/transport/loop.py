@@ -9,10 +9,14 @@ import heapq
 import itertools
 import os
 import select
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
+
+PORTABLE = os.environ.get("DISCOLAB_TRANSPORT") == "portable" or sys.platform != "linux"
+"""Whether only what all systems with unix sockets have is used; the variable is for tests."""
 
 READ, WRITE = 1, 4  # POLLIN and POLLOUT, and as epoll has them
 
@@ -21,7 +25,7 @@ class Wakeup:
     """A file descriptor that any thread can make readable, to wake one that polls."""
 
     def __init__(self) -> None:
-        if hasattr(os, "eventfd"):
+        if not PORTABLE:
             self.fd = self._in = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         else:
             self.fd, self._in = os.pipe()
@@ -56,8 +60,8 @@ class EventLoop:
     """See the module. `soon`, `later`, `wake`, `watch` and `change` are for any thread."""
 
     def __init__(self) -> None:
-        self._poll: Any = select.epoll() if hasattr(select, "epoll") else select.poll()
-        self._unit = 1 if hasattr(select, "epoll") else 1000  # poll counts in milliseconds
+        self._poll: Any = select.poll() if PORTABLE else select.epoll()
+        self._unit = 1000 if PORTABLE else 1  # poll counts in milliseconds
         self._ready: dict[int, Callable[[int], object]] = {}
         self._soon: deque[Callable[[], object]] = deque()
         self._later: list[tuple[float, int, Callable[[], object]]] = []
@@ -69,6 +73,8 @@ class EventLoop:
         """Call ``ready(mask)`` while `fd` is ready for what `mask` says."""
         self._ready[fd] = ready
         self._poll.register(fd, mask)
+        if PORTABLE:
+            self._wakeup.ring()  # a poll that is under way does not know of it
 
     def change(self, fd: int, mask: int) -> None:
         """Wait for something else of a descriptor."""

@@ -23,9 +23,9 @@ from discolab.rpc.routes.service import ROUTE
 from discolab.runtime.protocol import Message
 from discolab.runtime.worker import Worker
 from discolab.transport import local
-from discolab.transport.frame import PORTABLE
 from discolab.transport.handshake import say_hello
 from discolab.transport.local import LocalSocket, local_socket
+from discolab.transport.loop import PORTABLE
 from tests.rpc.functions import eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")

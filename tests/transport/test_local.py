@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from discolab.transport import frame, local
-from discolab.transport.frame import PORTABLE, Frame, pack, unpack
+from discolab.transport import loop as loops
+from discolab.transport.frame import Frame, pack, unpack
 from discolab.transport.handshake import say_hello
 from discolab.transport.local import (
     LocalConnection,
@@ -24,7 +25,7 @@ from discolab.transport.local import (
     local_socket,
     socket_pair,
 )
-from discolab.transport.loop import EventLoop
+from discolab.transport.loop import PORTABLE, EventLoop
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs unix sockets")
 
@@ -32,8 +33,8 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs unix sock
 @pytest.fixture(params=["native", "portable"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "portable":
-        monkeypatch.setattr(frame, "PORTABLE", True)
-        monkeypatch.setattr(local, "PORTABLE", True)
+        for module in (loops, frame, local):
+            monkeypatch.setattr(module, "PORTABLE", True)
         monkeypatch.setattr(local, "_KIND", socket.SOCK_STREAM)
     elif PORTABLE:
         pytest.skip("this system has the portable way only")
@@ -185,10 +186,10 @@ def is_hung_up(knocking: LocalSocket) -> bool:
 PROGRAM = """
 import torch, discolab
 from discolab import rpc
-from discolab.transport.frame import PORTABLE
+from discolab.transport.loop import PORTABLE
 
 def which():
-    from discolab.transport.frame import PORTABLE
+    from discolab.transport.loop import PORTABLE
     return PORTABLE
 
 def ask():
