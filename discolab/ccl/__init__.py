@@ -17,14 +17,15 @@ from . import mesh as _mesh  # gives a mesh its groups
 from .backend import Backend, BackendStatistics
 from .call import Call
 from .choose import backend_name, statistics
-from .coalesced import all_gather_coalesced, all_reduce_coalesced, reduce_scatter_coalesced
 from .deadlines import set_timeout
 from .groups import Group, group, new_group, world
 from .ops import (
     all_gather,
+    all_gather_coalesced,
     all_gather_list,
     all_reduce,
     all_reduce_,
+    all_reduce_coalesced,
     all_to_all,
     barrier,
     broadcast,
@@ -32,6 +33,7 @@ from .ops import (
     gather,
     reduce,
     reduce_scatter,
+    reduce_scatter_coalesced,
     scatter,
 )
 from .p2p import (

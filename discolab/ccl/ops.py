@@ -31,13 +31,16 @@ from typing import Any
 import torch
 
 from ..runtime.errors import ArgumentError
+from ..runtime.worker import Worker
 from . import checks
+from .call import Kind
 from .choose import backend_of
 from .groups import Group, resolve
 from .moves import rows
 from .reductions import check_reduction
 
 GroupLike = Any
+Tensors = Sequence[torch.Tensor]
 
 
 def all_reduce(
@@ -74,16 +77,10 @@ def all_reduce(
         See this module.
     """
     name = "all_reduce"
-    worker = checks.calling_worker(name)
-    src = checks.as_source(name, tensor)
+    worker, src, members = _enter(name, tensor, group)
     reduction = check_reduction(name, op, src.dtype)
-    members = resolve(worker, group, name)
     result, dst = checks.as_output(name, out, tuple(src.shape), src)
-    call = checks.make_call(
-        name, worker, members, [src], reduction=reduction, timeout=timeout, async_op=async_op
-    )
-    work = backend_of(worker).all_reduce(call, [src], [dst], reduction)
-    return work.give(result, async_op)
+    return _run(name, worker, members, [src], [src], [dst], result, timeout, async_op, reduction)
 
 
 def all_reduce_(
@@ -123,22 +120,17 @@ def reduce(
         The result on `dst`, None on the others.
     """
     name = "reduce"
-    worker = checks.calling_worker(name)
-    src = checks.as_source(name, tensor)
+    worker, src, members = _enter(name, tensor, group)
     reduction = check_reduction(name, op, src.dtype)
-    members = resolve(worker, group, name)
     root = checks.as_root(name, dst, members, "dst")
     result: torch.Tensor | None = None
     outs: list[torch.Tensor] = []
     if root == worker.worker_id:
         result, target = checks.as_output(name, out, tuple(src.shape), src)
         outs = [target]
-    call = checks.make_call(
-        name, worker, members, [src],
-        reduction=reduction, root=root, timeout=timeout, async_op=async_op,
-    )  # fmt: skip
-    work = backend_of(worker).reduce(call, [src], outs, reduction, root)
-    return work.give(result, async_op)
+    return _run(
+        name, worker, members, [src], [src], outs, result, timeout, async_op, reduction, root
+    )
 
 
 def all_gather(
@@ -164,12 +156,9 @@ def all_gather(
         `out`, or a new tensor of that shape; the same on all.
     """
     name = "all_gather"
-    worker = checks.calling_worker(name)
-    src = checks.as_source(name, tensor)
-    members = resolve(worker, group, name)
+    worker, src, members = _enter(name, tensor, group)
     result, pieces = _gathered(name, src, members, out)
-    call = checks.make_call(name, worker, members, [src], timeout=timeout, async_op=async_op)
-    return backend_of(worker).all_gather(call, [src], pieces).give(result, async_op)
+    return _run(name, worker, members, [src], [src], pieces, result, timeout, async_op)
 
 
 def all_gather_list(
@@ -205,18 +194,13 @@ def gather(
         The result on `dst`, None on the others.
     """
     name = "gather"
-    worker = checks.calling_worker(name)
-    src = checks.as_source(name, tensor)
-    members = resolve(worker, group, name)
+    worker, src, members = _enter(name, tensor, group)
     root = checks.as_root(name, dst, members, "dst")
     result: torch.Tensor | None = None
     pieces: list[torch.Tensor] = []
     if root == worker.worker_id:
         result, pieces = _gathered(name, src, members, out)
-    call = checks.make_call(
-        name, worker, members, [src], root=root, timeout=timeout, async_op=async_op
-    )
-    return backend_of(worker).gather(call, [src], pieces, root).give(result, async_op)
+    return _run(name, worker, members, [src], [src], pieces, result, timeout, async_op, root=root)
 
 
 def reduce_scatter(
@@ -245,18 +229,12 @@ def reduce_scatter(
         `out`, or a new tensor of that shape.
     """
     name = "reduce_scatter"
-    worker = checks.calling_worker(name)
-    src = checks.as_source(name, tensor)
+    worker, src, members = _enter(name, tensor, group)
     reduction = check_reduction(name, op, src.dtype)
-    members = resolve(worker, group, name)
     shape = checks.check_divides(name, src, members)
     result, dst = checks.as_output(name, out, shape, src, f"one of {len(members)} parts")
-    call = checks.make_call(
-        name, worker, members, [src], reduction=reduction, timeout=timeout, async_op=async_op
-    )
     parts = rows(src, len(members))
-    work = backend_of(worker).reduce_scatter(call, parts, [dst], reduction)
-    return work.give(result, async_op)
+    return _run(name, worker, members, [src], parts, [dst], result, timeout, async_op, reduction)
 
 
 def broadcast(
@@ -296,11 +274,8 @@ def broadcast(
         tensor = out
     source = checks.as_source(name, tensor)
     result, dst = checks.as_output(name, out, tuple(source.shape), source)
-    call = checks.make_call(
-        name, worker, members, [dst], root=root, timeout=timeout, async_op=async_op
-    )
-    work = backend_of(worker).broadcast(call, [source] if mine else [], [dst], root)
-    return work.give(result, async_op)
+    srcs = [source] if mine else []
+    return _run(name, worker, members, [dst], srcs, [dst], result, timeout, async_op, root=root)
 
 
 def broadcast_(
@@ -356,10 +331,7 @@ def scatter(
     else:
         like = checks.as_source(name, out, "out")
         result, dst = checks.as_output(name, out, tuple(out.shape), like)
-    call = checks.make_call(
-        name, worker, members, [dst], root=root, timeout=timeout, async_op=async_op
-    )
-    return backend_of(worker).scatter(call, parts, [dst], root).give(result, async_op)
+    return _run(name, worker, members, [dst], parts, [dst], result, timeout, async_op, root=root)
 
 
 def all_to_all(
@@ -407,10 +379,71 @@ def all_to_all(
         result, outs = checks.as_parts(name, out, srcs)
         kinds = ((srcs[0].dtype, None),)
         source = srcs[0]
-    call = checks.make_call(
-        name, worker, members, [source], kinds=kinds, timeout=timeout, async_op=async_op
-    )
-    return backend_of(worker).all_to_all(call, srcs, outs).give(result, async_op)
+    return _run(name, worker, members, [source], srcs, outs, result, timeout, async_op, kinds=kinds)
+
+
+def all_reduce_coalesced(
+    tensors: Tensors,
+    op: str = "sum",
+    *,
+    group: Any = None,
+    outs: Tensors | None = None,
+    timeout: float | None = None,
+    async_op: bool = False,
+) -> Any:
+    """`all_reduce` of each tensor at once; the list of results. In place with ``outs=tensors``.
+
+    The tensors may differ in shape and dtype, but the members must give the same list.
+    """
+    name = "all_reduce_coalesced"
+    worker = checks.calling_worker(name)
+    srcs = checks.as_sources(name, tensors)
+    reduction = {check_reduction(name, op, src.dtype) for src in srcs}.pop()
+    members = resolve(worker, group, name)
+    shapes = [tuple(src.shape) for src in srcs]
+    results, dsts = checks.as_outputs(name, outs, shapes, srcs)
+    return _run(name, worker, members, srcs, srcs, dsts, results, timeout, async_op, reduction)
+
+
+def all_gather_coalesced(
+    tensors: Tensors,
+    *,
+    group: Any = None,
+    outs: Tensors | None = None,
+    timeout: float | None = None,
+    async_op: bool = False,
+) -> Any:
+    """`all_gather` of each tensor, as for `all_reduce_coalesced`; the list of results."""
+    name = "all_gather_coalesced"
+    worker = checks.calling_worker(name)
+    srcs = checks.as_sources(name, tensors)
+    members = resolve(worker, group, name)
+    n = len(members)
+    shapes = [_gathered_shape(src, n) for src in srcs]
+    results, dsts = checks.as_outputs(name, outs, shapes, srcs)
+    pieces = [piece for src, dst in zip(srcs, dsts, strict=True) for piece in _pieces(src, dst, n)]
+    return _run(name, worker, members, srcs, srcs, pieces, results, timeout, async_op)
+
+
+def reduce_scatter_coalesced(
+    tensors: Tensors,
+    op: str = "sum",
+    *,
+    group: Any = None,
+    outs: Tensors | None = None,
+    timeout: float | None = None,
+    async_op: bool = False,
+) -> Any:
+    """`reduce_scatter` of each tensor, as for `all_reduce_coalesced`; the list of results."""
+    name = "reduce_scatter_coalesced"
+    worker = checks.calling_worker(name)
+    srcs = checks.as_sources(name, tensors)
+    reduction = {check_reduction(name, op, src.dtype) for src in srcs}.pop()
+    members = resolve(worker, group, name)
+    shapes = [checks.check_divides(name, src, members) for src in srcs]
+    results, dsts = checks.as_outputs(name, outs, shapes, srcs)
+    parts = [part for src in srcs for part in rows(src, len(members))]
+    return _run(name, worker, members, srcs, parts, dsts, results, timeout, async_op, reduction)
 
 
 def barrier(
@@ -423,15 +456,55 @@ def barrier(
     return backend_of(worker).barrier(call).give(None, async_op)
 
 
+def _enter(name: str, tensor: Any, group: GroupLike) -> tuple[Worker, torch.Tensor, Group]:
+    """The calling worker, the plain tensor that it gives, and the members."""
+    worker = checks.calling_worker(name)
+    return worker, checks.as_source(name, tensor), resolve(worker, group, name)
+
+
+def _run(
+    name: str,
+    worker: Worker,
+    members: Group,
+    agreed: Tensors,
+    srcs: Tensors,
+    outs: Tensors,
+    result: Any,
+    timeout: float | None,
+    async_op: bool,
+    reduction: str | None = None,
+    root: int | None = None,
+    kinds: tuple[Kind, ...] | None = None,
+) -> Any:
+    """Enter the call, have the worker's backend start it, and give what the user gets.
+
+    `agreed` are the tensors on whose shapes and dtypes the members must agree.
+    """
+    call = checks.make_call(
+        name, worker, members, agreed, reduction=reduction, root=root, timeout=timeout,
+        async_op=async_op, kinds=kinds,
+    )  # fmt: skip
+    start = getattr(backend_of(worker), name.removesuffix("_coalesced"))
+    asked = [value for value in (reduction, root) if value is not None]
+    return start(call, srcs, outs, *asked).give(result, async_op)
+
+
 def _gathered(
     name: str, src: torch.Tensor, members: Group, out: torch.Tensor | None
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """The result of a gather, and its piece for each member."""
     n = len(members)
-    shape = (n * src.shape[0], *src.shape[1:]) if src.dim() else (n,)
     rule = f"{n} times the first size of the tensor"
-    result, dst = checks.as_output(name, out, shape, src, rule)
-    return result, rows(dst, n) if src.dim() else list(dst.unbind(0))
+    result, dst = checks.as_output(name, out, _gathered_shape(src, n), src, rule)
+    return result, _pieces(src, dst, n)
+
+
+def _gathered_shape(src: torch.Tensor, n: int) -> tuple[int, ...]:
+    return (n * src.shape[0], *src.shape[1:]) if src.dim() else (n,)
+
+
+def _pieces(src: torch.Tensor, dst: torch.Tensor, n: int) -> list[torch.Tensor]:
+    return rows(dst, n) if src.dim() else list(dst.unbind(0))
 
 
 def _no_shape(name: str) -> ArgumentError:
