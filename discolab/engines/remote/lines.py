@@ -8,10 +8,12 @@ or reorders them, and never blocks the controller. `local_lines` and `zmq_lines`
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 from ...transport.frame import Frame
+from ...transport.loop import EventLoop
 
 MESSAGE, TEXT, JOINED, END = "message", "text", "joined", "end"
 
@@ -39,7 +41,12 @@ class Lines(ABC):
     """
 
     segments: bool = False
-    """Whether frames may have segments."""
+    """Whether frames may have shared buffers."""
+
+    def __init__(self) -> None:
+        self._loop = EventLoop()
+        self._events: list[Event] = []
+        self._texts: dict[int, int] = {}  # rank -> the pipe to which its descriptors 1, 2 lead
 
     @abstractmethod
     def send(self, rank: int, frame: Frame) -> None:
@@ -53,13 +60,38 @@ class Lines(ABC):
     def receive(self, timeout: float) -> list[Event]:
         """What has come in; waits up to `timeout` seconds for it, less after `wake`."""
 
-    @abstractmethod
-    def wake(self) -> None:
-        """Have `receive` return."""
+    def watch_text(self, rank: int, fd: int) -> None:
+        """Take over the pipe to which a worker's descriptors 1 and 2 lead."""
+        os.set_blocking(fd, False)
+        self._texts[rank] = fd
+        self._loop.watch(fd, lambda _: self._read_text(rank))
 
-    @abstractmethod
+    def _read_text(self, rank: int) -> None:
+        """Take what a worker's process has written."""
+        fd = self._texts.get(rank, -1)
+        while fd >= 0:
+            try:
+                data = os.read(fd, 65_536)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._loop.forget(fd)
+                os.close(self._texts.pop(rank))
+                return
+            self._events.append(Event(TEXT, rank, data))
+
+    def wake(self) -> None:
+        """Have `receive` return; any thread."""
+        self._loop.wake()
+
     def close(self) -> None:
-        """Let go of everything; the reader thread has ended."""
+        """Close everything; the reader thread has ended."""
+        self._loop.close()
+        for fd in self._texts.values():
+            os.close(fd)
+        self._texts.clear()
 
 
 class Wire(ABC):

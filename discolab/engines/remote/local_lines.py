@@ -15,8 +15,8 @@ from typing import Any
 
 from ...transport.frame import Frame
 from ...transport.local import LocalConnection, LocalSocket
-from ...transport.loop import EventLoop, Wakeup
-from .lines import END, MESSAGE, TEXT, Event, Lines, Wire
+from ...transport.loop import Wakeup
+from .lines import END, MESSAGE, Event, Lines, Wire
 
 _LOOK_FOR = 100e-6  # seconds for which a worker looks for its next command before it sleeps
 _yield_core = getattr(os, "sched_yield", partial(time.sleep, 0))
@@ -25,10 +25,8 @@ _yield_core = getattr(os, "sched_yield", partial(time.sleep, 0))
 class _Line:
     """The controller's ends of one worker's connections."""
 
-    def __init__(
-        self, rank: int, cmd: LocalConnection, ctl: LocalConnection, text: int, process: int
-    ) -> None:
-        self.rank, self.cmd, self.ctl, self.text, self.process = rank, cmd, ctl, text, process
+    def __init__(self, rank: int, cmd: LocalConnection, ctl: LocalConnection, process: int) -> None:
+        self.rank, self.cmd, self.ctl, self.process = rank, cmd, ctl, process
         self.control_lock = threading.Lock()
         self.broken = False
 
@@ -39,9 +37,8 @@ class LocalLines(Lines):
     segments = True
 
     def __init__(self) -> None:
+        super().__init__()
         self._lines: dict[int, _Line] = {}
-        self._loop = EventLoop()
-        self._events: list[Event] = []
         self._spoken: list[tuple[_Line, bool]] = []  # something has come; whether it has ended
         self._closed = False
 
@@ -60,10 +57,9 @@ class LocalLines(Lines):
         """
         spoken = self._spoken.append
         commands = LocalConnection(self._loop, cmd, lambda: spoken((line, False)))
-        line = _Line(rank, commands, LocalConnection(self._loop, ctl), text, process)
-        os.set_blocking(text, False)
+        line = _Line(rank, commands, LocalConnection(self._loop, ctl), process)
         self._lines[rank] = line
-        self._loop.watch(text, lambda _: self._read_text(line))
+        self.watch_text(rank, text)
         if process >= 0:
             self._loop.watch(process, lambda _: spoken((line, True)))
 
@@ -104,27 +100,12 @@ class LocalLines(Lines):
                 found = None
             if found is None:
                 self._break(line)
-                self._read_text(line)
+                self._read_text(line.rank)
                 self._events.append(Event(END, line.rank))
                 return
             self._events.append(Event(MESSAGE, line.rank, *found))
             if not ended:
                 return
-
-    def _read_text(self, line: _Line) -> None:
-        while line.text >= 0:
-            try:
-                data = os.read(line.text, 65_536)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if data:
-                self._events.append(Event(TEXT, line.rank, data))
-            else:
-                self._loop.forget(line.text)
-                os.close(line.text)
-                line.text = -1
 
     def _break(self, line: _Line) -> None:
         line.broken = True
@@ -135,25 +116,20 @@ class LocalLines(Lines):
             os.close(line.process)
             line.process = -1
 
-    def wake(self) -> None:
-        """See `Lines`."""
-        self._loop.wake()
-
     def close(self) -> None:
         """See `Lines`."""
         if self._closed:
             return
         self._closed = True
-        self._loop.close()
+        super().close()
         for line in self._lines.values():
             line.broken = True
             with line.control_lock:
                 line.ctl.close()
             line.cmd.close()
-            for fd in (line.text, line.process):
-                if fd >= 0:
-                    os.close(fd)
-            line.text = line.process = -1
+            if line.process >= 0:
+                os.close(line.process)
+                line.process = -1
 
 
 class LocalWire(Wire):

@@ -20,9 +20,9 @@ import zmq
 
 from ...transport.frame import Frame
 from ...transport.handshake import Keys, hear_hello, is_hello, new_token, say_hello
-from ...transport.loop import EventLoop, Wakeup
+from ...transport.loop import Wakeup
 from ...transport.tcp import TcpConnection, TcpServer, milliseconds
-from .lines import END, JOINED, MESSAGE, TEXT, Event, Lines, Wire
+from .lines import END, JOINED, MESSAGE, Event, Lines, Wire
 
 CMD, CTL, OUT = range(3)  # the connections of a worker
 _JOIN_WITHIN = 30.0  # seconds
@@ -65,23 +65,21 @@ class ZmqLines(Lines):
     segments = False
 
     def __init__(self, endpoint: str, keys: Keys) -> None:
+        super().__init__()
         self.token = new_token()
         self.heard: dict[int, float] = {}
         self.on_close: Callable[[], None] = lambda: None
         self.settled: Callable[[int], bool] = lambda rank: True
-        self._events: list[Event] = []
         self._broken: dict[int, float] = {}  # ranks whose END is due, and until when it may wait
         self._ended: set[int] = set()
-        self._texts: dict[int, int] = {}  # rank -> the pipe to which its descriptors 1, 2 lead
         self._watched: set[int] = set()
         self._closed = False
-        self._loop = EventLoop()
         try:
             self._server = TcpServer(
                 self._loop, endpoint, keys, self._greet, self._received, self._parted
             )
         except BaseException:
-            self._loop.close()
+            super().close()
             raise
         self.endpoint = self._server.endpoint
 
@@ -107,12 +105,9 @@ class ZmqLines(Lines):
     def receive(self, timeout: float) -> list[Event]:
         """See `Lines`."""
         self._loop.turn(min(timeout, _SOON) if self._broken else timeout)
-        events, self._events = self._events, []
-        if self._texts:  # what was written before a message comes before it
-            texts = [text for rank in tuple(self._texts) for text in self._read_text(rank)]
-            events = texts + events
         if self._broken:
-            self._end_broken(events)
+            self._end_broken()
+        events, self._events = self._events, []
         return events
 
     def _greet(self, connection: bytes, data: Any) -> Any:
@@ -135,6 +130,7 @@ class ZmqLines(Lines):
         if role == OUT and rank not in self._ended:
             self.heard[rank] = time.monotonic()
             if data is not None:
+                self._read_text(rank)  # what was written before a message comes before it
                 self._events.append(Event(MESSAGE, rank, data))
 
     def _hear_node(self, node: bytes, data: Any) -> bool:
@@ -158,15 +154,15 @@ class ZmqLines(Lines):
             self._broken.setdefault(rank, time.monotonic() + _PATIENCE)
             self._loop.wake()
 
-    def _end_broken(self, events: list[Event]) -> None:
+    def _end_broken(self) -> None:
         for rank, until in tuple(self._broken.items()):
             if time.monotonic() > until or self.settled(rank):
                 del self._broken[rank]
                 self._ended.add(rank)
                 for role in (CMD, CTL):
                     self._server.forget((rank, role))
-                events += self._read_text(rank)
-                events.append(Event(END, rank))
+                self._read_text(rank)
+                self._events.append(Event(END, rank))
 
     # -- what else the reader thread looks at ------------------------------------------------------
 
@@ -182,31 +178,6 @@ class ZmqLines(Lines):
             self._loop.forget(fd)
             os.close(fd)
 
-    def watch_text(self, rank: int, fd: int) -> None:
-        """Take over the pipe to which a worker's descriptors 1 and 2 lead."""
-        os.set_blocking(fd, False)
-        self._loop.watch(fd, lambda _: None)  # it is read in any case
-        self._texts[rank] = fd
-
-    def _read_text(self, rank: int) -> list[Event]:
-        fd = self._texts.get(rank, -1)
-        found: list[Event] = []
-        while fd >= 0:
-            try:
-                data = os.read(fd, 65_536)
-            except BlockingIOError:
-                break
-            if not data:
-                self._loop.forget(fd)
-                os.close(self._texts.pop(rank))
-                break
-            found.append(Event(TEXT, rank, data))
-        return found
-
-    def wake(self) -> None:
-        """See `Lines`."""
-        self._loop.wake()
-
     def close(self) -> None:
         """See `Lines`."""
         if self._closed:
@@ -214,10 +185,9 @@ class ZmqLines(Lines):
         self._closed = True
         self._server.close()
         self.on_close()
-        self._loop.close()
-        for fd in (*self._texts.values(), *self._watched):
+        super().close()
+        for fd in self._watched:
             os.close(fd)
-        self._texts.clear()
         self._watched.clear()
 
 
