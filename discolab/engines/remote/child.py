@@ -139,7 +139,7 @@ class WireLink:
 
     def say(self, kind: int, *contents: Any) -> None:
         """Send a message, after all that was put out before it."""
-        self._send(messages.pack_message(kind, *contents, segments=self._wire.segments))
+        self._send(messages.pack_message(kind, *contents, shared=self._wire.shared))
 
     def reply(self, ticket: int, received: int, value: Any) -> None:
         """Send a reply."""
@@ -147,8 +147,8 @@ class WireLink:
             self._send(messages.pack_done(ticket, received))
             return
         contents = (messages.REPLY, ticket, received, value)
-        segments = self._wire.segments
-        self._send(messages.pack_message(*contents, segments=segments, pool=self._pool))
+        shared = self._wire.shared
+        self._send(messages.pack_message(*contents, shared=shared, pool=self._pool))
 
     def _send(self, frame: Frame) -> None:
         with self._out:
@@ -199,11 +199,11 @@ class WireLink:
             self._send_items(items)
 
     def _send_items(self, items: list[Any]) -> None:
-        segments = self._wire.segments
+        shared = self._wire.shared
         done = 0
         if self.channel is not None and self.worker is not None:
             done = self.channel.received - (self.worker.current is not None)
-        self._wire.send(messages.pack_message(messages.OUTPUT, items, done, segments=segments))
+        self._wire.send(messages.pack_message(messages.OUTPUT, items, done, shared=shared))
 
     def call_failed(self, ordinal: int) -> None:
         """See `Link`."""
@@ -219,7 +219,7 @@ class WireLink:
         with self._out:
             state = self.worker.state(self.channel.received)
             fields = messages.state_fields(state)
-            frame = messages.pack_message(messages.STATE, fields, segments=self._wire.segments)
+            frame = messages.pack_message(messages.STATE, fields, shared=self._wire.shared)
             self._wire.send(frame)
             self._said_at = time.monotonic()
 

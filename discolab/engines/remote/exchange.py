@@ -154,7 +154,7 @@ class Exchange:
         self._tails: dict[int, str] = {}  # the line that each has begun
         self.joined: dict[int, int] = {}
         self.failed: dict[int, str] = {}
-        self._free: deque[tuple[int, int]] = deque()  # segments to give back: rank, number
+        self._free: deque[tuple[int, int]] = deque()  # buffers to give back: rank, number
         self.on_join: Callable[[Event], None] | None = None
         self.closing = False
         self.hosts: list[str] = []  # equal for workers of one machine; empty: all are on one
@@ -231,7 +231,7 @@ class Exchange:
         turn: int = 0,
     ) -> tuple[Frame, str, Any]:
         """A command as a frame, and of a call what it is in words, and where it was made."""
-        frame = messages.pack_command(command, number_of, forget, self.lines.segments, turn)
+        frame = messages.pack_command(command, number_of, forget, self.lines.shared, turn)
         if command[0] != _CALL_PACKED:
             return frame, "", None
         func = command[2]
@@ -267,7 +267,7 @@ class Exchange:
         """Say something to a worker's link; any thread."""
         if rank not in self.lost and not self._stopped:
             self.lines.control(
-                rank, messages.pack_message(kind, *contents, segments=self.lines.segments)
+                rank, messages.pack_message(kind, *contents, shared=self.lines.shared)
             )
 
     def tell(self, rank: int, service: str, value: Any) -> None:
@@ -393,7 +393,7 @@ class Exchange:
                 traceback.print_exc()  # a fault of ours; the session goes on
 
     def _dropped(self, rank: int, number: int) -> None:
-        """Nothing of a worker's segment is held here any more; in a finalizer."""
+        """Nothing of a worker's buffer is held here any more; in a finalizer."""
         self._free.append((rank, number))
         self.lines.wake()
 

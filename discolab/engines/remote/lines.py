@@ -21,7 +21,7 @@ MESSAGE, TEXT, JOINED, END = "message", "text", "joined", "end"
 class Event(NamedTuple):
     """Something that came in.
 
-    `kind` is MESSAGE (`data` is its bytes, `fd` its segment's descriptor or None), TEXT (bytes that
+    `kind` is MESSAGE (`data` is its bytes, `fd` its buffer's descriptor or None), TEXT (bytes that
     the worker's process wrote to its file descriptors 1 and 2), JOINED (somebody not known yet is
     there, `data` is what it says of itself) or END (the line is broken; `data` says why, if it is
     known).
@@ -40,7 +40,7 @@ class Lines(ABC):
     thread, `receive` on the reader thread alone.
     """
 
-    segments: bool = False
+    shared: bool = False
     """Whether frames may have shared buffers."""
 
     def __init__(self) -> None:
@@ -97,11 +97,11 @@ class Lines(ABC):
 class Wire(ABC):
     """A worker's end of its line."""
 
-    segments: bool = False
+    shared: bool = False
 
     @abstractmethod
     def recv_command(self) -> tuple[Any, int | None] | None:
-        """Wait for the next command: its bytes and segment. None: the controller is gone."""
+        """Wait for the next command: its bytes and shared buffer. None: the controller is gone."""
 
     @abstractmethod
     def recv_control(self, timeout: float) -> tuple[Any, int | None] | None:

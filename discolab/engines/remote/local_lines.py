@@ -34,7 +34,7 @@ class _Line:
 class LocalLines(Lines):
     """See `Lines`. `add` before the reader thread starts."""
 
-    segments = True
+    shared = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class LocalLines(Lines):
 class LocalWire(Wire):
     """See `Wire`."""
 
-    segments = True
+    shared = True
 
     def __init__(self, cmd: LocalSocket, ctl: LocalSocket) -> None:
         self._cmd, self._ctl = cmd, ctl

@@ -130,7 +130,7 @@ def pack_command(
     command: Command,
     number_of: Callable[[Any], int],
     forget: Sequence[int],
-    segments: bool,
+    shared: bool,
     turn: int = 0,
 ) -> Frame:
     """A command as it goes to a worker.
@@ -161,7 +161,7 @@ def pack_command(
     head = _HEAD.pack(action, reg, turn, len(forget))
     if forget:
         head += struct.pack(f"<{len(forget)}Q", *forget)
-    return pack(head + message.body, message.frames, segments)
+    return pack(head + message.body, message.frames, shared)
 
 
 def unpack_command(body: Any, frames: list[Any]) -> tuple[Command, tuple[int, ...], int]:
@@ -198,7 +198,7 @@ def unpack_done(data: Any) -> tuple[int, int] | None:
 
 
 def pack_message(
-    kind: int, *contents: Any, segments: bool = False, pool: BufferPool | None = None
+    kind: int, *contents: Any, shared: bool = False, pool: BufferPool | None = None
 ) -> Frame:
     """Anything but a command.
 
@@ -208,7 +208,7 @@ def pack_message(
         If something in it can't be pickled.
     """
     message = serialize.encode((kind, *contents))
-    return pack(message.body, message.frames, segments, pool)
+    return pack(message.body, message.frames, shared, pool)
 
 
 # -- records ---------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ class ZmqLines(Lines):
         If the address is not of this machine, or the port is in use.
     """
 
-    segments = False
+    shared = False
 
     def __init__(self, endpoint: str, keys: Keys) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ class ZmqWire(Wire):
         If the session does not take the worker in.
     """
 
-    segments = False
+    shared = False
 
     def __init__(self, endpoint: str, keys: Keys, token: bytes, rank: int) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
