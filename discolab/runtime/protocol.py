@@ -1,26 +1,7 @@
-"""What other packages use of `serialize`: teach a class to travel between processes.
-
-from discolab.runtime.protocol import register_type
-"""
+"""The public name under which a class is taught to travel between processes; see `serialize`."""
 
 from __future__ import annotations
 
-from .serialize import (
-    LazyPickle,
-    Message,
-    ProtocolError,
-    decode,
-    encode,
-    open_all,
-    register_type,
-)
+from .serialize import ProtocolError, register_type
 
-__all__ = [
-    "LazyPickle",
-    "Message",
-    "ProtocolError",
-    "decode",
-    "encode",
-    "open_all",
-    "register_type",
-]
+__all__ = ["ProtocolError", "register_type"]

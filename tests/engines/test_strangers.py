@@ -1,7 +1,6 @@
 """Strangers at the port of a session: whatever they do, nothing changes for it."""
 
 import os
-import pickle
 import random
 import resource
 import socket
@@ -10,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import zmq
@@ -21,6 +19,7 @@ from discolab.engines.remote.zmq_lines import OUT
 from discolab.transport.frame import pack
 from discolab.transport.handshake import Keys, say_hello
 from discolab.transport.tcp import MOST_STRANGERS, set_options
+from tests.bombs import Bombs
 
 # how zmq begins: a signature, version 3.1, the mechanism, and that we are no server
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
@@ -134,12 +133,8 @@ def test_the_right_handshake_with_a_wrong_key(session: SocketSession, whose: str
 def test_the_right_key_without_the_token_is_no_worker(
     session: SocketSession, tmp_path: Path
 ) -> None:
-    class Bomb:
-        def __reduce__(self) -> Any:
-            return Path.touch, (tmp_path / "unpickled",)
-
-    bomb = pickle.dumps(Bomb())
-    bombs = (bomb, pack(bomb).data, pack(b"", [bomb]).data)
+    bombs = Bombs(tmp_path / "unpickled")
+    packed = [pack(*parts).data for bomb in bombs for parts in ((bomb,), (b"", [bomb]))]
     endpoint = session._lines.endpoint
     with zmq.Context() as context:
         for join in (
@@ -151,16 +146,16 @@ def test_the_right_key_without_the_token_is_no_worker(
                 set_options(sock, endpoint, load_keys(), server=False)
                 sock.connect(endpoint)
                 sock.send(join)
-                for said in (b"\0" * 50, *bombs):
+                for said in (b"\0" * 50, *bombs, *packed):
                     sock.send(said)
                 assert not sock.poll(100)
         with context.socket(zmq.DEALER) as sock:
             set_options(sock, endpoint, load_keys(), server=False)
             sock.connect(endpoint)
-            for said in bombs:
+            for said in (*bombs, *packed):
                 sock.send(said)
             assert not sock.poll(100)
-    assert not (tmp_path / "unpickled").exists()
+    bombs.check()
 
 
 def test_a_replayed_connection(session: SocketSession) -> None:

@@ -8,7 +8,7 @@ import torch
 from discolab import ProcessSession
 from discolab.rpc import channels
 from discolab.rpc.channels import FRAME, IPC, SMALL, STAGED, StandIn, channel_of
-from discolab.runtime import protocol
+from discolab.runtime import serialize
 
 CPU = torch.device("cpu")
 needs_gpu = pytest.mark.skipif(
@@ -18,9 +18,9 @@ needs_gpu = pytest.mark.skipif(
 
 def carried(value: Any) -> Any:
     """As it comes out at the other end."""
-    body, frames = protocol.encode(value)
+    body, frames = serialize.encode(value)
     copies = [bytearray(frame) for frame in frames]
-    return channels.incoming(protocol.open_all(protocol.decode(body, copies)), CPU)
+    return channels.incoming(serialize.open_all(serialize.decode(body, copies)), CPU)
 
 
 @pytest.mark.parametrize(

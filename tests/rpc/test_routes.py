@@ -20,7 +20,7 @@ import torch
 from discolab import DiscoError, ProcessSession, Session, current_worker, make_session
 from discolab.rpc import routes
 from discolab.rpc.routes.service import ROUTE
-from discolab.runtime.protocol import Message
+from discolab.runtime.serialize import Message
 from discolab.runtime.worker import Worker
 from discolab.transport import local
 from discolab.transport.handshake import say_hello

@@ -1,7 +1,6 @@
 """Connections within one machine, as this system has them and in the way that all systems have."""
 
 import os
-import pickle
 import socket
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from discolab.transport.local import (
     socket_pair,
 )
 from discolab.transport.loop import PORTABLE, EventLoop
+from tests.bombs import Bombs
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs unix sockets")
 
@@ -124,32 +124,22 @@ def test_the_end_of_a_connection_comes_after_what_was_said(
     assert pair[1].recv() is None
 
 
-class Bomb:
-    """Says so when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.path,)
-
-
 def test_who_does_not_know_the_token_is_hung_up_on_and_nothing_is_unpickled(
     loop: EventLoop, tmp_path: Path
 ) -> None:
     token, came = bytes(range(32)), []
     port = LocalPort(loop, 0, 5, token, lambda *arrived: came.append(arrived))
-    bomb = pickle.dumps(Bomb(tmp_path / "unpickled"))
+    bombs = Bombs(tmp_path / "unpickled")
     hello = say_hello(token, 3, 1)
     kind = socket.SOCK_STREAM if local.PORTABLE else socket.SOCK_SEQPACKET
     for said in (
         b"",
         b"x",
-        bomb,
-        pack(bomb).data,
+        *bombs,
+        *(pack(bomb).data for bomb in bombs),
         say_hello(bytes(32), 3),
         hello[:-1],
-        hello + bomb,
+        hello + bombs[1],
         say_hello(token, 5),
     ):
         with socket.socket(socket.AF_UNIX, kind) as raw:
@@ -157,13 +147,13 @@ def test_who_does_not_know_the_token_is_hung_up_on_and_nothing_is_unpickled(
             knocking = local_socket(raw)
             if said:
                 knocking.send(said)
-                knocking.send(bomb)
+                knocking.send(bombs[1])
             else:
                 raw.shutdown(socket.SHUT_WR)
             raw.settimeout(0)
             turn_until(loop, lambda k=knocking: is_hung_up(k))  # type: ignore[misc]
     assert not came
-    assert not (tmp_path / "unpickled").exists()
+    bombs.check()
     made = connect(port.address, token, 3)
     made.send(b"well")
     turn_until(loop, lambda: came)

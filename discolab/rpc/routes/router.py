@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from ...engines.nodes.machines import endpoint_of
 from ...runtime.errors import DiscoError
-from ...runtime.protocol import Message
+from ...runtime.serialize import Message
 from ...runtime.worker import Worker, bind_thread
 from ...transport.connection import Connection, Port
 from ...transport.frame import FrameError, unpack
