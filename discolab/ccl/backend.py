@@ -19,7 +19,7 @@ import torch
 from ..runtime.worker import Worker
 from .call import Call
 from .groups import Group
-from .pattern import CROSSWISE, LIKE_BY_LIKE, PART_BY_PART, TO_ALL, Pattern
+from .pattern import LIKE_BY_LIKE, Pattern, pattern_of
 from .work import Work
 
 Tensor = torch.Tensor
@@ -42,43 +42,41 @@ class Backend(ABC):
 
     def all_reduce(self, call: Call, srcs: Tensors, outs: Tensors, reduction: str) -> Work:
         """Reduce each of the members' k `srcs` into everybody's `outs`, like by like."""
-        pattern = Pattern(LIKE_BY_LIKE, len(call.group), len(srcs), reduction=reduction)
+        pattern = pattern_of("all_reduce", call.group, srcs, outs, reduction)
         return self.start(call, pattern, srcs, outs)
 
     def reduce(self, call: Call, srcs: Tensors, outs: Tensors, reduction: str, root: int) -> Work:
         """As `all_reduce` for `root` alone; the others have no `outs`."""
-        taker = call.group.index(root)
-        pattern = Pattern(LIKE_BY_LIKE, len(call.group), len(srcs), None, taker, reduction)
+        pattern = pattern_of("reduce", call.group, srcs, outs, reduction, root)
         return self.start(call, pattern, srcs, outs)
 
     def all_gather(self, call: Call, srcs: Tensors, outs: Tensors) -> Work:
         """Copy the members' k `srcs` to everybody: k * n `outs`, n in a row for each source."""
-        return self.start(call, Pattern(TO_ALL, len(call.group), len(srcs)), srcs, outs)
+        return self.start(call, pattern_of("all_gather", call.group, srcs, outs), srcs, outs)
 
     def reduce_scatter(self, call: Call, srcs: Tensors, outs: Tensors, reduction: str) -> Work:
         """Reduce k * n `srcs`, n in a row for each of k `outs`; the i-th is for the i-th member."""
-        pattern = Pattern(PART_BY_PART, len(call.group), len(outs), reduction=reduction)
+        pattern = pattern_of("reduce_scatter", call.group, srcs, outs, reduction)
         return self.start(call, pattern, srcs, outs)
 
     def broadcast(self, call: Call, srcs: Tensors, outs: Tensors, root: int) -> Work:
         """Copy the k `srcs` of `root` into everybody's `outs`; the others have no `srcs`."""
-        giver = call.group.index(root)
-        pattern = Pattern(LIKE_BY_LIKE, len(call.group), len(outs), giver)
+        pattern = pattern_of("broadcast", call.group, srcs, outs, root=root)
         return self.start(call, pattern, srcs, outs)
 
     def scatter(self, call: Call, srcs: Tensors, outs: Tensors, root: int) -> Work:
         """Copy the i-th of the n `srcs` of `root` to the one of `outs` of the i-th member."""
-        giver = call.group.index(root)
-        return self.start(call, Pattern(PART_BY_PART, len(call.group), 1, giver), srcs, outs)
+        pattern = pattern_of("scatter", call.group, srcs, outs, root=root)
+        return self.start(call, pattern, srcs, outs)
 
     def gather(self, call: Call, srcs: Tensors, outs: Tensors, root: int) -> Work:
         """Copy everybody's one of `srcs` to the n `outs` of `root`; the others have none."""
-        taker = call.group.index(root)
-        return self.start(call, Pattern(TO_ALL, len(call.group), 1, None, taker), srcs, outs)
+        pattern = pattern_of("gather", call.group, srcs, outs, root=root)
+        return self.start(call, pattern, srcs, outs)
 
     def all_to_all(self, call: Call, srcs: Tensors, outs: Tensors) -> Work:
         """Copy the j-th of n `srcs` of the i-th member to the i-th of n `outs` of the j-th."""
-        return self.start(call, Pattern(CROSSWISE, len(call.group), 1), srcs, outs)
+        return self.start(call, pattern_of("all_to_all", call.group, srcs, outs), srcs, outs)
 
     def barrier(self, call: Call) -> Work:
         """Over once every member has called it: a collective that moves nothing."""

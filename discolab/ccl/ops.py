@@ -37,6 +37,7 @@ from .call import Kind
 from .choose import backend_of
 from .groups import Group, resolve
 from .moves import rows
+from .pattern import pattern_of
 from .reductions import check_reduction
 
 GroupLike = Any
@@ -484,9 +485,8 @@ def _run(
         name, worker, members, agreed, reduction=reduction, root=root, timeout=timeout,
         async_op=async_op, kinds=kinds,
     )  # fmt: skip
-    start = getattr(backend_of(worker), name.removesuffix("_coalesced"))
-    asked = [value for value in (reduction, root) if value is not None]
-    return start(call, srcs, outs, *asked).give(result, async_op)
+    pattern = pattern_of(name, members, srcs, outs, reduction, root)
+    return backend_of(worker).start(call, pattern, srcs, outs).give(result, async_op)
 
 
 def _gathered(

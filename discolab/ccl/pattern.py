@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
+
+from .groups import Group
 
 Tensors = Sequence[torch.Tensor]
 
@@ -23,6 +25,13 @@ class Job(NamedTuple):
 
     outs: list[torch.Tensor]
     sources: list[torch.Tensor]
+
+
+class Part(Protocol):
+    """The tensors of one member."""
+
+    srcs: Tensors
+    outs: Tensors
 
 
 @dataclass(slots=True)
@@ -80,34 +89,62 @@ class Pattern:
             return [k * self.members + of for k in range(self.count)]
         return [of]
 
-    def jobs(self, members: Sequence[tuple[Tensors, Tensors]]) -> list[Job]:
-        """All that is to be done, from each member's sources and outputs.
+    def jobs(self, parts: Sequence[Part]) -> list[Job]:
+        """All that is to be done, from the tensors of all members.
 
         Members that give nothing have no sources, those that take nothing no outputs.
         """
         n, ks = self.members, range(self.count)
         if self.kind == LIKE_BY_LIKE:
-            return [
-                Job(
-                    [outs[k] for _, outs in members if outs],
-                    [srcs[k] for srcs, _ in members if srcs],
-                )
-                for k in ks
-            ]
+            givers = [part.srcs for part in parts if part.srcs]
+            takers = [part.outs for part in parts if part.outs]
+            return [Job([outs[k] for outs in takers], [srcs[k] for srcs in givers]) for k in ks]
         if self.kind == TO_ALL:
             return [
-                Job([outs[k * n + i] for _, outs in members if outs], [srcs[k]])
-                for i, (srcs, _) in enumerate(members)
+                Job([taker.outs[k * n + i] for taker in parts if taker.outs], [giver.srcs[k]])
+                for i, giver in enumerate(parts)
                 for k in ks
             ]
         if self.kind == PART_BY_PART:
             return [
-                Job([outs[k]], [srcs[k * n + i] for srcs, _ in members if srcs])
-                for i, (_, outs) in enumerate(members)
+                Job([taker.outs[k]], [giver.srcs[k * n + i] for giver in parts if giver.srcs])
+                for i, taker in enumerate(parts)
                 for k in ks
             ]
         return [
-            Job([outs[i]], [srcs[j]])
-            for i, (srcs, _) in enumerate(members)
-            for j, (_, outs) in enumerate(members)
+            Job([taker.outs[i]], [giver.srcs[j]])
+            for i, giver in enumerate(parts)
+            for j, taker in enumerate(parts)
         ]
+
+
+_KINDS = {
+    "all_reduce": LIKE_BY_LIKE,
+    "reduce": LIKE_BY_LIKE,
+    "broadcast": LIKE_BY_LIKE,
+    "all_gather": TO_ALL,
+    "gather": TO_ALL,
+    "reduce_scatter": PART_BY_PART,
+    "scatter": PART_BY_PART,
+    "all_to_all": CROSSWISE,
+}
+_KINDS |= {f"{op}_coalesced": _KINDS[op] for op in ("all_reduce", "all_gather", "reduce_scatter")}
+_FROM_ROOT = ("broadcast", "scatter")
+
+
+def pattern_of(
+    op: str,
+    group: Group,
+    srcs: Tensors,
+    outs: Tensors,
+    reduction: str | None = None,
+    root: int | None = None,
+) -> Pattern:
+    """The pattern of an operation, from one member's tensors; `root` is a rank."""
+    kind = _KINDS[op]
+    count = len(outs) if kind == PART_BY_PART else 1 if kind == CROSSWISE else len(srcs or outs)
+    giver = taker = None
+    if root is not None:
+        place = group.index(root)
+        giver, taker = (place, None) if op in _FROM_ROOT else (None, place)
+    return Pattern(kind, len(group.ranks), count, giver, taker, reduction)

@@ -41,9 +41,7 @@ class LocalBackend(Backend):
         ) -> Chunks | None:
             if not pattern.count:
                 return None  # a barrier is over once all are there
-            return perform(
-                pattern.jobs([(p.srcs, p.outs) for p in contributions]), pattern.reduction
-            )
+            return perform(pattern.jobs(contributions), pattern.reduction)
 
         return self.rendezvous.start(call, srcs, outs, execute)
 
