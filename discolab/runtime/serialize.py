@@ -272,9 +272,11 @@ _MAY_HOLD = frozenset((*_SEQUENCES, dict, slice, LazyPickle))
 
 
 def _opened(value: Any, place: Place | None, done: dict[int, Any]) -> Any:
+    kind = type(value)
+    if kind in _SEQUENCES and _MAY_HOLD.isdisjoint(map(type, value)):
+        return value
     if id(value) in done:  # it came twice, or holds itself
         return done[id(value)][1]
-    kind = type(value)
     if kind is LazyPickle:
         made = value.open(place)
         done[id(value)] = value, made
@@ -282,7 +284,7 @@ def _opened(value: Any, place: Place | None, done: dict[int, Any]) -> Any:
     if kind is list or kind is dict:
         done[id(value)] = value, value
     if kind is dict:
-        if any(type(key) in _MAY_HOLD for key in value):
+        if not _MAY_HOLD.isdisjoint(map(type, value)):
             items = [(_opened(k, place, done), v) for k, v in value.items()]
             value.clear()
             value.update(items)
@@ -784,7 +786,7 @@ for _build in (
 class _MessageUnpickler(pickle.Unpickler):
     """Calls only what builds plain values."""
 
-    place: Place | None
+    place: Place | None = None
 
     def find_class(self, module: str, name: str) -> Any:
         """See `pickle.Unpickler`."""
@@ -807,7 +809,10 @@ def _load(
     items = _items(frames, shared) if shared else iter(frames)
     file = io.BytesIO(body)
     unpickler = kind(file, buffers=items)
-    unpickler.place, unpickler.lookup = place, lookup
+    if place is not None:
+        unpickler.place = place
+    if lookup is not None:
+        unpickler.lookup = lookup
     value = unpickler.load()
     if file.tell() != len(body):
         _bad(f"{len(body) - file.tell()} bytes behind its end")
@@ -889,7 +894,7 @@ class _ObjectPickler(cloudpickle.Pickler):  # type: ignore[misc]
 class _ObjectUnpickler(pickle.Unpickler):
     """Nothing here refers to itself, or large tensors would wait for the garbage collector."""
 
-    place: Place | None
+    place: Place | None = None
     lookup: Callable[[Register], Any]
 
     def find_class(self, module: str, name: str) -> Any:
