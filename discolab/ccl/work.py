@@ -5,8 +5,12 @@ A `Work` belongs to the worker that started it and is used on its thread alone.
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from typing import Any
+
+from ..runtime.errors import SessionError
+from .call import DONE, FAILED, Call
 
 
 class Work(ABC):
@@ -78,3 +82,51 @@ class Together(Work):
     def done(self) -> bool:
         """Whether all are over."""
         return all(work.done() for work in self._works)
+
+
+class CallWork(Work):
+    """One call whose worker completes it when it waits, and that ends once.
+
+    Attributes
+    ----------
+    over
+        Whether it has ended, well or badly.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.over = False
+        self._error: Exception | None = None
+
+    @abstractmethod
+    def complete(self, timeout: float | None) -> None:
+        """Wait until it is over, on the worker's own thread."""
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """See `Work`."""
+        if not self.over:
+            check_thread(self.call)
+            self.call.patient |= timeout is not None
+            self.complete(timeout if timeout is not None else self.call.timeout)
+        if self._error is not None:
+            raise self._error
+        return self.result
+
+    def end(self, error: Exception | None) -> None:
+        """It is over."""
+        self._error, self.over = error, True
+        self.call.close(DONE if error is None else FAILED)
+
+
+def check_thread(call: Call) -> None:
+    """Refuse to wait on a thread that is not the worker's.
+
+    Raises
+    ------
+    SessionError
+    """
+    if call.worker.thread_id != threading.get_ident():
+        raise SessionError(
+            f"{call.name} was started by worker {call.rank}; only that worker's own thread can "
+            "wait for it"
+        )

@@ -25,11 +25,10 @@ from ...runtime.failures import name_ranks
 from ...runtime.worker import Worker
 from ..backend import Backend, BackendStatistics, Tensor, Tensors
 from ..board.diagnosis import where
-from ..call import DONE, FAILED, P2P, Call, kind
+from ..call import DONE, P2P, Call, kind
 from ..groups import Group
 from ..pattern import Pattern
-from ..rendezvous.local import check_thread
-from ..work import Finished, Work
+from ..work import CallWork, Finished, Work, check_thread
 from . import steps, wire
 
 FIRST_PAUSE, LONGEST_PAUSE = 1e-5, 1e-3  # seconds between two looks at MPI
@@ -47,23 +46,13 @@ class Owner(Protocol):
         """Nobody waits for it any more."""
 
 
-class MpiWork(Work):
+class MpiWork(CallWork):
     """An operation that has begun; it goes on whenever this worker waits for any."""
 
     def __init__(self, owner: Owner, call: Call, requests: Requests) -> None:
-        self._owner, self.call, self._requests = owner, call, requests
+        super().__init__(call)
+        self._owner, self._requests = owner, requests
         self._pending: Any = None
-        self._error: Exception | None = None
-        self.over = False
-
-    def wait(self, timeout: float | None = None) -> Any:
-        """See `Work`."""
-        if not self.over:
-            check_thread(self.call)
-            self._await(timeout if timeout is not None else self.call.timeout)
-        if self._error is not None:
-            raise self._error
-        return self.result
 
     def done(self) -> bool:
         """See `Work`."""
@@ -84,12 +73,8 @@ class MpiWork(Work):
         except Exception as exc:
             self.end(exc)
 
-    def end(self, error: Exception | None) -> None:
-        """It is over."""
-        self._error, self.over = error, True
-        self.call.close(DONE if error is None else FAILED)
-
-    def _await(self, timeout: float | None) -> None:
+    def complete(self, timeout: float | None) -> None:
+        """See `CallWork`."""
         worker, pause, left = self.call.worker, FIRST_PAUSE, timeout
         try:
             while left is None or left > 0:

@@ -347,6 +347,13 @@ class Board:
             if not any(_may_come(peers.get(rank), collective) for rank in collective.missing()):
                 del self.failed[key]
 
+    def summary(self) -> tuple[int, int, tuple[str, ...]]:
+        """How many collectives and messages it holds, and a line for each thing waited for."""
+        held = [str(collective) for collective in self.open.values()]
+        held += [f"{collective.title()} (failed)" for collective in self.failed.values()]
+        receivers = [str(wait) for wait in self.waiting.values() if isinstance(wait, Reception)]
+        return len(held), len(self.messages), tuple(held + receivers)
+
     def _next_number(self, call: Call) -> int:
         """How many collectives of this group the worker has called before in this command."""
         rank, group = call.worker.worker_id, (call.group.ranks, call.group.tag)

@@ -292,10 +292,7 @@ class Coordinator(Service):
             if board.failed and looks < _LOOKS_AT_STATISTICS:
                 self._statistics(rank, ticket, looks + 1)
                 return
-            held = [str(collective) for collective in board.open.values()]
-            held += [f"{collective.title()} (failed)" for collective in board.failed.values()]
-            receivers = [str(w) for w in board.waiting.values() if isinstance(w, Reception)]
-            self._answer(rank, ticket, (len(held), len(board.messages), tuple(held + receivers)))
+            self._answer(rank, ticket, board.summary())
 
         self._stalls.inquire(self.peers, time.monotonic(), count)
 

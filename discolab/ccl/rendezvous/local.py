@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ...runtime.errors import CollectiveAborted, CollectiveError, SessionError, WaitTimeoutError
+from ...runtime.errors import CollectiveAborted, CollectiveError, WaitTimeoutError
 from ...runtime.worker import Worker
 from .. import moves
 from ..backend import BackendStatistics
@@ -28,11 +28,10 @@ from ..board.rendezvous import (
     Chunks,
     Contribution,
     PendingCollective,
-    Reception,
     Wait,
 )
 from ..call import DONE, Call
-from ..work import Work
+from ..work import Work, check_thread
 
 Execute = Callable[[PendingCollective, Sequence[Contribution]], "Chunks | None"]
 Tensors = Sequence[torch.Tensor]
@@ -193,12 +192,7 @@ class LocalRendezvous:
             board.refresh(worker)
             diagnosis.abandon(board, worker)
             board.sweep(self.peers)
-            held = [str(collective) for collective in board.open.values()]
-            held += [f"{m.title()} (failed)" for m in board.failed.values()]
-            receivers = [str(w) for w in board.waiting.values() if isinstance(w, Reception)]
-            return BackendStatistics(
-                backend, len(held), len(board.messages), tuple(held + receivers)
-            )
+            return BackendStatistics(backend, *board.summary())
 
     def look(self, collective: PendingCollective, call: Call) -> None:
         """Fail a collective that can't complete, or whose deadline is over; never waits."""
@@ -300,17 +294,3 @@ class LocalWork(Work):
             moves.adopt(collective.done, self._contribution.srcs, self._contribution.outs)
         self._over = True
         self._contribution = Contribution(self._contribution.call)
-
-
-def check_thread(call: Call) -> None:
-    """Refuse to wait on a thread that is not the worker's.
-
-    Raises
-    ------
-    SessionError
-    """
-    if call.worker.thread_id != threading.get_ident():
-        raise SessionError(
-            f"{call.name} was started by worker {call.rank}; only that worker's own thread can "
-            "wait for it"
-        )

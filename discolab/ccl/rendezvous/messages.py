@@ -18,9 +18,9 @@ from .. import moves
 from ..board import diagnosis
 from ..board.messages import Message, Pair, failed_in
 from ..board.rendezvous import Reception
-from ..call import DONE, FAILED, Call, kind
-from ..work import Work
-from .local import LocalRendezvous, check_thread
+from ..call import DONE, Call, kind
+from ..work import CallWork
+from .local import LocalRendezvous
 
 Route = tuple[int | None, int, str]  # sender (None: any), receiver, tag
 
@@ -74,15 +74,15 @@ class P2PClient(ABC):
                 first.fill(self._next_message(first, timeout))
             except WaitTimeoutError as exc:
                 first = work  # who gave up leaves the line, those before it stay there
-                work.end(exc, FAILED)
+                work.end(exc)
                 self._gone(work)
                 raise
             except BaseException as exc:
                 left = CollectiveAborted(f"{first.call.signature} was left: {type(exc).__name__}")
-                first.end(exc if isinstance(exc, Exception) else left, FAILED)
+                first.end(exc if isinstance(exc, Exception) else left)
                 raise
             else:
-                first.end(None, DONE)
+                first.end(None)
             finally:
                 if first in line:
                     line.remove(first)
@@ -157,27 +157,20 @@ class LocalP2PClient(P2PClient):
         return [(rank, receiver, tag) for rank in work.call.group.ranks if rank != receiver]
 
 
-class MessageWork(Work):
+class MessageWork(CallWork):
     """One reception. Those of one route are served in the order in which they were started."""
 
     at_coordinator: Any = None
     """What is known of it where the messages come from."""
 
     def __init__(self, client: P2PClient, route: Route, call: Call, out: torch.Tensor) -> None:
-        self._p2p, self.route, self.call, self._out = client, route, call, out
-        self._error: Exception | None = None
-        self.over = False
+        super().__init__(call)
+        self._p2p, self.route, self._out = client, route, out
         self.sender: int | None = None
 
-    def wait(self, timeout: float | None = None) -> Any:
-        """See `Work`."""
-        if not self.over:
-            check_thread(self.call)
-            self.call.patient |= timeout is not None
-            self._p2p.complete(self, timeout if timeout is not None else self.call.timeout)
-        if self._error is not None:
-            raise self._error
-        return self.result
+    def complete(self, timeout: float | None) -> None:
+        """See `CallWork`."""
+        self._p2p.complete(self, timeout)
 
     def done(self) -> bool:
         """See `Work`; on the worker's own thread it receives what has come."""
@@ -209,8 +202,3 @@ class MessageWork(Work):
         with torch.inference_mode():
             moves.as_bytes(out).copy_(moves.as_bytes(got.view(out.shape)))
         moves.keep(got)
-
-    def end(self, error: Exception | None, state: str) -> None:
-        """It is over."""
-        self._error, self.over = error, True
-        self.call.close(state)

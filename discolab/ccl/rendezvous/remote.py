@@ -24,10 +24,9 @@ from ...runtime.errors import (
 from ...runtime.failures import name_ranks
 from ..call import DONE, FAILED, Call
 from ..coordinator import protocol
-from ..work import Work
+from ..work import Work, check_thread
 from .client import CoordinatorClient
 from .conductor import LET_GO_SECONDS, Conductor, Connect, ProcessGroup
-from .local import check_thread
 
 WAITING, READY, RUNNING, OVER = range(4)
 _POLL_SECONDS = 0.02  # between two times that a worker reminds the coordinator of it
