@@ -161,7 +161,10 @@ def on_another_thread() -> str:
         thread.start()
         thread.join(5)
     if rank() == 1:
+        ccl.recv(torch.zeros(1), 0, tag=1)  # or the barrier is over before anybody waits for it
         ccl.barrier(group=[0, 1])
+    else:
+        ccl.send(torch.ones(1), 1, tag=1)
     ccl.send(torch.ones(1), 1 - rank())
     for work in works:
         work.wait()
