@@ -14,8 +14,11 @@ A command is a plain tuple whose first item is the action and whose second is a 
     (DEBUG_SET_REGISTER, reg, value, ticket)
     (END_INTERRUPT, 0, ticket)                  everything before this was cancelled
     (COUNT_FROM, 0, number)                     some workers may have missed a command
-    (TOLD, 0, numbers)                          somebody was told of these failures of the worker
+    (TOLD, 0, told)                             somebody was told of these failures
 
+`told` is ``calls, victims, others``: ordinals of calls; of calls of which only those failures were
+told that came of another worker's; and ``(rank, number)`` of failures of what is no call. A call
+that fails on several workers is one failure.
 Register 0 means "no result". With `tell` an orphan failure (see errors.py) is the reply.
 `func` is a `Register` or a callable; `bind` says, in bits, whether the function
 (BIND_FUNCTION) or the arguments (BIND_ARGUMENTS) must be looked up or copied on the worker, and

@@ -225,9 +225,19 @@ class Caller(Controller):
             raise WorkerError([reply])
 
     def told(self, failures: list[Failure]) -> WorkerError:
-        """The error to raise. What a wait that was given up has brought is told by the next one."""
+        """The error to raise; no later wait raises for these calls again, on whatever worker.
+
+        What a wait that was given up has brought is told by the next one.
+        """
         for failure in failures:
             failure.reported = True
+        calls = {failure.call for failure in failures if failure.call >= 0}
+        causes = {failure.call for failure in failures if failure.call >= 0 and not failure.victim}
+        others = {(f.rank, f.number) for f in failures if f.call < 0 and f.number}
+        with self._lock:
+            if not self._closed:
+                told = tuple(causes), tuple(calls - causes), tuple(others)
+                self._broadcast((DiscoAction.TOLD, 0, told))
         return WorkerError(failures)
 
     def register_of(self, dref: DRef) -> int:

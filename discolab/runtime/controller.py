@@ -16,6 +16,7 @@ import math
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from types import CodeType
@@ -33,6 +34,7 @@ from .errors import (
     SessionClosedError,
     SessionError,
     WaitTimeoutError,
+    WorkerError,
     session_closed,
 )
 from .failures import name_ranks
@@ -93,6 +95,7 @@ class Controller:
         self._sent = 0
         self._others = 0  # of these, what is no call: workers count calls
         self._book: DRefBook | None = None
+        self._told_dead: set[int] = set()
         self._torn = False  # whether a command may have gone to some workers only
         self._look_at = _COUNT_EVERY
         self.held_up: Callable[[], str] | None = None  # why no worker goes on; "" if they do
@@ -235,22 +238,38 @@ class Controller:
         -------
         list of int
             The workers that were left behind, as a rule none.
+
+        Warns
+        -----
+        RuntimeWarning
+            If calls have failed, and no wait or fetch has raised that.
         """
         limit = check_timeout(timeout)
         self._check_caller()
+        last = Ticket(range(self.num_workers), "the end")
         with self._lock:
             if self._closed:
                 return []
             try:
                 if cancel:
                     self._interrupt_workers()
+                else:
+                    self._broadcast((DiscoAction.SYNC_WORKER, 0, last))
                 self._broadcast((DiscoAction.SHUTDOWN, 0))
             finally:
                 self._closed = True
         self._functions.clear()
         if self._why_held_up():
             cancel = True  # nothing will let them go on
-        return self._join(0.0 if cancel else math.inf if limit is None else limit)
+        left = self._join(0.0 if cancel else math.inf if limit is None else limit)
+        untold = [failure for values in tuple(last.values.values()) for failure in values]
+        if untold:
+            warnings.warn(
+                f"the session ends with failures that were never raised: {WorkerError(untold)}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return left
 
     # -- what an engine provides ------------------------------------------------------------------
 
@@ -323,9 +342,15 @@ class Controller:
             send((DiscoAction.COUNT_FROM, 0, self._sent))
         self._torn = False
 
+    def _knows_dead(self) -> bool:
+        """Whether workers have died, and the user was told of each."""
+        dead = self._dead()
+        return bool(dead) and self._told_dead.issuperset(dead)
+
     def _check_alive(self) -> None:
         dead = self._dead()
         if dead:
+            self._told_dead.update(dead)
             have = "has" if len(dead) == 1 else "have"
             raise DiscoError(
                 f"{name_ranks(dead)} {have} died: make a new session "

@@ -65,6 +65,8 @@ class Failure:
         Set once somebody was told; a sync does not tell it again.
     number
         Of this failure among those of its worker; 0 if it has none.
+    call
+        The call that failed, by its ordinal, which is the same on all workers; -1: no call.
     """
 
     rank: int
@@ -81,6 +83,7 @@ class Failure:
     orphan: bool = False
     reported: bool = False
     number: int = 0
+    call: int = -1
 
     @classmethod
     def from_exception(cls, rank: int, command: str, call_site: str, exc: BaseException) -> Failure:

@@ -69,7 +69,7 @@ class Session(Caller):
         if self._closed:
             return
         try:
-            if kind is None and not self._why_held_up():
+            if kind is None and not self._why_held_up() and not self._knows_dead():
                 self.sync_all()
         finally:
             self.shutdown(cancel=kind is not None)

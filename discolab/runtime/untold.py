@@ -1,6 +1,6 @@
 """Untold: the failures of one worker that nobody was told of yet. Pure state, no thread.
 
-Orphans, which no register holds, are kept apart: a crowd of results that nobody reads must not
+Orphans of commands without a result are kept apart: a crowd of results that nobody reads must not
 push them out. Of each kind the first ones are kept, for those are the causes; one more record
 counts the others.
 """
@@ -56,8 +56,9 @@ class Untold:
         return [*self._results, *self._orphans]
 
     def orphan(self) -> Failure | None:
-        """The first one that no register holds; a fetch tells it."""
-        return next((f for f in self._orphans if not f.reported), None)
+        """The first one that no register holds, or holds any more; a fetch tells it."""
+        orphans = [f for f in self.kept() if f.orphan and not f.reported]
+        return min(orphans, key=lambda f: abs(f.number), default=None)
 
     def _forget(self) -> None:
         self._results = [f for f in self._results if not f.reported]

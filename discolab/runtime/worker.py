@@ -297,7 +297,10 @@ class Worker(Interruptible):
         _, reg, func, args, kwargs, bind, _ = command
         try:
             if reg:
-                self.registers.pop(reg, None)  # a reused id: free the old value first
+                old = self.registers.pop(reg, None)  # a reused id: free the old value first
+                if type(old) is Failure:
+                    self._dropped(old)
+                del old
             if self.interrupts:
                 raise WorkerInterrupted("cancelled before it began")
             if bind:
@@ -401,6 +404,8 @@ class Worker(Interruptible):
         victim = failure.victim and any(peer.interrupts for peer in tuple(self.peers.values()))
         failure.interrupted = victim or issubclass(kind, WorkerInterrupted)
         failure.number = next(self._numbers)
+        if command[0] == DiscoAction.CALL_PACKED:
+            failure.call = self.executed
         return failure
 
     def _words(self, command: Command) -> tuple[str, str]:
@@ -427,7 +432,14 @@ class Worker(Interruptible):
 
     def _kill_reg(self, command: Command) -> None:
         for reg in command[2]:
-            self.registers.pop(reg, None)
+            value = self.registers.pop(reg, None)
+            if type(value) is Failure:
+                self._dropped(value)
+
+    def _dropped(self, failure: Failure) -> None:
+        """No register holds a failure any more; it must not be lost if nobody was told of it."""
+        if not any(value is failure for value in self.registers.values()):
+            failure.orphan = True
 
     def _get_global_func(self, command: Command) -> None:
         try:
@@ -509,9 +521,13 @@ class Worker(Interruptible):
         self.resumed_at = self.executed = command[2]
 
     def _told(self, command: Command) -> None:
-        numbers = set(command[2])
+        calls, victims, others = command[2]
         for value in (*self.registers.values(), *self.untold.kept()):
-            if type(value) is Failure and value.number in numbers:
+            if type(value) is Failure and (
+                value.call in calls
+                or (value.victim and value.call in victims)
+                or (value.rank, value.number) in others
+            ):
                 value.reported = True
 
     def _not_an_action(self, command: Command) -> None:

@@ -6,6 +6,7 @@ import gc
 import pickle
 import time
 import traceback
+import warnings
 import weakref
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from discolab import (
     DiscoError,
     Failure,
+    Session,
     SessionError,
     ThreadedSession,
     WorkerError,
@@ -401,3 +403,77 @@ def test_an_error_can_be_copied_and_pickled(pair: ThreadedSession) -> None:
 def test_every_error_is_a_disco_error(pair: ThreadedSession) -> None:
     with pytest.raises(DiscoError):
         pair.call_packed(fail).debug_get_from_all()
+
+
+def fill_but_on_worker_1(x: torch.Tensor) -> None:
+    if current_worker().rank == 1:
+        raise ValueError("no luck on worker 1")
+    x.fill_(1)
+
+
+def test_a_failed_call_whose_result_was_dropped_is_told_by_the_next_fetch(sess: Session) -> None:
+    x = sess.call_packed(torch.zeros, 2)
+    sess.call_packed(fill_but_on_worker_1, x)
+    assert x.debug_get_from_remote(0).tolist() == [1, 1]
+    with pytest.raises(WorkerError, match="no luck on worker 1"):
+        x.debug_get_from_remote(1)
+    assert x.debug_get_from_remote(1).tolist() == [0, 0]
+    sess.sync_all()
+
+
+def test_a_result_that_is_replaced_takes_no_failure_with_it(pair: Session) -> None:
+    x = pair.call_packed(torch.zeros, 2)
+    for _ in range(3):
+        y = pair.call_packed(fill_but_on_worker_1, x)
+    y = pair.call_packed(int)
+    with pytest.raises(WorkerError, match="no luck on worker 1"):
+        y.debug_get_from_remote(1)
+    del x, y
+
+
+def test_a_failure_that_another_register_holds_is_not_told_before_it_is_read(pair: Session) -> None:
+    x = pair.call_packed(torch.zeros, 2)
+    failed = pair.call_packed(fill_but_on_worker_1, x)
+    pair.call_packed(repr, failed)
+    assert x.debug_get_from_remote(1).tolist() == [0, 0]
+    with pytest.raises(WorkerError, match="no luck"):
+        failed.debug_get_from_remote(1)
+
+
+def test_a_call_that_fails_on_all_workers_is_one_failure(sess: Session) -> None:
+    failed = sess.call_packed(lambda: 1 / 0)
+    with pytest.raises(WorkerError, match="ZeroDivisionError"):
+        failed.debug_get_from_remote(1)
+    sess.sync_all()
+    another = sess.call_packed(lambda: 1 / 0)
+    with pytest.raises(WorkerError, match="ZeroDivisionError"):
+        sess.sync_all()
+    del another
+
+
+def test_what_failed_because_of_another_worker_does_not_hide_the_cause(pair: Session) -> None:
+    def one_fails() -> None:
+        if current_worker().rank == 1:
+            raise ValueError("the cause")
+        ccl.all_reduce(torch.ones(2))
+
+    failed = pair.call_packed(one_fails)
+    with pytest.raises(WorkerError):
+        failed.debug_get_from_remote(0)
+    with pytest.raises(WorkerError, match="the cause"):
+        pair.sync_all()
+
+
+def test_what_was_never_raised_is_told_when_the_session_ends(sess: Session) -> None:
+    sess.call_packed(fill_but_on_worker_1, torch.zeros(1))
+    with pytest.warns(RuntimeWarning, match="never raised.*no luck on worker 1"):
+        sess.shutdown()
+
+
+def test_what_was_raised_is_not_told_when_the_session_ends(sess: Session) -> None:
+    failed = sess.call_packed(lambda: 1 / 0)
+    with pytest.raises(WorkerError):
+        failed.debug_get_from_remote(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sess.shutdown()

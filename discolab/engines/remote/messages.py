@@ -224,7 +224,7 @@ def _failure_fields(failure: Failure) -> tuple[Any, ...]:
     return (
         failure.rank, failure.command, failure.call_site, failure.type_name, failure.message,
         failure.frames, failure.details, failure.earlier, failure.victim, failure.interrupted,
-        exception, failure.orphan, failure.reported, failure.number,
+        exception, failure.orphan, failure.reported, failure.number, failure.call,
     )  # fmt: skip
 
 

@@ -20,8 +20,8 @@ from ...runtime.actions import DiscoAction
 from ...runtime.arguments import Register
 from ...runtime.channel import Channel, ThreadChannel
 from ...runtime.controller import check_timeout
-from ...runtime.errors import ArgumentError, DiscoError, SessionClosedError, WorkerError
-from ...runtime.failures import Failure, name_ranks
+from ...runtime.errors import ArgumentError, DiscoError, SessionClosedError
+from ...runtime.failures import name_ranks
 from ...runtime.link import Service
 from ...runtime.probes import SERVICE as PROBES
 from ...runtime.probes import Probes, name_of
@@ -318,18 +318,6 @@ class RemoteSession(Session):
                 "make a session of its own here"
             )
         super()._check_open()
-
-    def told(self, failures: list[Failure]) -> WorkerError:
-        """As in `Session`; the workers are told that it was."""
-        numbers: dict[int, list[int]] = {}
-        for failure in failures:
-            if failure.rank in self._exchange.channels and failure.number:
-                numbers.setdefault(failure.rank, []).append(failure.number)
-        with self._lock:
-            if not self._closed:
-                for rank, found in numbers.items():
-                    self._exchange.channels[rank].send((DiscoAction.TOLD, 0, found))
-        return super().told(failures)
 
     # -- the end -----------------------------------------------------------------------------
 
