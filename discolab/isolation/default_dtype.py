@@ -27,7 +27,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 
 from ..runtime import worker as workers
 from ..runtime.errors import SessionError
@@ -383,9 +388,29 @@ def _tensor_over(_: Any) -> Callable[..., Any]:
     return new
 
 
+def _backward_over(run: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(run)
+    def run_with_mode(*args: Any, **kwargs: Any) -> Any:
+        """Run backward, and what the user has put there, with the mode that torch has put aside.
+
+        ``Tensor.backward`` and ``autograd.grad`` are torch functions, so modes are off within.
+        """
+        mode = getattr(_thread, "mode", None)
+        if mode is None or mode in _get_current_function_mode_stack():
+            return run(*args, **kwargs)
+        _push_mode(mode)
+        try:
+            return run(*args, **kwargs)
+        finally:
+            _restack(lambda modes: [one for one in modes if one is not mode])
+
+    return run_with_mode
+
+
 def _install(patches: Patches) -> None:
     global _patches
     _patches = patches
+    patches.replace(torch.autograd.graph, "_engine_run_backward", _backward_over, everywhere=True)
     set_process_dtype = torch._C._set_default_dtype
     patches.replace(torch, "get_default_dtype", lambda _: _own_dtype)
     patches.replace(torch, "range", _range_over)  # the modes don't hear of it

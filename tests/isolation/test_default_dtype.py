@@ -161,3 +161,40 @@ def test_what_it_can_not_reach_is_refused() -> None:
         pytest.raises(Exception, match=r"float64.*div.*engine='processes'"),
     ):
         sess.call_packed(divide).debug_get_from_remote(0)
+
+
+def test_backward_runs_with_it(pair: Session) -> None:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> Any:
+            seen.append(torch.ones(1).dtype)
+            return 2 * grad
+
+    seen: list[torch.dtype] = []
+
+    def within() -> tuple[list[torch.dtype], list[float]]:
+        dtype = (torch.float64, torch.float32)[current_worker().rank]
+        torch.set_default_dtype(dtype)
+        x = torch.ones(3, requires_grad=True)
+        x.register_hook(lambda grad: seen.append(torch.ones(1).dtype))
+        Doubled.apply(x).sum().backward()
+        torch.autograd.grad(Doubled.apply(x).sum(), x)
+        y = torch.full((3,), 0.3, requires_grad=True)
+        made = torch.utils.checkpoint.checkpoint(
+            lambda y: (y * torch.full((3,), 1 / 3)).sin(), y, use_reentrant=True
+        )
+        made.sum().backward()
+        assert y.grad is not None
+        kinds = [kind for kind in seen if kind is dtype]
+        return kinds, (y.grad - torch.cos(y / 3) / 3).abs().tolist()
+
+    found = pair.call_packed(within).debug_get_from_all()
+    for (kinds, errors), (dtype, most) in zip(
+        found, ((torch.float64, 1e-15), (torch.float32, 1e-7)), strict=True
+    ):
+        assert kinds == [dtype] * 4
+        assert max(errors) < most
