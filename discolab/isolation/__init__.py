@@ -13,6 +13,7 @@ from . import (  # noqa: F401
     compiler,
     custom_ops,
     default_dtype,
+    forking,
     forward_ad,
     fresh_random,
     host_random,

@@ -9,14 +9,19 @@ from __future__ import annotations
 import copy
 import functools
 import os
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import _tensor_str, hub
 from torch.backends import mha, opt_einsum
+from torch.distributions import Distribution
 from torch.nn.modules import module as nn_module
+from torch.nn.utils import parametrize
+from torch.optim import optimizer
 
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
@@ -79,10 +84,99 @@ def _own_value(
 def _install_values(patches: Patches) -> None:
     _own_value(patches, (hub, "get_dir"), (hub, "set_dir"), os.path.expanduser)
     _own_value(patches, (mha, "get_fastpath_enabled"), (mha, "set_fastpath_enabled"))
+    for name in ("overwrite_module_params_on_conversion", "swap_module_params_on_conversion"):
+        future: Any = torch.__future__
+        _own_value(patches, (future, f"get_{name}"), (future, f"set_{name}"))
+    _install_validation(patches)
     if opt_einsum.is_available():
         for name in ("enabled", "strategy"):
             prop = vars(type(opt_einsum))[name]
             _own_value(patches, (prop, "getter"), (prop, "setter"))
+
+
+class _Validates:
+    """``Distribution._validate_args``, which instances shadow: that of who asks."""
+
+    def __init__(self, notebooks: bool) -> None:
+        self.notebooks = notebooks
+
+    def __get__(self, instance: Any, owner: Any = None) -> bool:
+        worker = current_worker_or_none()
+        own = None if worker is None else worker.process_state.get(_VALIDATES)
+        return self.notebooks if own is None else bool(own)
+
+
+_VALIDATES = f"{_OWN}Distribution.set_default_validate_args"
+
+
+def _install_validation(patches: Patches) -> None:
+    validates = _Validates(Distribution._validate_args)
+    setter, name = vars(Distribution)["set_default_validate_args"], "set_default_validate_args"
+
+    def set_own(value: bool) -> None:
+        if value not in [True, False]:
+            raise ValueError
+        worker = current_worker_or_none()
+        if worker is None:
+            validates.notebooks = value
+        else:
+            worker.process_state[_VALIDATES] = value
+
+    def put_back() -> None:
+        setattr(Distribution, name, setter)
+        Distribution._validate_args = validates.notebooks
+
+    Distribution._validate_args = validates  # type: ignore[assignment]
+    setattr(Distribution, name, staticmethod(set_own))
+    patches.at_undo(put_back)
+
+
+# -- parametrizations that are computed once -------------------------------------------------------
+
+_CACHE = f"{_OWN}parametrize.cached"
+
+
+class _CacheOfCaller:
+    """``parametrize._cache``, and whether who asks caches: ``parametrize._cache_enabled``."""
+
+    def __init__(self) -> None:
+        self._threads = threading.local()
+
+    def _here(self) -> list[Any]:
+        """The depth of contexts, and what is kept."""
+        worker = current_worker_or_none()
+        state = vars(self._threads) if worker is None else worker.process_state
+        found: list[Any] = state.setdefault(_CACHE, [0, {}])
+        return found
+
+    def __bool__(self) -> bool:
+        return bool(self._here()[0])
+
+    def get(self, key: Any) -> Any:
+        """What is kept."""
+        return self._here()[1].get(key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._here()[1][key] = value
+
+    @contextmanager
+    def cached(self) -> Iterator[None]:
+        """Compute each parametrization of the calling worker once within it."""
+        here = self._here()
+        here[0] += 1
+        try:
+            yield
+        finally:
+            here[0] -= 1
+            if not here[0]:
+                here[1].clear()
+
+
+def _install_cache(patches: Patches) -> None:
+    cache = _CacheOfCaller()
+    patches.replace(parametrize, "_cache", lambda _: cache)
+    patches.replace(parametrize, "_cache_enabled", lambda _: cache)
+    patches.replace(parametrize, "cached", lambda _: cache.cached, everywhere=True)
 
 
 # -- how tensors are printed -----------------------------------------------------------------------
@@ -174,18 +268,24 @@ class _HooksOfCaller(OrderedDict[int, Any]):
 _hooks: dict[str, _HooksOfCaller] = {}
 
 
+def _own_hooks(original: OrderedDict[int, Any], name: str) -> _HooksOfCaller:
+    if name not in _hooks:
+        _hooks[name] = _HooksOfCaller(name, original)
+    return _hooks[name]
+
+
+def _install_optimizer_hooks(patches: Patches) -> None:
+    for name in ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"):
+        patches.replace(optimizer, name, functools.partial(_own_hooks, name=name))
+
+
 def _install_hooks(patches: Patches) -> None:
     """Look who asks as soon as there are any: without hooks a module is called as fast as ever."""
-
-    def own(original: OrderedDict[int, Any], name: str) -> _HooksOfCaller:
-        if name not in _hooks:
-            _hooks[name] = _HooksOfCaller(name, original)
-        return _hooks[name]
 
     def look_who_asks() -> None:
         for name in _DICTS:
             if not isinstance(getattr(nn_module, name), _HooksOfCaller):
-                patches.replace(nn_module, name, functools.partial(own, name=name))
+                patches.replace(nn_module, name, functools.partial(_own_hooks, name=name))
 
     def register_over(register: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(register)
@@ -202,7 +302,8 @@ def _install_hooks(patches: Patches) -> None:
     kind = getattr(nn_module, _KIND)
 
     def put_back() -> None:
-        if not _hooks or not _hooks["_global_backward_hooks"].notebooks:
+        backward = _hooks.get("_global_backward_hooks")
+        if backward is None or not backward.notebooks:
             setattr(nn_module, _KIND, kind)
 
     patches.at_undo(put_back)
@@ -220,6 +321,24 @@ table.add(
 )
 table.add(
     Row(
+        state="hooks for all optimizers (`register_optimizer_step_pre_hook`, `…_post_hook`)",
+        treatment=Treatment.PER_WORKER,
+        meaning="They are called for the optimizers of the worker that registered them.",
+        test="tests/isolation/test_torch_settings.py::test_each_worker_hooks_its_own_optimizers",
+        install=_install_optimizer_hooks,
+    )
+)
+table.add(
+    Row(
+        state="`torch.nn.utils.parametrize.cached`",
+        treatment=Treatment.PER_WORKER,
+        meaning="A worker keeps its own parametrizations, until its own context ends.",
+        test="tests/isolation/test_torch_settings.py::test_each_worker_keeps_parametrizations",
+        install=_install_cache,
+    )
+)
+table.add(
+    Row(
         state="`torch.set_printoptions`",
         treatment=Treatment.PER_WORKER,
         meaning="A worker that sets none has the notebook's.",
@@ -229,7 +348,8 @@ table.add(
 )
 table.add(
     Row(
-        state="`torch.hub.set_dir`, `torch.backends.mha`, `torch.backends.opt_einsum`",
+        state="`torch.hub.set_dir`, `torch.backends.mha`, `torch.backends.opt_einsum`, "
+        "`torch.__future__`, `Distribution.set_default_validate_args`",
         treatment=Treatment.PER_WORKER,
         meaning="A worker that sets none has the notebook's.",
         test="tests/isolation/test_torch_settings.py::test_each_worker_has_settings",

@@ -1,4 +1,4 @@
-"""torch.fx, make_fx and torch.export in worker threads: one thread at a time traces.
+"""torch.fx, make_fx, torch.export and torch.jit in worker threads: one thread at a time traces.
 
 While torch traces a program it replaces methods of all modules of the process and sets a flag that
 compiled functions ask for. Two threads that trace at once would leave both for ever; and what
@@ -92,6 +92,21 @@ def _export(module: ModuleType, patches: Patches) -> None:
         patches.replace(module, name, in_turn)
 
 
+def _jit(module: ModuleType, patches: Patches) -> None:
+    """``torch.jit.trace`` keeps the names of modules in a global variable."""
+
+    def in_turn(trace: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(trace)
+        def trace_in_turn(*args: Any, **kwargs: Any) -> Any:
+            with tracing.taken("a program for torch.jit"):
+                return trace(*args, **kwargs)
+
+        return trace_in_turn
+
+    for name in ("trace", "trace_module"):
+        patches.replace(module, name, in_turn, everywhere=True)
+
+
 def _exporting(module: ModuleType, patches: Patches) -> None:
     """torch.compile is ignored while torch exports: only on the thread that exports."""
 
@@ -129,13 +144,14 @@ table.add(
     Row(
         state="tracing of programs",
         treatment=Treatment.IN_TURNS,
-        meaning="`torch.fx`, `make_fx` and `torch.export` trace one worker's program after the "
-        "other; a trace with real collectives can't complete, and is told so.",
+        meaning="`torch.fx`, `make_fx`, `torch.export` and `torch.jit` trace one worker's program "
+        "after the other; a trace with real collectives can't complete, and is told so.",
         test="tests/ccl/test_dist_limits.py::test_workers_trace_programs_in_turn",
         on_import={
             "torch._ops": _modes,
             "torch.fx._symbolic_trace": _symbolic_trace,
             "torch.export._trace": _export,
+            "torch.jit._trace": _jit,
         },
     )
 )

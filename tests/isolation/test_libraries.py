@@ -1,11 +1,13 @@
 """State that single libraries keep for the process is each worker's own."""
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from discolab import Session, ThreadedSession, ccl, current_worker
 
@@ -36,6 +38,30 @@ def test_each_worker_of_accelerate_is_its_own_rank(four: Session) -> None:
 
     values = four.call_packed(program).debug_get_from_all()
     assert values == [(rank, 4, [rank], 6.0, [0, 1, 2, 3]) for rank in range(4)]
+
+
+def test_each_worker_makes_empty_weights_for_itself(four: Session) -> None:
+    pytest.importorskip("accelerate")
+    plain = torch.nn.Module.register_parameter
+
+    def program() -> tuple[str, str, bool]:
+        from accelerate import init_empty_weights
+
+        from discolab import ccl, current_worker
+
+        rank = current_worker().rank
+        ccl.barrier()
+        with init_empty_weights() if rank else contextlib.nullcontext():
+            ccl.barrier()
+            within = torch.nn.Linear(2, 2).weight
+            ccl.barrier()
+        after = torch.nn.Linear(2, 2).weight.device.type
+        return within.device.type, after, within.requires_grad
+
+    values = four.call_packed(program).debug_get_from_all()
+    assert values == [("cpu", "cpu", True), *[("meta", "cpu", True)] * 3]
+    assert torch.nn.Linear(2, 2).weight.device.type == "cpu"
+    assert torch.nn.Module.register_parameter is plain
 
 
 def test_each_worker_composes_with_a_hydra_of_its_own(four: Session, tmp_path: Path) -> None:

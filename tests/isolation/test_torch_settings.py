@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import nn, optim
+from torch.distributions import Distribution, Normal
 from torch.nn.modules import module as nn_module
+from torch.nn.utils import parametrizations, parametrize
+from torch.optim import optimizer as optimizers
 
 from discolab import Session, ccl, current_worker
 from discolab.notebook.script import read_script, run_script
@@ -160,3 +164,102 @@ def test_a_script_leaves_none_behind(sess: Session, tmp_path: Path) -> None:
         sess.call_packed(run_script, full, source, [], "script.py").debug_get_from_all()
     assert sess.call_packed(left).debug_get_from_all() == [[False, "tensor(0.3333)", 0]] * 4
     assert left() == [False, "tensor(0.3333)", 0]
+
+
+def optimize() -> tuple[list[int], float]:
+    """Halve the gradients of all optimizers by a hook; on every worker another number of times."""
+    rank = together()
+    called: list[int] = []
+
+    def halve(optimizer: Any, *_: Any) -> None:
+        called.append(rank)
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                param.grad /= 2
+
+    handles = [optimizers.register_optimizer_step_pre_hook(halve) for _ in range(rank)]
+    together()
+    weight = nn.Parameter(torch.zeros(1))
+    weight.grad = torch.full((1,), 8.0)
+    optim.SGD([weight], lr=1.0).step()
+    together()
+    for handle in handles:
+        handle.remove()
+    return called, weight.item()
+
+
+@pytest.mark.one_process
+def test_each_worker_hooks_its_own_optimizers(sess: Session) -> None:
+    found = sess.call_packed(optimize).debug_get_from_all()
+    assert found == [([rank] * rank, -8.0 / 2**rank) for rank in range(4)]
+    sess.shutdown()
+    assert type(optimizers._global_optimizer_pre_hooks) is OrderedDict
+
+
+def cache_parametrizations() -> int:
+    """How often a cached parametrization was not that of the weights at that moment."""
+    torch.manual_seed(together())
+    module = parametrizations.weight_norm(nn.Linear(4, 4))
+    wrong = 0
+    with torch.no_grad():
+        for _ in range(30):
+            with parametrize.cached():
+                computed = [module.weight for _ in range(20)]
+            now = module.parametrizations.weight.forward()
+            wrong += any(weight is not computed[0] for weight in computed)
+            wrong += not torch.equal(computed[0], now)
+            for param in module.parameters():
+                param.mul_(1.01)
+            together()
+    return wrong
+
+
+@pytest.mark.one_process
+def test_each_worker_keeps_parametrizations(sess: Session) -> None:
+    assert sess.call_packed(cache_parametrizations).debug_get_from_all() == [0] * 4
+    sess.shutdown()
+    assert parametrize._cache_enabled == 0
+
+
+def settings_of_modules() -> tuple[bool, bool, str]:
+    """Whether a module's parameters stay what they are, and what a bad distribution says."""
+    rank = together()
+    torch.__future__.set_overwrite_module_params_on_conversion(rank % 2 == 1)
+    Distribution.set_default_validate_args(rank % 2 == 0)
+    together()
+    module = nn.Linear(1, 1)
+    before = module.weight
+    same = module.double().weight is before
+    try:
+        Normal(torch.zeros(1), -torch.ones(1))
+        said = ""
+    except ValueError as exc:
+        said = type(exc).__name__
+    together()
+    return torch.__future__.get_overwrite_module_params_on_conversion(), same, said
+
+
+@pytest.mark.one_process
+def test_each_worker_has_settings_of_modules_and_distributions(sess: Session) -> None:
+    found = sess.call_packed(settings_of_modules).debug_get_from_all()
+    assert found == [(False, True, "ValueError"), (True, False, "")] * 2
+    sess.shutdown()
+    assert not torch.__future__.get_overwrite_module_params_on_conversion()
+    assert Distribution._validate_args is __debug__
+
+
+def trace_with_jit() -> int:
+    """How many of some traces are refused, or compute something else."""
+    together()
+    module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    x = torch.ones(3, 4)
+    wrong = 0
+    for _ in range(6):
+        wrong += not torch.equal(torch.jit.trace(module, x)(x), module(x))
+    return wrong
+
+
+@pytest.mark.one_process
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_workers_trace_with_jit(sess: Session) -> None:
+    assert sess.call_packed(trace_with_jit).debug_get_from_all() == [0] * 4
