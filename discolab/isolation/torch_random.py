@@ -50,13 +50,13 @@ _library: list[Any] = []  # what is registered with the dispatcher
 
 def _install(patches: Patches) -> None:
     patches.replace(torch, "default_generator", lambda _: _GENERATOR, everywhere=True)
+    patches.at_undo(_take_away)  # first: Ctrl-C may come at any line
     library: Any = torch._C._dispatch_library("IMPL", "aten", "", __file__, 0)
     _library.append(library)
     for name in _OPERATORS:
         if torch._C._dispatch_has_kernel(f"aten::{name}"):  # else not in this version of torch
             # the key at which no operator here has a kernel, the last one before the device's
             library.impl(name, "BackendSelect", _from_own(name), True)
-    patches.at_undo(_take_away)
     for name in ("manual_seed", "manual_seed_all", "seed", "seed_all"):
         patches.replace(torch.cuda, name, functools.partial(_seed_own_gpu, name))
     for owner in (torch.cuda, torch.cuda.random):

@@ -16,6 +16,7 @@ thread may encode and decode.
 
 from __future__ import annotations
 
+import builtins
 import io
 import pickle
 import struct
@@ -35,12 +36,14 @@ import numpy as np
 import torch
 
 from .arguments import Pickled, Register
+from .ctrl_c import held_back
 from .errors import ArgumentError, DiscoError
 from .regions import ALIGN, bare, dressed, find_regions, is_plain, span, view_in
 
 Place = Callable[[torch.Tensor, torch.device], torch.Tensor]
 Reduction = tuple[Any, ...]
 
+_plain_import = builtins.__import__
 _MOST_BYTES = 2**63 - 1
 _LONGEST_NAMES = 500  # bytes of a pickle that is a name and nothing else
 _LONGEST_WHAT = 120  # characters
@@ -76,6 +79,14 @@ def encode(value: Any) -> Message:
     ArgumentError
         If something in it can't be pickled, or must not be here, or is nested too deep.
     """
+    if builtins.__import__ is _plain_import:
+        return _encode(value)
+    # the pickler imports by a function of Python, and loses an exception that comes within that
+    with held_back():
+        return _encode(value)
+
+
+def _encode(value: Any) -> Message:
     file = io.BytesIO()
     beside: list[Any] = []
     pickler = _MessagePickler(file, 5, buffer_callback=partial(_keep_beside, beside))

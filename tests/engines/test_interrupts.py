@@ -258,13 +258,10 @@ def test_ctrl_c_in_a_loop_of_calls_leaves_the_workers_in_step(sess: ThreadedSess
 
 
 @pytest.fixture
-def alarm() -> Iterator[Callable[[float], None]]:
-    """Have KeyboardInterrupt raised on this thread, once, after some seconds."""
-
-    def on_alarm(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, on_alarm)
+def alarm(ctrl_c_raises: None) -> Iterator[Callable[[float], None]]:
+    """Have Ctrl-C pressed, once, after some seconds."""
+    press = lambda *_: signal.raise_signal(signal.SIGINT)  # noqa: E731
+    before = signal.signal(signal.SIGALRM, press)
     yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
