@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import torch
@@ -34,7 +35,7 @@ class Part(Protocol):
     outs: Tensors
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, frozen=True)
 class Pattern:
     """One collective among `members`; `count` tensors belong together (Backend's k).
 
@@ -147,4 +148,7 @@ def pattern_of(
     if root is not None:
         place = group.index(root)
         giver, taker = (place, None) if op in _FROM_ROOT else (None, place)
-    return Pattern(kind, len(group.ranks), count, giver, taker, reduction)
+    return _pattern(kind, len(group.ranks), count, giver, taker, reduction)
+
+
+_pattern = lru_cache(maxsize=256)(Pattern)  # as most calls are like one before

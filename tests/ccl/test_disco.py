@@ -221,5 +221,4 @@ def test_point_to_point_under_discos_names(start: Any) -> None:
         from_0 = sess.get_global_func("runtime.disco.recv_from_worker0")
         with pytest.raises(WorkerError, match="this worker itself"):
             sess.call_packed(from_0, again).debug_get_from_remote(0)
-        with pytest.raises(WorkerError):
-            sess.sync_all()
+        sess.sync_all()  # what failed was raised, if on one of its workers only
