@@ -23,12 +23,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .. import isolation
 from ..runtime.failures import is_own_file
 from ..runtime.worker import Worker
 from ..views.facts.describe import describe
@@ -52,6 +54,7 @@ from .nan_checks import (
 from .scope import is_user
 from .stopping import stop_here
 
+_ISOLATION = str(Path(isolation.__file__).parent)  # its functions stand in the place of torch's
 _FINDINGS = "discolab.debugger.findings"
 _COMPILER = "torch._dynamo"
 _MOST_INPUTS = 4  # named in words
@@ -208,7 +211,8 @@ def _whose() -> FrameType | None:
     while frame is not None and frame.f_code not in FLOORS:
         if is_user(frame.f_code):
             return frame
-        if is_own_file(frame.f_code.co_filename):
+        file = frame.f_code.co_filename
+        if is_own_file(file) and not file.startswith(_ISOLATION):
             return None
         frame = frame.f_back
     return None
