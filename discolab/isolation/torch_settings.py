@@ -23,6 +23,7 @@ from torch.nn.modules import module as nn_module
 from torch.nn.utils import parametrize
 from torch.optim import optimizer
 
+from ..runtime.errors import SessionError
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .patches import Patches
@@ -335,6 +336,37 @@ table.add(
         meaning="A worker keeps its own parametrizations, until its own context ends.",
         test="tests/isolation/test_torch_settings.py::test_each_worker_keeps_parametrizations",
         install=_install_cache,
+    )
+)
+
+
+def _mutation_over(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def allow(*args: Any, **kwargs: Any) -> Any:
+        worker = current_worker_or_none()
+        if worker is not None and len(worker.peers) > 1:
+            raise SessionError(
+                "torch.autograd.graph.allow_mutation_on_saved_tensors is on once for the process, "
+                "and workers are threads of it: use engine='processes' (--engine processes)"
+            )
+        return original(*args, **kwargs)
+
+    return allow
+
+
+table.add(
+    Row(
+        state="`torch.autograd.graph.allow_mutation_on_saved_tensors`",
+        treatment=Treatment.REFUSED,
+        meaning="torch says whether it is on in one place for the process. Use "
+        "`--engine processes`.",
+        test="tests/isolation/test_torch_settings.py::test_mutation_of_saved_tensors_is_refused",
+        install=lambda patches: patches.replace(
+            torch.autograd.graph,
+            "allow_mutation_on_saved_tensors",
+            _mutation_over,
+            everywhere=True,
+        ),
     )
 )
 table.add(

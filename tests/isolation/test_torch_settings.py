@@ -15,7 +15,7 @@ from torch.nn.modules import module as nn_module
 from torch.nn.utils import parametrizations, parametrize
 from torch.optim import optimizer as optimizers
 
-from discolab import Session, ccl, current_worker
+from discolab import Session, WorkerError, ccl, current_worker
 from discolab.notebook.script import read_script, run_script
 
 
@@ -263,3 +263,14 @@ def trace_with_jit() -> int:
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_workers_trace_with_jit(sess: Session) -> None:
     assert sess.call_packed(trace_with_jit).debug_get_from_all() == [0] * 4
+
+
+@pytest.mark.one_process
+def test_mutation_of_saved_tensors_is_refused(sess: Session) -> None:
+    def program() -> None:
+        with torch.autograd.graph.allow_mutation_on_saved_tensors():
+            pass
+
+    with pytest.raises(WorkerError, match="--engine processes"):
+        sess.call_packed(program).debug_get_from_all()
+    program()  # the notebook may
