@@ -7,6 +7,7 @@ A test that takes `sess` or `pair` from here runs once on each engine, but for t
 import importlib.util
 import os
 import select
+import signal
 import sys
 import threading
 import time
@@ -39,7 +40,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have somebody look on who can end a run that hangs."""
+    """Start the watchdog, which ends a run that hangs; let Ctrl-C be heard."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell started the run in background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[WATCHDOG] = Watchdog(HUNG_SECONDS)
     left_out = config.getoption("--without-row")
     if left_out is not None and table._rows.pop(left_out, None) is None:

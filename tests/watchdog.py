@@ -2,8 +2,10 @@
 
 pytest-timeout raises in the main thread, once for each test. That does not end a main thread that
 stands in C++ code, nor one that hangs again while the test is taken down. So this process beside
-the tests hears of each one that begins. If for long it hears of none, it says which one hangs,
-lets the run print where every thread stands (pytest's faulthandler does on SIGABRT), and ends it.
+the tests hears of each one that begins. If for long after that it hears of none, it says which one
+hangs, lets the run print where every thread stands (pytest's faulthandler does on SIGABRT), and ends
+it. Before the first test, while tests are collected, nothing is timed: that takes long on a busy
+machine.
 
 Started by conftest.py: ``python watchdog.py PID SECONDS``, a line on stdin for each test.
 """
@@ -40,14 +42,14 @@ class Watchdog:
 
 def watch(pid: int, seconds: float) -> None:
     """Wait for lines; return when there are no more to come."""
-    test, heard = "no test yet", time.monotonic()
+    test, heard = "", time.monotonic()
     while os.getppid() == pid:
         if select.select([sys.stdin], [], [], 1.0)[0]:
             line = os.read(sys.stdin.fileno(), 65536).decode(errors="replace")
             if not line:
                 return
             test, heard = line.splitlines()[-1], time.monotonic()
-        elif time.monotonic() - heard > seconds:
+        elif test and time.monotonic() - heard > seconds:
             end(pid, f"\n{test} hangs: it and its fixtures took more than {seconds:g} s")
             return
 
