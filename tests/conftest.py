@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
+import torch
 
 from discolab import (
     DiscoError,
@@ -143,6 +144,7 @@ def _as_new() -> None:
     worker = current_worker()
     worker.namespace.clear()
     worker.mesh = worker.program = None
+    torch.set_default_dtype(torch.float32)
 
 
 class Kept:
