@@ -196,7 +196,9 @@ def check_culprit(got: dict[int, Any], case: Faulty) -> None:
         assert failure.type_name == "CollectiveError", failure.headline
         assert names(failure, case.culprit), failure.headline
     if case.outcome.disagreements():
-        assert any("disagree" in f.message or "has room for" in f.message for f in causes)
+        # on a busy machine a circle of waits may be complete before those that disagree have come
+        telling = ("disagree", "has room for", "deadlock")
+        assert any(text in failure.message for failure in causes for text in telling)
 
 
 # -- the programs -----------------------------------------------------------------------------
