@@ -11,18 +11,20 @@ import functools
 import itertools
 import math
 import os
+import re
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .imports import import_turn
-from .patches import Patches
+from .patches import Patches, refused
 from .table import Row, Treatment
 
 # compiled versions of one function, and how often it is compiled: torch's own, for each worker
@@ -141,6 +143,49 @@ def _reset(module: ModuleType, patches: Patches) -> None:
     patches.replace(module, "reset", reset_over)
 
 
+_PACKAGE = f"{Path(__file__).parents[1].as_posix()}/"
+
+
+def _not_compiled(module: ModuleType, patches: Patches) -> None:
+    """Have torch.compile look into discolab's functions where a graph calls them, and only there.
+
+    After a graph break, and in the backward of compiled autograd, it tries to compile each function
+    that is called. Were that one of those with which a worker takes its turn to compile, it would
+    wait for itself.
+    """
+    patches.replace(module, "BUILTIN_INLINE_WHEN_CALLED", lambda folders: {*folders, _PACKAGE})
+    patches.replace(
+        module,
+        "SKIP_DIRS_RE",
+        lambda folders: re.compile(f"{folders.pattern}|^{re.escape(_PACKAGE)}"),
+    )
+
+
+table.add(
+    Row(
+        state="compiled autograd (`torch._dynamo.config.compiled_autograd`)",
+        treatment=Treatment.REFUSED,
+        meaning="torch's engine has one compiler for the process, which would take up other "
+        "workers' backward passes too. Use `--engine processes`.",
+        test="tests/isolation/test_compiler.py::"
+        "test_compiled_autograd_is_refused_on_several_workers",
+        on_import={
+            "torch._dynamo.compiled_autograd": lambda module, patches: patches.replace(
+                module, "_enable", refused("compiled autograd", "is on once for the process")
+            )
+        },
+    )
+)
+table.add(
+    Row(
+        state="functions that `torch.compile` compiles",
+        treatment=Treatment.SHARED,
+        meaning="discolab's own are part of a graph that calls them, and never compiled alone.",
+        test="tests/isolation/test_compiler.py::test_compiled_autograd",
+        on_import={"torch._dynamo.trace_rules": _not_compiled},
+        in_own_process=True,
+    )
+)
 table.add(
     Row(
         state="compiled code of `torch.compile`",

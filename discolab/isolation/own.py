@@ -8,13 +8,17 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections import ChainMap
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, Generic, TypeVar
 
 from ..runtime.worker import Worker, current_worker_or_none
 from .imports import is_importing
 
 T = TypeVar("T")
+
+# In `Worker.process_state`: names of what a script's end puts back as it was begin with this.
+OF_SCRIPT = "of the script: "
 
 _guard = threading.Lock()
 
@@ -62,6 +66,58 @@ class PerWorker(Generic[T]):
         else:
             with _guard:
                 self._values[worker] = value
+
+
+class DictOfWorkers(MutableMapping[Any, Any]):
+    """A dictionary to which each worker adds entries of its own; a script's end takes them away.
+
+    What modules enter while they are imported is for all.
+
+    Parameters
+    ----------
+    name
+        What it is: its key in `Worker.process_state`.
+    shared
+        The process's, which the notebook has.
+    make
+        Makes a worker's; by default one in which the worker sees the shared entries too.
+    """
+
+    def __init__(self, name: str, shared: Any, make: Callable[[], Any] | None = None) -> None:
+        self.shared = shared
+        self._key = f"{OF_SCRIPT}{name}"
+        self._make = make or (lambda: ChainMap({}, shared))
+
+    def here(self) -> Any:
+        """The dictionary of who calls."""
+        worker = current_worker_or_none()
+        if worker is None or is_importing():
+            return self.shared
+        own = worker.process_state.get(self._key)
+        return worker.process_state.setdefault(self._key, self._make()) if own is None else own
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.here()[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.here()[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self.here()[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.here())
+
+    def __len__(self) -> int:
+        return len(self.here())
+
+    def copy(self) -> dict[Any, Any]:
+        """All entries that who calls sees."""
+        return dict(self.here())
+
+    def clear(self) -> None:
+        """Take away those of who calls."""
+        self.here().clear()
 
 
 def _after_fork() -> None:

@@ -5,10 +5,14 @@ A `Patches` belongs to whoever made it and is used under that one's lock.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
+
+from ..runtime.errors import SessionError
+from ..runtime.worker import current_worker_or_none
 
 
 class ModuleOfWorkers(ModuleType):
@@ -64,6 +68,25 @@ class Patches:
                 setattr(owner, name, original)
             else:
                 delattr(owner, name)
+
+
+def refused(what: str, why: str) -> Callable[[Any], Any]:
+    """For `Patches.replace`: an error on a worker that shares its process with others."""
+
+    def over(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            worker = current_worker_or_none()
+            if worker is not None and len(worker.peers) > 1:
+                raise SessionError(
+                    f"{what} {why}, and workers are threads of it: start the session with "
+                    "engine='processes' (%disco_session --engine processes)"
+                )
+            return original(*args, **kwargs)
+
+        return refuse
+
+    return over
 
 
 def replace_names(modules: Iterable[ModuleType], pairs: Iterable[tuple[Any, Any]]) -> None:

@@ -1,7 +1,7 @@
 """Settings that torch keeps in Python, once for the process: each worker has its own.
 
-A worker's own value is in its `process_state`, under a name that begins with `_OWN`; threads of the
-worker share it. Who has set nothing has the notebook's.
+A worker's own value is in its `process_state`, under a name that begins with `OF_SCRIPT`; threads
+of the worker share it. Who has set nothing has the notebook's.
 """
 
 from __future__ import annotations
@@ -23,24 +23,22 @@ from torch.nn.modules import module as nn_module
 from torch.nn.utils import parametrize
 from torch.optim import optimizer
 
-from ..runtime.errors import SessionError
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
-from .patches import Patches
+from .own import OF_SCRIPT
+from .patches import Patches, refused
 from .table import Row, Treatment
-
-_OWN = "torch: "
 
 
 @contextmanager
 def own_settings_as_before(worker: Worker) -> Iterator[None]:
     """At its end a worker's own values are what they were."""
     state = worker.process_state
-    before = {name: copy.copy(value) for name, value in state.items() if name.startswith(_OWN)}
+    before = {name: copy.copy(value) for name, value in state.items() if name.startswith(OF_SCRIPT)}
     try:
         yield
     finally:
-        for name in [name for name in state if name.startswith(_OWN)]:
+        for name in [name for name in state if name.startswith(OF_SCRIPT)]:
             del state[name]
         state.update(before)
 
@@ -55,7 +53,7 @@ def _own_value(
     given: Callable[[Any], Any] = lambda value: value,
 ) -> None:
     """Have a getter and a setter mean the worker's value."""
-    key = f"{_OWN}{setter[1]} of {getattr(setter[0], '__name__', id(setter[0]))}"
+    key = f"{OF_SCRIPT}{setter[1]} of {getattr(setter[0], '__name__', id(setter[0]))}"
 
     def get_over(get: Callable[[], Any]) -> Callable[[], Any]:
         @functools.wraps(get)
@@ -107,7 +105,7 @@ class _Validates:
         return self.notebooks if own is None else bool(own)
 
 
-_VALIDATES = f"{_OWN}Distribution.set_default_validate_args"
+_VALIDATES = f"{OF_SCRIPT}Distribution.set_default_validate_args"
 
 
 def _install_validation(patches: Patches) -> None:
@@ -134,7 +132,7 @@ def _install_validation(patches: Patches) -> None:
 
 # -- parametrizations that are computed once -------------------------------------------------------
 
-_CACHE = f"{_OWN}parametrize.cached"
+_CACHE = f"{OF_SCRIPT}parametrize.cached"
 
 
 class _CacheOfCaller:
@@ -182,7 +180,7 @@ def _install_cache(patches: Patches) -> None:
 
 # -- how tensors are printed -----------------------------------------------------------------------
 
-_PRINT = f"{_OWN}printoptions"
+_PRINT = f"{OF_SCRIPT}printoptions"
 
 
 def _own_options(original: Any) -> Any:
@@ -220,7 +218,7 @@ class _HooksOfCaller(OrderedDict[int, Any]):
     """The hooks of who asks; handles of hooks keep to it, so there is one for each of torch's."""
 
     def __init__(self, name: str, notebooks: OrderedDict[int, Any]) -> None:
-        self.key = f"{_OWN}{name}"
+        self.key = f"{OF_SCRIPT}{name}"
         self.notebooks = notebooks
 
     def _here(self) -> OrderedDict[int, Any]:
@@ -340,20 +338,6 @@ table.add(
 )
 
 
-def _mutation_over(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def allow(*args: Any, **kwargs: Any) -> Any:
-        worker = current_worker_or_none()
-        if worker is not None and len(worker.peers) > 1:
-            raise SessionError(
-                "torch.autograd.graph.allow_mutation_on_saved_tensors is on once for the process, "
-                "and workers are threads of it: use engine='processes' (--engine processes)"
-            )
-        return original(*args, **kwargs)
-
-    return allow
-
-
 table.add(
     Row(
         state="`torch.autograd.graph.allow_mutation_on_saved_tensors`",
@@ -364,7 +348,10 @@ table.add(
         install=lambda patches: patches.replace(
             torch.autograd.graph,
             "allow_mutation_on_saved_tensors",
-            _mutation_over,
+            refused(
+                "torch.autograd.graph.allow_mutation_on_saved_tensors",
+                "is on once for the process",
+            ),
             everywhere=True,
         ),
     )
