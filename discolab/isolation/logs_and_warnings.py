@@ -1,8 +1,9 @@
 """The settings of `logging` and `warnings`: each worker has its own.
 
-A logger's level, handlers and switches are attributes that every module sets: descriptors on
-`logging.Logger` and its manager give each worker its own, which begin as the process's. A handler
-of the process's that several workers use writes each record as its own worker's.
+A logger's level, handlers, filters and switches are attributes that every module sets: descriptors
+on `logging.Logger` and its manager give each worker its own, which begin as the process's. A
+handler of the process's that several workers use writes each record as its own worker's.
+`logging.config` and `logging.shutdown` close all handlers there are: on a worker those it made.
 
 `warnings.catch_warnings` saves attributes of the module and puts them back, so that of four threads
 at once one may put back what another has set. A worker therefore sees a copy of that module, with
@@ -15,6 +16,7 @@ from __future__ import annotations
 import functools
 import logging
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType, ModuleType
@@ -23,10 +25,13 @@ from typing import Any
 from ..runtime.worker import Worker, current_worker_or_none, has_own_process
 from . import table
 from .imports import is_importing
+from .own import OF_SCRIPT, DictOfWorkers
 from .patches import ModuleOfWorkers, Patches
 from .table import Row, Treatment
 
 LOGGING = "logging"  # in `Worker.process_state`: by object and name
+_FACTORY, _SHOWN = "makes records", "shows warnings"  # in it too, by these names
+_HANDLERS = f"{OF_SCRIPT}logging.handlers"
 _WARNINGS = "warnings"
 _OF_MODULE = frozenset({"__class__", "__reduce__", "__reduce_ex__"})
 _SHOW = warnings._showwarnmsg_impl  # type: ignore[attr-defined] # before anybody catches warnings
@@ -77,34 +82,170 @@ class _Cache(_OfWorkers):
 def _install_logging(patches: Patches) -> None:
     for name in ("level", "disabled", "propagate"):
         patches.add(logging.Logger, name, _OfWorkers(name))
-    patches.add(logging.Logger, "handlers", _OfWorkers("handlers", list))
+    for name in ("handlers", "filters"):
+        patches.add(logging.Logger, name, _OfWorkers(name, list))
     patches.add(logging.Logger, "_cache", _Cache("_cache"))
-    patches.add(logging.Manager, "_disable", _OfWorkers("_disable"))
+    for name in ("_disable", "loggerClass"):
+        patches.add(logging.Manager, name, _OfWorkers(name))
+    patches.replace(logging, "setLoggerClass", _set_class_over, everywhere=True)
+    patches.replace(logging, "getLoggerClass", _get_class_over, everywhere=True)
+    for name in ("_levelToName", "_nameToLevel"):
+        patches.replace(logging, name, functools.partial(DictOfWorkers, f"logging.{name}"))
+    patches.replace(logging, "captureWarnings", _capture_over, everywhere=True)
+    _install_factory(patches)
+    _install_handlers(patches)
+
+
+def _settings() -> dict[Any, Any] | None:
+    """What the calling worker has set of `logging`; None where that is the process's."""
+    worker = current_worker_or_none()
+    if worker is None or is_importing():
+        return None
+    settings: dict[Any, Any] = worker.process_state.setdefault(LOGGING, {})
+    return settings
+
+
+def _set_class_over(set_class: Callable[[type], None]) -> Callable[[type], None]:
+    @functools.wraps(set_class)
+    def set_own_class(klass: type[logging.Logger]) -> None:
+        if _settings() is None:
+            set_class(klass)
+        else:
+            logging.root.manager.setLoggerClass(klass)  # an attribute of which each has its own
+
+    return set_own_class
+
+
+def _get_class_over(get_class: Callable[[], type]) -> Callable[[], type]:
+    @functools.wraps(get_class)
+    def get_own_class() -> type:
+        own = None if _settings() is None else logging.root.manager.loggerClass
+        return own or get_class()
+
+    return get_own_class
+
+
+def _install_factory(patches: Patches) -> None:
+    """Have `logging` make records with the factory of who logs."""
+    notebooks = logging._logRecordFactory  # type: ignore[attr-defined]
+
+    def get_factory() -> Any:
+        return (_settings() or {}).get(_FACTORY) or notebooks
+
+    def set_factory(factory: Any) -> None:
+        nonlocal notebooks
+        settings = _settings()
+        if settings is None:
+            notebooks = factory
+        else:
+            settings[_FACTORY] = factory
+
+    def make_record(*args: Any, **kwargs: Any) -> Any:
+        return get_factory()(*args, **kwargs)
+
+    def put_back() -> None:
+        logging._logRecordFactory = notebooks  # type: ignore[attr-defined]
+
+    patches.replace(logging, "_logRecordFactory", lambda _: make_record)
+    patches.replace(logging, "getLogRecordFactory", lambda _: get_factory, everywhere=True)
+    patches.replace(logging, "setLogRecordFactory", lambda _: set_factory, everywhere=True)
+    patches.at_undo(put_back)
+
+
+def _capture_over(capture: Callable[[bool], None]) -> Callable[[bool], None]:
+    """`logging` keeps once what to put back in `warnings`, of which each worker has its own."""
+
+    @functools.wraps(capture)
+    def capture_own(capture_: bool) -> None:
+        settings = _settings()
+        if settings is None:
+            capture(capture_)
+        elif capture_ and _SHOWN not in settings:
+            settings[_SHOWN] = warnings.showwarning
+            warnings.showwarning = logging._showwarning  # type: ignore[attr-defined]
+        elif not capture_ and _SHOWN in settings:
+            warnings.showwarning = settings.pop(_SHOWN)
+
+    return capture_own
+
+
+class _HandlersOfWorkers(list[Any]):
+    """The handlers to be closed in the end: on a worker those that it has made."""
+
+    def __init__(self, shared: list[Any]) -> None:
+        super().__init__()
+        self._shared = shared
+
+    def _here(self) -> list[Any]:
+        worker = current_worker_or_none()
+        if worker is None or is_importing():
+            return self._shared
+        own: list[Any] = worker.process_state.setdefault(_HANDLERS, [])
+        return own
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._here()[index]
+
+    def __delitem__(self, index: Any) -> None:
+        del self._here()[index]
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._here()
+
+    def append(self, item: Any) -> None:
+        """Enter a handler, by a weak reference."""
+        self._here().append(item)
+
+    def remove(self, item: Any) -> None:
+        """Forget a handler."""
+        self._here().remove(item)
+
+
+def _install_handlers(patches: Patches) -> None:
+    handlers = patches.replace(logging, "_handlerList", _HandlersOfWorkers)
+    patches.replace(
+        logging,
+        "_handlers",
+        lambda names: DictOfWorkers("logging._handlers", names, weakref.WeakValueDictionary),
+    )
+    shutdown: Any = logging.shutdown
+    before, shutdown.__defaults__ = shutdown.__defaults__, (handlers,)
+    patches.at_undo(lambda: setattr(shutdown, "__defaults__", before))
+
+
+def _leave(worker: Worker) -> None:
+    """The handlers of a worker's cells end with the worker."""
+    logging.shutdown(worker.process_state.get(_HANDLERS, []))
 
 
 @contextmanager
 def fresh_logging(worker: Worker) -> Iterator[None]:
     """Within it a worker has the root logger of a new process, and its settings end with it."""
-    root = logging.root
+    root, manager = logging.root, logging.root.manager
     if has_own_process(worker):
-        before = list(root.handlers), root.level
-        root.handlers[:], root.level = [], logging.WARNING
+        before = list(root.handlers), list(root.filters), root.level, manager.disable
+        makes = logging.getLogRecordFactory(), logging.getLoggerClass()
+        root.handlers[:], root.filters[:], root.level = [], [], logging.WARNING
         try:
             yield
         finally:
-            root.handlers[:], root.level = before
-            root.manager._clear_cache()  # type: ignore[attr-defined]
+            root.handlers[:], root.filters[:], root.level, manager.disable = before
+            logging.setLogRecordFactory(makes[0])
+            logging.setLoggerClass(makes[1])
+            manager._clear_cache()  # type: ignore[attr-defined]
         return
     state = worker.process_state
-    settings = state.get(LOGGING, {})
+    settings, handlers = state.get(LOGGING, {}), state.pop(_HANDLERS, [])
     state[LOGGING] = {
         (id(root), "handlers"): (root, []),
+        (id(root), "filters"): (root, []),
         (id(root), "level"): (root, logging.WARNING),
     }
     try:
         yield
     finally:
-        state[LOGGING] = settings
+        logging.shutdown(state.get(_HANDLERS, []))
+        state[LOGGING], state[_HANDLERS] = settings, handlers
 
 
 def _install_warnings(patches: Patches) -> None:
@@ -176,13 +317,16 @@ def _make_copy() -> ModuleType:
 
 table.add(
     Row(
-        state="levels, handlers and switches of `logging`",
+        state="levels, handlers, filters and switches of `logging`",
         treatment=Treatment.PER_WORKER,
-        meaning="What a worker sets on a logger is its own, and begins as the process's; a script "
-        "begins with a root logger that nobody has configured. A handler that the process had "
-        "before is one object: its own level and stream are shared.",
+        meaning="What a worker sets on a logger is its own, and begins as the process's, and so "
+        "are names of levels, the class of loggers and what makes records; a script begins with a "
+        "root logger that nobody has configured. `logging.config` and `shutdown` close the "
+        "worker's own handlers. A handler that the process had before is one object: its own level "
+        "and stream are shared; and a logger's object is that of whoever asked for it first.",
         test="tests/isolation/test_process_state.py::test_each_worker_configures_logging",
         install=_install_logging,
+        leave=_leave,
         library="Python",
     )
 )

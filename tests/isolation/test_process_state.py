@@ -221,3 +221,62 @@ def test_functions_that_name_such_modules_travel(sess: Session) -> None:
 def sent_on() -> bool:
     """Whether a worker can pickle such modules."""
     return all(cloudpickle.loads(cloudpickle.dumps(m)) is m for m in (sys, warnings))
+
+
+def log_as_rank(folder: str) -> list[str]:
+    """What a worker's records say of it, while each uses loggers of the same names."""
+    import logging.config
+
+    rank = together()
+    plain = logging.getLogRecordFactory()
+
+    def make(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = plain(*args, **kwargs)
+        record.rank = rank
+        return record
+
+    logging.setLogRecordFactory(make)
+    logging.addLevelName(15, f"LEVEL{rank}")
+    logger = logging.getLogger("tests.of_rank")
+    logger.addFilter(lambda record: f"of {rank}" in record.getMessage())
+    text = io.StringIO()
+    handler = logging.StreamHandler(text)
+    handler.setFormatter(logging.Formatter("%(rank)s %(levelname)s %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(1)
+    logger.propagate = False
+    together()
+    for other in range(4):
+        logger.log(15, "of %d", other)
+
+    file = logging.getLogger("tests.to_file")
+    file.propagate = False
+    file.addHandler(logging.FileHandler(f"{folder}/{rank}.log", mode="w"))
+    file.warning("one")
+    together()
+    if rank == 1:  # closes the handlers that there are
+        logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})
+    if rank == 2:
+        logging.shutdown()
+    together()
+    file.warning("two")
+    together()
+
+    logging.captureWarnings(True)
+    captured = warnings.showwarning is logging._showwarning  # type: ignore[attr-defined]
+    together()
+    logging.captureWarnings(False)
+    return [text.getvalue(), Path(f"{folder}/{rank}.log").read_text(), str(captured)]
+
+
+def test_each_workers_records_are_its_own(sess: Session, tmp_path: Path) -> None:
+    before = logging.getLogRecordFactory(), logging.getLevelName(15), logging._handlerList[:]  # type: ignore[attr-defined]
+    for rank, (text, file, captured) in enumerate(
+        sess.call_packed(log_as_rank, str(tmp_path)).debug_get_from_all()
+    ):
+        assert text == f"{rank} LEVEL{rank} of {rank}\n"
+        assert file == ("one\n" if rank in (1, 2) else "one\ntwo\n")
+        assert captured == "True"
+    sess.shutdown()
+    after = logging.getLogRecordFactory(), logging.getLevelName(15), logging._handlerList[:]  # type: ignore[attr-defined]
+    assert before == after
