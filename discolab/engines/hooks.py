@@ -25,7 +25,13 @@ import torch
 from ..isolation import table
 from ..runtime.session import Session
 from ..runtime.waiter import bind_waiter
-from ..runtime.worker import Worker, bind_thread, current_worker_or_none, own_process
+from ..runtime.worker import (
+    Worker,
+    bind_thread,
+    current_worker_or_none,
+    has_own_process,
+    own_process,
+)
 
 SWITCH_INTERVAL = 0.0005  # seconds; 50 us was erratic, 5 ms (Python's own) slow
 _KEEPER_PERIOD = 0.25  # seconds
@@ -127,6 +133,7 @@ def _in_child() -> None:
     _rest = threading.Event()
     _sessions.clear()
     forked_in = current_worker_or_none()
+    shared = forked_in is not None and not has_own_process(forked_in)
     own_process(None)
     if forked_in is not None:
         bind_thread(None)
@@ -136,6 +143,8 @@ def _in_child() -> None:
     if _threads:
         _threads.clear()
         settle()
+    if forked_in is not None and shared:
+        table.inherit(forked_in)
 
 
 if hasattr(os, "register_at_fork"):

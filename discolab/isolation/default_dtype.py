@@ -436,6 +436,11 @@ def _install(patches: Patches) -> None:
     patches.at_undo(put_back)
 
 
+def _in_child(worker: Worker) -> None:
+    _use(_process_dtype())  # ends the mode that the thread had
+    torch.set_default_dtype(worker.default_dtype)
+
+
 table.add(
     Row(
         state="the default dtype",
@@ -445,5 +450,6 @@ table.add(
         "the session starts, on every engine.",
         test="tests/isolation/test_default_dtype.py::test_each_worker_has_its_own",
         install=_install,
+        in_child=_in_child,
     )
 )

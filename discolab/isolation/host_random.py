@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy.random
 
-from ..runtime.worker import current_worker_or_none
+from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .patches import Patches
 from .table import Row, Treatment
@@ -35,6 +35,14 @@ def _install(patches: Patches) -> None:
     _instance.__class__ = _RandomOfWorkers
     patches.at_undo(lambda: setattr(_instance, "__class__", random.Random))
     _replace_methods_of(patches, numpy.random, _legacy, _own_legacy)
+    if hasattr(numpy.random, "set_bit_generator"):
+        for function in (get_bit_generator, set_bit_generator):
+            patches.replace(
+                numpy.random,
+                function.__name__,
+                functools.partial(_second, function),
+                everywhere=True,
+            )
     # numpy.random.seed, .sample and .ranf ask for it by this name
     patches.replace(numpy.random.mtrand, "_rand", lambda _: _LegacyOfWorkers(), everywhere=True)
 
@@ -74,6 +82,20 @@ def _own(library: str, make: Callable[[], Any]) -> Any:
         return None
     states = worker.random_states
     return states.get(library) or states.setdefault(library, make())
+
+
+def _second(new: Any, before: Any) -> Any:
+    return new
+
+
+def get_bit_generator() -> Any:
+    """What the legacy state of who asks draws from."""
+    return (_own_legacy() or _legacy)._bit_generator
+
+
+def set_bit_generator(bitgen: Any) -> None:
+    """Have the legacy state of who asks draw from it."""
+    numpy.random.RandomState.__init__(_own_legacy() or _legacy, bitgen)
 
 
 class _RandomOfWorkers(random.Random):
@@ -119,6 +141,12 @@ class _LegacyOfWorkers(numpy.random.RandomState):
         return getattr(_own_legacy() or _legacy, name)
 
 
+def _in_child(worker: Worker) -> None:
+    state = worker.random_states.get("numpy")  # Python seeds `random` anew in each child
+    if state is not None:
+        numpy.random.RandomState.__init__(_legacy, state._bit_generator)
+
+
 table.add(
     Row(
         state="random numbers of Python and numpy",
@@ -128,6 +156,7 @@ table.add(
         test="tests/engines/test_host_randomness.py::"
         "test_the_same_seed_gives_each_worker_the_same_numbers",
         install=_install,
+        in_child=_in_child,
         library="Python",
     )
 )

@@ -248,6 +248,18 @@ def fresh_logging(worker: Worker) -> Iterator[None]:
         state[LOGGING], state[_HANDLERS] = settings, handlers
 
 
+def _in_child(worker: Worker) -> None:
+    settings = worker.process_state.get(LOGGING, {})
+    for key, setting in settings.items():
+        if isinstance(key, tuple):
+            owner, value = setting
+            vars(owner)[key[1]] = value
+    logging.setLogRecordFactory(settings.get(_FACTORY) or logging.getLogRecordFactory())
+    copy = worker.process_state.get(_WARNINGS)
+    if copy is not None:
+        warnings.filters[:] = copy.filters  # type: ignore[index]
+
+
 def _install_warnings(patches: Patches) -> None:
     kind = type(warnings)
     warnings.__class__ = _Warnings
@@ -327,6 +339,7 @@ table.add(
         test="tests/isolation/test_process_state.py::test_each_worker_configures_logging",
         install=_install_logging,
         leave=_leave,
+        in_child=_in_child,
         library="Python",
     )
 )

@@ -92,6 +92,16 @@ def running(worker: Worker, module: ModuleType) -> Iterator[dict[str, Any]]:
             sys.modules["__main__"] = before
 
 
+def _in_child(worker: Worker) -> None:
+    """pickle looks for the program's functions there, those of a pool of processes too."""
+    module = ModuleType("__main__")
+    if worker.program is None:  # a cell can name what the notebook has defined
+        vars(module).update(vars(sys.modules["__main__"]), **worker.namespace)
+    else:
+        vars(module).update(worker.program)
+    sys.modules["__main__"] = module
+
+
 def _enter(worker: Worker) -> None:
     if has_own_process(worker):
         module = ModuleType("__main__")
@@ -108,6 +118,7 @@ table.add(
         "pickle, dataclasses and `typing.get_type_hints` find its classes, and its `__file__`.",
         test="tests/isolation/test_programs.py::test_a_script_finds_what_torchrun_gives",
         install=_install,
+        in_child=_in_child,
         library="Python",
     )
 )

@@ -108,6 +108,7 @@ table.add(
         "so that libraries don't take it for an interactive session.",
         test="tests/isolation/test_programs.py::test_each_worker_has_its_own_command_line",
         install=_install_sys,
+        in_child=lambda worker: setattr(sys, "argv", _argv.get(worker, sys.argv)),
         library="Python",
     )
 )

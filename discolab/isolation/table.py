@@ -61,6 +61,10 @@ class Row:
         before anybody else sees it, or at once if it is there.
     enter, leave
         Called on each worker's own thread before its first and after its last command.
+    in_child
+        Called in a process that was forked on a worker's thread, when all is put back there: the
+        worker's state becomes that process's, as if it had been forked in a process of the
+        worker's own.
     in_own_process
         Whether a worker that has a process for itself gets this too. Only what the session itself
         needs there; state that such a process keeps is the worker's own anyway.
@@ -76,6 +80,7 @@ class Row:
     on_import: Mapping[str, Change] = field(default_factory=dict)
     enter: Callable[[Worker], None] | None = None
     leave: Callable[[Worker], None] | None = None
+    in_child: Callable[[Worker], None] | None = None
     in_own_process: bool = False
     library: str = "torch"
 
@@ -163,6 +168,13 @@ def leave(worker: Worker) -> None:
     for row in reversed(rows()):
         if row.leave is not None and row.state in _installed:
             row.leave(worker)
+
+
+def inherit(worker: Worker) -> None:
+    """In a process that was forked on a worker's thread: its state is this process's."""
+    for row in rows():
+        if row.in_child is not None:
+            row.in_child(worker)
 
 
 def _change(row: Row, name: str, module: ModuleType) -> None:

@@ -189,6 +189,10 @@ def _seed_own_gpu(name: str, function: Callable[..., Any]) -> Callable[..., Any]
     return seed
 
 
+def _in_child(worker: Worker) -> None:
+    torch.default_generator.set_state(worker.generator.get_state())
+
+
 table.add(
     Row(
         state="torch's random state on the CPU",
@@ -200,6 +204,7 @@ table.add(
         test="tests/engines/test_randomness.py::"
         "test_the_same_seed_gives_the_numbers_of_a_single_process",
         install=_install,
+        in_child=_in_child,
     )
 )
 table.add(

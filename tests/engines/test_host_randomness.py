@@ -98,6 +98,23 @@ def pickles() -> tuple[float, bool]:
     return back.lr, type(back) is mine
 
 
+def test_each_worker_draws_from_a_bit_generator_of_its_own() -> None:
+    def drawn(number: int) -> tuple[float, str]:
+        np.random.set_bit_generator(np.random.PCG64(number))
+        value = float(np.random.rand())
+        kind = type(np.random.get_bit_generator()).__name__
+        np.random.set_bit_generator(np.random.MT19937(0))
+        return value, kind
+
+    expected = [drawn(0), drawn(1)]
+    before = np.random.get_bit_generator()
+    with ThreadedSession(2, devices="cpu") as sess:
+        ref = sess.call_packed(lambda: drawn(current_worker().rank))
+        assert ref.debug_get_from_all() == expected
+        assert drawn(1) == expected[1]
+        np.random.set_bit_generator(before)
+
+
 def test_what_a_worker_defines_can_be_pickled_there() -> None:
     main = sys.modules["__main__"]
     kind = type(main)
