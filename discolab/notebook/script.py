@@ -31,6 +31,7 @@ from ..isolation import logs_and_warnings, main_module
 from ..isolation.fresh_random import fresh_random_state
 from ..isolation.programs import run_at_end, use_command_line
 from ..isolation.switches import as_before
+from ..isolation.thread_state import in_new_context, thread_as_before
 from ..isolation.torch_settings import own_settings_as_before
 from ..runtime.errors import ArgumentError, SessionError
 from ..runtime.worker import Worker, current_worker
@@ -90,7 +91,7 @@ def run_script(path: str, source: str, args: list[str], name: str = "") -> None:
         with _imports_beside(path), _as_new(worker), main_module.running(worker, module):
             use_command_line(worker, [name or path, *args])
             try:
-                exec(code, names)
+                in_new_context(exec, code, names)
             finally:
                 run_at_end(worker)
     except SystemExit as exc:
@@ -130,6 +131,7 @@ def _as_new(worker: Worker) -> Iterator[None]:
             warnings.catch_warnings(),
             own_settings_as_before(worker),
             torch.autograd.set_detect_anomaly(False),
+            thread_as_before(),
             as_before(),
         ):
             yield
@@ -160,6 +162,7 @@ def _imports_beside(path: str) -> Iterator[None]:
             )
         if not _running:
             _before.update(modules=set(sys.modules), folder=os.getcwd())
+            _before.update(recursion_limit=sys.getrecursionlimit())
             sys.path.insert(0, folder)
         _running.append(folder)
     try:
@@ -171,6 +174,7 @@ def _imports_beside(path: str) -> Iterator[None]:
                 if folder in sys.path:
                     sys.path.remove(folder)
                 os.chdir(_before["folder"])
+                sys.setrecursionlimit(_before["recursion_limit"])
                 _forget_modules(folder, _before["modules"])
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from discolab import Session, ThreadedSession, WorkerError, current_worker
 from discolab.notebook.script import read_script, run_script
@@ -148,3 +149,62 @@ def test_workers_parse_at_the_same_time(sess: Session) -> None:
         assert sess.call_packed(parse).debug_get_from_all() == [3] * sess.num_workers
     finally:
         gc.callbacks.remove(other_threads)
+
+
+LEAVES = """
+import decimal, numpy, torch
+def state():
+    return [torch.is_grad_enabled(), torch.get_default_dtype(), torch.is_autocast_enabled("cpu"),
+            torch.get_autocast_dtype("cpu"), torch.get_num_threads(), numpy.geterr()["divide"],
+            decimal.getcontext().prec, torch._C._autograd._top_saved_tensors_default_hooks(False),
+            len(torch.overrides._get_current_function_mode_stack()), str(torch.ones(1).device)]
+found = state()
+torch.set_grad_enabled(False)
+torch.set_default_dtype(torch.float64)
+torch.set_default_device("meta")
+torch.set_autocast_enabled("cpu", True)
+torch.set_autocast_dtype("cpu", torch.float16)
+torch.set_num_threads(7)
+numpy.seterr(divide="raise")
+decimal.getcontext().prec = 3
+torch.autograd.graph.save_on_cpu().__enter__()
+"""
+
+
+def test_a_script_leaves_its_thread_as_it_was(sess: Session, tmp_path: Path) -> None:
+    path = tmp_path / "leaves.py"
+    path.write_text(LEAVES)
+
+    def found() -> str:
+        return str(current_worker().namespace["found"])
+
+    seen = []
+    for _ in range(2):
+        run(sess, path)
+        seen.append(sess.call_packed(found).debug_get_from_all())
+    assert seen[0] == seen[1]
+    assert sess.call_packed(torch.is_grad_enabled).debug_get_from_all() == [True] * 4
+
+
+POOL = """
+import json, multiprocessing, os, sys, numpy, torch
+def draw(number):
+    return [number, os.environ["RANK"], sys.argv[1:2], numpy.random.rand(), torch.rand(1).item(),
+            str(torch.ones(1).dtype), str(torch.get_default_dtype()), __name__]
+numpy.random.seed(3)
+torch.manual_seed(3)
+torch.set_default_dtype(torch.float64)
+expected = draw(0)
+numpy.random.seed(3)
+torch.manual_seed(3)
+with multiprocessing.get_context("fork").Pool(1) as pool:
+    found = pool.map_async(draw, [0]).get(timeout=30)
+assert found == [expected], [found, expected]
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_pool_of_processes_goes_on_where_the_worker_is(make: Any, tmp_path: Path) -> None:
+    path = tmp_path / "pool.py"
+    path.write_text(POOL)
+    run(make(2), path, "own argument")

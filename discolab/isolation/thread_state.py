@@ -1,0 +1,59 @@
+"""What Python and torch keep for a thread: at the end of a script it is as it was before.
+
+A worker's thread runs one script after the other, and each would begin in a new process: a script
+that leaves gradients switched off must not have the next one train nothing.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch.overrides import _get_current_function_mode_stack, _pop_mode
+
+T = TypeVar("T")
+
+_DEVICES = ("cpu", "cuda")  # for which there is autocast
+
+
+def in_new_context(function: Callable[..., T], *args: Any) -> T:
+    """Call it with the context variables of a new thread, among them numpy's and decimal's."""
+    return contextvars.Context().run(function, *args)
+
+
+@contextmanager
+def thread_as_before() -> Iterator[None]:
+    """At its end torch's settings of the calling thread are what they were."""
+    grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+    device, threads = torch.get_default_device(), torch.get_num_threads()
+    autocast = [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICES]
+    cached, warns = torch.is_autocast_cache_enabled(), torch.is_warn_always_enabled()
+    modes, hooks = len(_get_current_function_mode_stack()), _saved_tensors_hooks()
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(grad)
+        if torch.get_default_dtype() is not dtype:
+            torch.set_default_dtype(dtype)
+        if torch.get_default_device() != device:
+            torch.set_default_device(None if device.type == "cpu" else device)
+        while len(_get_current_function_mode_stack()) > modes:
+            _pop_mode()
+        while _saved_tensors_hooks() not in (hooks, None):
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+        for name, (enabled, kind) in zip(_DEVICES, autocast, strict=True):
+            torch.set_autocast_enabled(name, enabled)
+            torch.set_autocast_dtype(name, kind)
+        torch.set_autocast_cache_enabled(cached)
+        torch.clear_autocast_cache()
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        if torch.is_warn_always_enabled() != warns:
+            torch.set_warn_always(warns)
+
+
+def _saved_tensors_hooks() -> Any:
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
