@@ -23,7 +23,8 @@ from typing import Any
 
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
-from .imports import import_turn
+from .imports import import_turn, is_importing
+from .own import OF_SCRIPT
 from .patches import Patches, refused
 from .table import Row, Treatment
 
@@ -161,6 +162,59 @@ def _not_compiled(module: ModuleType, patches: Patches) -> None:
     )
 
 
+_STANCE = f"{OF_SCRIPT}torch.compiler.set_stance"
+
+
+class _StanceOfCaller:
+    """``eval_frame._stance``, of which torch reads attributes: that of who asks."""
+
+    def __init__(self, notebooks: Any) -> None:
+        self.notebooks = notebooks
+
+    def here(self) -> Any:
+        worker = current_worker_or_none()
+        return (worker and worker.process_state.get(_STANCE)) or self.notebooks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.here(), name)
+
+    def __str__(self) -> str:
+        return str(self.here())
+
+
+def _stance(module: Any, patches: Patches) -> None:
+    if isinstance(module._stance, _StanceOfCaller):  # a session before, whose workers are gone
+        module._stance = module._stance.notebooks
+    caller = patches.replace(module, "_stance", _StanceOfCaller)
+
+    def set_over(set_stance: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(set_stance)
+        def set_own(stance: Any) -> Any:
+            prior = caller.here()
+            set_stance(stance)  # an error where torch allows none
+            module._stance = caller
+            worker = current_worker_or_none()
+            if worker is None or is_importing():
+                caller.notebooks = stance
+            else:
+                worker.process_state[_STANCE] = stance
+            return prior
+
+        return set_own
+
+    patches.replace(module, "_set_stance", set_over, everywhere=True)
+    patches.at_undo(lambda: setattr(module, "_stance", caller.notebooks))
+
+
+table.add(
+    Row(
+        state="`torch.compiler.set_stance`",
+        treatment=Treatment.PER_WORKER,
+        meaning="A worker that sets none has the notebook's.",
+        test="tests/isolation/test_compiler.py::test_each_worker_has_a_stance",
+        on_import={"torch._dynamo.eval_frame": _stance},
+    )
+)
 table.add(
     Row(
         state="compiled autograd (`torch._dynamo.config.compiled_autograd`)",

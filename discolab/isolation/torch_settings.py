@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import _tensor_str, hub
+from torch import _tensor_str, _weights_only_unpickler, hub
 from torch.backends import mha, opt_einsum
 from torch.distributions import Distribution
 from torch.nn.modules import module as nn_module
@@ -25,6 +25,7 @@ from torch.optim import optimizer
 
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
+from .imports import is_importing
 from .own import OF_SCRIPT
 from .patches import Patches, refused
 from .table import Row, Treatment
@@ -80,7 +81,17 @@ def _own_value(
     patches.replace(*setter, set_over, everywhere=True)
 
 
+def _threads_over(set_threads: Callable[[int], None]) -> Callable[[int], None]:
+    @functools.wraps(set_threads)
+    def set_own(num_threads: int, /) -> None:
+        torch.get_num_threads()  # or the thread would take what another one sets afterwards
+        set_threads(num_threads)
+
+    return set_own
+
+
 def _install_values(patches: Patches) -> None:
+    patches.replace(torch, "set_num_threads", _threads_over, everywhere=True)
     _own_value(patches, (hub, "get_dir"), (hub, "set_dir"), os.path.expanduser)
     _own_value(patches, (mha, "get_fastpath_enabled"), (mha, "set_fastpath_enabled"))
     for name in ("overwrite_module_params_on_conversion", "swap_module_params_on_conversion"):
@@ -128,6 +139,72 @@ def _install_validation(patches: Patches) -> None:
     Distribution._validate_args = validates  # type: ignore[assignment]
     setattr(Distribution, name, staticmethod(set_own))
     patches.at_undo(put_back)
+
+
+# -- classes that torch.load may make --------------------------------------------------------------
+
+_SAFE = f"{OF_SCRIPT}torch.serialization.add_safe_globals"
+
+
+def _own_safe() -> set[Any] | None:
+    """What the calling worker has marked as safe; None for who is no worker."""
+    worker = current_worker_or_none()
+    if worker is None or is_importing():
+        return None
+    own: set[Any] = worker.process_state.setdefault(_SAFE, set())
+    return own
+
+
+def _install_safe(patches: Patches) -> None:
+    """`torch.load` finds classes by name: each worker those of its own cells or script."""
+
+    def add_over(add: Callable[[Any], None]) -> Callable[[Any], None]:
+        def add_own(safe_globals: list[Any]) -> None:
+            own = _own_safe()
+            add(safe_globals) if own is None else own.update(safe_globals)
+
+        return add_own
+
+    def remove_over(remove: Callable[[Any], None]) -> Callable[[Any], None]:
+        def remove_own(globals_to_remove: list[Any]) -> None:
+            own = _own_safe()
+            if own is None:
+                remove(globals_to_remove)
+            else:
+                own.difference_update(globals_to_remove)
+
+        return remove_own
+
+    def clear_over(clear: Callable[[], None]) -> Callable[[], None]:
+        def clear_own() -> None:
+            own = _own_safe()
+            clear() if own is None else own.clear()
+
+        return clear_own
+
+    def get_over(get: Callable[[], list[Any]]) -> Callable[[], list[Any]]:
+        return lambda: [*get(), *(_own_safe() or ())]
+
+    def allowed_over(allowed: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+        def allowed_here() -> dict[str, Any]:
+            pairs = [
+                item
+                if isinstance(item, tuple)
+                else (item, f"{item.__module__}.{item.__qualname__}")
+                for item in _own_safe() or ()
+            ]
+            return {**allowed(), **{name: item for item, name in pairs}}
+
+        return allowed_here
+
+    for name, over in (
+        ("_add_safe_globals", add_over),
+        ("_remove_safe_globals", remove_over),
+        ("_clear_safe_globals", clear_over),
+        ("_get_safe_globals", get_over),
+        ("_get_user_allowed_globals", allowed_over),
+    ):
+        patches.replace(_weights_only_unpickler, name, over)
 
 
 # -- parametrizations that are computed once -------------------------------------------------------
@@ -329,6 +406,16 @@ table.add(
 )
 table.add(
     Row(
+        state="`torch.serialization.add_safe_globals`",
+        treatment=Treatment.PER_WORKER,
+        meaning="`torch.load` makes objects of the classes that the worker has marked, beside "
+        "those of the notebook and of modules.",
+        test="tests/isolation/test_torch_settings.py::test_each_worker_loads_its_own_classes",
+        install=_install_safe,
+    )
+)
+table.add(
+    Row(
         state="`torch.nn.utils.parametrize.cached`",
         treatment=Treatment.PER_WORKER,
         meaning="A worker keeps its own parametrizations, until its own context ends.",
@@ -368,7 +455,7 @@ table.add(
 table.add(
     Row(
         state="`torch.hub.set_dir`, `torch.backends.mha`, `torch.backends.opt_einsum`, "
-        "`torch.__future__`, `Distribution.set_default_validate_args`",
+        "`torch.__future__`, `Distribution.set_default_validate_args`, `torch.set_num_threads`",
         treatment=Treatment.PER_WORKER,
         meaning="A worker that sets none has the notebook's.",
         test="tests/isolation/test_torch_settings.py::test_each_worker_has_settings",

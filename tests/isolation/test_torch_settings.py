@@ -274,3 +274,38 @@ def test_mutation_of_saved_tensors_is_refused(sess: Session) -> None:
     with pytest.raises(WorkerError, match="--engine processes"):
         sess.call_packed(program).debug_get_from_all()
     program()  # the notebook may
+
+
+def load_own_class(folder: str) -> tuple[bool, int]:
+    """Save an object of a class that every worker defines, and load it as safe; its number."""
+
+    class Config:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+    Config.__module__, Config.__qualname__ = "__main__", "Config"
+    current_worker().namespace["Config"] = Config
+    rank = together()
+    torch.serialization.add_safe_globals([Config])
+    together()
+    torch.save(Config(rank), f"{folder}/{rank}.pt")
+    loaded = torch.load(f"{folder}/{rank}.pt", weights_only=True)
+    together()
+    return isinstance(loaded, Config), loaded.number
+
+
+def test_each_worker_loads_its_own_classes(sess: Session, tmp_path: Path) -> None:
+    before = torch.serialization.get_safe_globals()
+    loaded = sess.call_packed(load_own_class, str(tmp_path)).debug_get_from_all()
+    assert loaded == [(True, rank) for rank in range(4)]
+    assert torch.serialization.get_safe_globals() == before
+
+
+def test_each_worker_sets_its_number_of_threads(sess: Session) -> None:
+    def threads() -> int:
+        rank = together()
+        torch.set_num_threads(1 + rank)
+        together()
+        return torch.get_num_threads()
+
+    assert sess.call_packed(threads).debug_get_from_all() == [1, 2, 3, 4]
