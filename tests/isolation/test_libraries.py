@@ -184,3 +184,78 @@ def test_each_worker_has_figures_of_its_own(four: Session) -> None:
 
     assert four.call_packed(program).debug_get_from_all() == [(True, [1], 1)] * 4
     assert matplotlib.get_backend() == "svg"
+
+
+def test_rank_zero_of_lightning_is_one_worker(four: Session) -> None:
+    pytest.importorskip("lightning")
+
+    def program() -> Any:
+        from lightning.fabric import Fabric
+        from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+        fabric = Fabric(accelerator="cpu", devices=4, strategy="ddp")
+        fabric.launch()
+        ccl.barrier()
+        calls: list[int] = []
+        rank_zero_only(calls.append)(fabric.global_rank)
+        return rank_zero_only.rank, calls
+
+    with contextlib.suppress(AttributeError):
+        from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+        assert rank_zero_only.rank == 0
+    values = four.call_packed(program).debug_get_from_all()
+    assert values == [(0, [0]), (1, []), (2, []), (3, [])]
+
+
+def test_each_worker_registers_its_own_model(four: Session) -> None:
+    transformers = pytest.importorskip("transformers")
+
+    def program() -> Any:
+        from transformers import (
+            AttentionInterface,
+            AutoConfig,
+            AutoModel,
+            PretrainedConfig,
+            PreTrainedModel,
+        )
+
+        class Config(PretrainedConfig):
+            model_type = "discolab-test"
+
+        class Model(PreTrainedModel):
+            config_class = Config
+
+        rank = current_worker().rank
+        AutoConfig.register("discolab-test", Config)
+        AutoModel.register(Config, Model)
+        AttentionInterface.register("discolab-test", lambda: rank)
+        ccl.barrier()
+        config = AutoConfig.for_model("discolab-test")
+        return (
+            type(config) is Config,
+            type(AutoModel.from_config(config)) is Model,
+            AttentionInterface()["discolab-test"](),
+        )
+
+    values = four.call_packed(program).debug_get_from_all()
+    assert values == [(True, True, rank) for rank in range(4)]
+    with pytest.raises(ValueError, match="discolab-test"):
+        transformers.AutoConfig.for_model("discolab-test")
+
+
+def test_each_worker_registers_a_colormap(four: Session) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+
+    def program() -> Any:
+        import matplotlib
+        from matplotlib.colors import ListedColormap
+
+        rank = current_worker().rank
+        matplotlib.colormaps.register(ListedColormap([(rank / 4, 0, 0)]), name="of_rank")
+        ccl.barrier()
+        return float(matplotlib.colormaps["of_rank"](0)[0]), "viridis" in matplotlib.colormaps
+
+    values = four.call_packed(program).debug_get_from_all()
+    assert values == [(rank / 4, True) for rank in range(4)]
+    assert "of_rank" not in matplotlib.colormaps

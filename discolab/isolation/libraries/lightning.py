@@ -1,11 +1,20 @@
-"""Lightning looks once, when it is imported, whether there is a prompt."""
+"""Lightning's rank, kept in an attribute of a function; and whether there is a prompt.
+
+Its loggers write on rank 0 alone: with the rank of the last worker for all, nobody would log.
+"""
 
 from __future__ import annotations
 
+import functools
+import os
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 from ...runtime.worker import current_worker_or_none
 from .. import table
+from ..imports import is_importing
+from ..own import OF_SCRIPT
 from ..patches import Patches
 from ..table import Row, Treatment
 
@@ -45,6 +54,53 @@ def _names_of(module: str) -> tuple[str, str]:
     return f"lightning.{module}", f"{own}.{rest}"
 
 
+class _RankZeroOnly:
+    """The decorator ``rank_zero_only``, whose attribute ``rank`` is that of who asks."""
+
+    def __init__(self, original: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, original, updated=())
+        self._original: Any = original
+        self._key = f"{OF_SCRIPT}rank of {original.__module__}"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._original(*args, **kwargs)
+
+    @property
+    def rank(self) -> int:
+        worker = current_worker_or_none()
+        if worker is None:
+            rank: int = self._original.rank
+            return rank
+        return int(worker.process_state.get(self._key, os.environ.get("RANK", 0)))
+
+    @rank.setter
+    def rank(self, value: int) -> None:
+        worker = current_worker_or_none()
+        if worker is None:
+            self._original.rank = value
+        elif is_importing():  # it is imported once, and the notebook is no rank
+            vars(self._original).setdefault("rank", 0)
+        else:
+            worker.process_state[self._key] = value
+
+
+def _rank_zero(module: ModuleType, patches: Patches) -> None:
+    patches.replace(module, "rank_zero_only", _RankZeroOnly, everywhere=True)
+
+
+table.add(
+    Row(
+        state="the rank of `rank_zero_only` (Lightning, torchmetrics)",
+        treatment=Treatment.PER_WORKER,
+        meaning="Each worker has its own, so loggers and what is decorated with it work on rank 0.",
+        test="tests/isolation/test_libraries.py::test_rank_zero_of_lightning_is_one_worker",
+        on_import={
+            "lightning_utilities.core.rank_zero": _rank_zero,
+            "torchmetrics.utilities.prints": _rank_zero,
+        },
+        library="lightning",
+    )
+)
 table.add(
     Row(
         state="whether Lightning is in an interactive session",

@@ -16,7 +16,7 @@ from typing import Any
 from ...runtime.worker import current_worker_or_none
 from .. import table
 from ..imports import import_turn
-from ..own import PerWorker
+from ..own import DictOfWorkers, PerWorker
 from ..patches import Patches
 from ..table import Row, Treatment
 
@@ -72,6 +72,11 @@ def _settings(module: ModuleType, patches: Patches) -> None:
             settings.__class__ = kind
 
     patches.at_undo(put_back)
+
+
+def _colormaps(module: ModuleType, patches: Patches) -> None:
+    own = functools.partial(DictOfWorkers, "matplotlib.colormaps")
+    patches.replace(module._colormaps, "_cmaps", own)
 
 
 def _use(module: ModuleType, patches: Patches) -> None:
@@ -143,6 +148,16 @@ table.add(
         "all else it sees the notebook's.",
         test="tests/isolation/test_libraries.py::test_each_worker_has_settings_of_matplotlib",
         on_import={"matplotlib": _settings},
+        library="matplotlib",
+    )
+)
+table.add(
+    Row(
+        state="`matplotlib.colormaps`",
+        treatment=Treatment.PER_WORKER,
+        meaning="What a worker registers is its own; the others are there on all.",
+        test="tests/isolation/test_libraries.py::test_each_worker_registers_a_colormap",
+        on_import={"matplotlib.cm": _colormaps},
         library="matplotlib",
     )
 )

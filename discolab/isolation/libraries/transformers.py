@@ -19,6 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .. import table
+from ..own import DictOfWorkers
 from ..patches import Patches
 from ..table import Row, Treatment
 
@@ -133,6 +134,50 @@ def _models(module: ModuleType, patches: Patches) -> None:
             patches.replace(cell.cell_contents, "func", functools.partial(_second, guard))
 
 
+_EXTRA = "_extra_content"
+
+
+def _own_entries(mapping: str) -> Callable[[ModuleType, Patches], None]:
+    """Have what is registered with the mappings of a class be the worker's that registers it."""
+
+    def entries(self: Any) -> DictOfWorkers:
+        return DictOfWorkers(f"transformers {id(self)}", vars(self)[_EXTRA])
+
+    def set_entries(self: Any, entries: Any) -> None:
+        vars(self)[_EXTRA] = entries
+
+    def change(module: ModuleType, patches: Patches) -> None:
+        patches.add(getattr(module, mapping), _EXTRA, property(entries, set_entries))
+
+    return change
+
+
+def _own_functions(interface: str) -> Callable[[ModuleType, Patches], None]:
+    own = functools.partial(DictOfWorkers, f"transformers {interface}")
+
+    def change(module: ModuleType, patches: Patches) -> None:
+        patches.replace(getattr(module, interface), "_global_mapping", own)
+
+    return change
+
+
+table.add(
+    Row(
+        state="what is registered with transformers (`AutoConfig.register` and its like, "
+        "`AttentionInterface.register`)",
+        treatment=Treatment.PER_WORKER,
+        meaning="Each worker gets the classes and functions that it has registered. What a module "
+        "registers when it is imported, and the notebook, is there on all.",
+        test="tests/isolation/test_libraries.py::test_each_worker_registers_its_own_model",
+        on_import={
+            "transformers.models.auto.configuration_auto": _own_entries("_LazyConfigMapping"),
+            "transformers.models.auto.auto_factory": _own_entries("_LazyAutoMapping"),
+            "transformers.masking_utils": _own_functions("AttentionMaskInterface"),
+            "transformers.modeling_utils": _own_functions("AttentionInterface"),
+        },
+        library="transformers",
+    )
+)
 table.add(
     Row(
         state="what transformers replaces while it makes and loads models",
