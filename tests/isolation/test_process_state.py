@@ -34,6 +34,9 @@ def environment() -> list[str | None]:
     os.environ.pop("HOME")
     together()
     child = subprocess.check_output(["sh", "-c", "echo $RANK $DISCOLAB_TEST $HOME."], text=True)
+    assert os.environb[b"DISCOLAB_TEST"] == os.getenvb(b"DISCOLAB_TEST") == f"of {rank}".encode()
+    assert os.system(f'test "$DISCOLAB_TEST" = "of {rank}"') == 0
+    assert os.system("exit 3") == 3 << 8
     return [os.getenv("DISCOLAB_TEST"), os.environ.get("HOME"), child.strip()]
 
 

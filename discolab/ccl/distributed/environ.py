@@ -13,10 +13,11 @@ script (`publish`).
 from __future__ import annotations
 
 import _posixsubprocess
+import functools
 import os
 import socket
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -167,6 +168,38 @@ class WorkerEnviron(_Environ):  # type: ignore[misc] # the base is a variable
         return sum(1 for _ in self)
 
 
+class _EnvironInBytes(MutableMapping[bytes, bytes]):
+    """``os.environb``: what ``os.environ`` says to who asks."""
+
+    def __getitem__(self, key: bytes) -> bytes:
+        return os.fsencode(os.environ[os.fsdecode(key)])
+
+    def __setitem__(self, key: bytes, value: bytes) -> None:
+        os.environ[os.fsdecode(key)] = os.fsdecode(value)
+
+    def __delitem__(self, key: bytes) -> None:
+        del os.environ[os.fsdecode(key)]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return map(os.fsencode, os.environ)
+
+    def __len__(self) -> int:
+        return len(os.environ)
+
+
+def _system_over(system: Callable[[str], int]) -> Callable[[str], int]:
+    """The shell that a worker starts gets the variables that the worker sees."""
+
+    @functools.wraps(system)
+    def system_of_worker(command: str) -> int:
+        if current_worker_or_none() is None:
+            return system(command)
+        code = subprocess.run(command, shell=True, check=False).returncode
+        return code << 8 if code >= 0 else -code  # as a wait status
+
+    return system_of_worker
+
+
 def _leave(worker: Worker) -> None:
     """C code sees the process's own again."""
     if has_own_process(worker):
@@ -196,6 +229,9 @@ def _install(patches: Patches) -> None:
     patches.at_undo(_put_back)
     patches.replace(_posixsubprocess, "fork_exec", _fork_exec_over)  # of multiprocessing's spawn
     patches.replace(subprocess, "_fork_exec", _fork_exec_over)
+    patches.replace(os, "system", _system_over)
+    if hasattr(os, "environb"):
+        patches.replace(os, "environb", lambda _: _EnvironInBytes())
 
 
 def _put_back() -> None:
@@ -210,7 +246,7 @@ table.add(
         treatment=Treatment.PER_WORKER,
         meaning="A worker has the variables that torchrun sets, and what it writes to `os.environ` "
         "is its own and that of the processes it starts. C code sees the value written last, by "
-        "whichever worker; `os.system` and `os.putenv` too.",
+        "whichever worker; `os.putenv` writes it too.",
         test="tests/isolation/test_process_state.py::test_each_worker_has_environment_variables",
         install=_install,
         leave=_leave,
