@@ -123,7 +123,7 @@ def _chdir_over(chdir: Callable[[Any], None]) -> Callable[[Any], None]:
         worker = current_worker_or_none()
         if worker is not None and len(worker.peers) > 1 and not _is_here(path):
             raise SessionError(
-                f"os.chdir({os.fspath(path)!r}) on worker {worker.worker_id}: the working folder "
+                f"os.{chdir.__name__}({path!r}) on worker {worker.worker_id}: the working folder "
                 "belongs to the process, and the other workers are threads of it: their files "
                 "would be looked for there too. Use whole paths, os.chdir in the notebook, or "
                 "engine='processes' (--engine processes)"
@@ -131,6 +131,12 @@ def _chdir_over(chdir: Callable[[Any], None]) -> Callable[[Any], None]:
         chdir(path)
 
     return chdir_alone
+
+
+def _install_chdir(patches: Patches) -> None:
+    for name in ("chdir", "fchdir"):
+        if hasattr(os, name):
+            patches.replace(os, name, _chdir_over)
 
 
 def _is_here(path: Any) -> bool:
@@ -148,7 +154,7 @@ table.add(
         "the process is. Use whole paths, or `os.chdir` in the notebook; a script starts in the "
         "notebook's folder, on every engine.",
         test="tests/isolation/test_programs.py::test_the_working_folder_is_not_changed_under_others",
-        install=lambda patches: patches.replace(os, "chdir", _chdir_over),
+        install=_install_chdir,
         library="Python",
     )
 )

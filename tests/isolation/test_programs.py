@@ -123,6 +123,12 @@ def test_the_working_folder_is_not_changed_under_others(sess: Session, tmp_path:
     with pytest.raises(WorkerError, match=r"working folder belongs to the process.*processes"):
         sess.call_packed(change, str(tmp_path)).debug_get_from_all()
     assert sess.call_packed(change, before).debug_get_from_all() == [before] * 4
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with pytest.raises(WorkerError, match=r"os.fchdir.*working folder belongs to the process"):
+            sess.call_packed(lambda: os.fchdir(folder)).debug_get_from_all()
+    finally:
+        os.close(folder)
     assert os.getcwd() == before
 
 
