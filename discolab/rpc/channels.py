@@ -174,14 +174,16 @@ def _is_here(device: torch.device) -> bool:
     return torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
 
 
-def _walk(value: Any, change: Callable[[Any], Any]) -> Any:
+def _walk(value: Any, change: Callable[[Any], Any], around: tuple[int, ...] = ()) -> Any:
     """The value with `change` done to what is in its containers; those are copied if need be."""
     kind = type(value)
-    if kind is list or kind is tuple:
-        new = [_walk(item, change) for item in value]
-        same = all(a is b for a, b in zip(value, new, strict=True))
-        return value if same else kind(new)
+    if kind is not list and kind is not tuple and kind is not dict:
+        return change(value)
+    if id(value) in around:  # a container within itself is not walked again
+        return value
+    around = (*around, id(value))
     if kind is dict:
-        items = {key: _walk(item, change) for key, item in value.items()}
+        items = {key: _walk(item, change, around) for key, item in value.items()}
         return value if all(items[key] is item for key, item in value.items()) else items
-    return change(value)
+    new = [_walk(item, change, around) for item in value]
+    return value if all(a is b for a, b in zip(value, new, strict=True)) else kind(new)

@@ -46,6 +46,14 @@ def test_a_value_without_tensors_on_gpus_is_not_touched(same_gpus: bool) -> None
     assert channels.incoming(value, CPU) is value
 
 
+def test_a_container_within_itself_is_walked_once() -> None:
+    circle: list[Any] = [1, StandIn(STAGED, "cuda:0", 0, torch.ones(2))]
+    circle.append({"me": circle})
+    found = channels._walk(circle, lambda item: 2 if item == 1 else item)
+    assert found[0] == 2
+    assert found[2]["me"] is circle
+
+
 def test_processes_that_see_other_gpus_share_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     mine = channels.gpus_here()
