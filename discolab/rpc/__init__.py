@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from ..runtime.session import Session
 from . import autograd as autograd  # a module of its own: discolab.rpc.autograd
-from . import proxies as _proxies  # noqa: F401 - gives an RRef its proxies
 from .api import (
     SessionRpc,
     get_worker_info,
@@ -20,10 +19,10 @@ from .api import (
 )
 from .errors import WorkerLostError
 from .futures import Future, async_execution, wait_all
-from .modules import RemoteModule
 from .names import CONTROLLER, WorkerInfo
 from .node import DEFAULT_TIMEOUT
 from .optimizer import DistributedOptimizer
+from .remote_module import RemoteModule
 from .rref import RRef
 from .streams import Stream
 

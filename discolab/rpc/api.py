@@ -1,7 +1,8 @@
 """What is called to make calls: the functions of `discolab.rpc`, and the same of `Session.rpc`.
 
-The functions act for the calling thread: a worker, a callee, or the controller of the one open
-session. A `SessionRpc` acts for the controller of its session.
+The functions act for the calling thread: a worker, a server thread, or the controller of the one
+open session. They are the methods of one `Rpc`, as those of Python's `random` are of one `Random`.
+A `SessionRpc` acts for the controller of its session.
 """
 
 from __future__ import annotations
@@ -15,15 +16,13 @@ from ..runtime.errors import session_closed
 from ..runtime.session import Session
 from . import drefs, futures, rref, streams
 from .autograd import Bound
-from .calls import PLAIN
+from .calls import call_sync, start
+from .context import node_of_session, place_here
 from .futures import Future
-from .here import place_here
-from .looks import debug_info
-from .modules import RemoteModule
 from .names import CONTROLLER, WorkerInfo, info_of, rank_of
-from .node import Node
-from .nodes import node_of_session
+from .node import Node, Place, rank_on
 from .optimizer import DistributedOptimizer
+from .remote_module import RemoteModule
 from .rref import RRef
 from .streams import Stream
 
@@ -32,107 +31,123 @@ _RRef: TypeAlias = RRef
 _RemoteModule: TypeAlias = RemoteModule
 _DistributedOptimizer: TypeAlias = DistributedOptimizer
 
+To = int | str | WorkerInfo
 Func = Callable[..., Any] | str
 
 
-def rpc_sync(
-    to: int | str | WorkerInfo,
-    fn: Func,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    timeout: float | None = None,
-) -> Any:
-    """Run a function on another worker, or on the controller, and wait for what it returns.
+class Rpc:
+    """Calls from where the calling thread is."""
 
-    It runs beside the callee's own commands, on a thread of its own.
+    def _place(self) -> Place:
+        """The node and rank that call."""
+        return place_here()
 
-    Parameters
-    ----------
-    to
-        A rank, ``"worker2"``, ``"controller"`` (or -1), or a `WorkerInfo`.
-    fn
-        The function, or the name of one registered with `discolab.register_func`.
-    args, kwargs
-        Its arguments. Within one process they are passed as they are, between processes copied;
-        tensors are never pickled.
-    timeout
-        Seconds, after which the call is ended at the callee too. None means 60, or on the
-        controller what its session's `timeout` is, if it has one; 0 or `math.inf`: no limit.
+    def rpc_sync(
+        self,
+        to: To,
+        fn: Func,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Run a function on another worker, or on the controller, and wait for what it returns.
 
-    Raises
-    ------
-    WorkerError
-        If `fn` raised; the error is of its exception's class too, where that can be.
-    WorkerLostError
-        If the callee has died.
-    WaitTimeoutError, ArgumentError, SessionClosedError
-    """
-    node, rank = place_here()
-    return node.start(PLAIN, rank, to, fn, args, kwargs, timeout).wait_and_take()
+        It runs beside the callee's own commands, on a thread of its own.
+
+        Parameters
+        ----------
+        to
+            A rank, ``"worker2"``, ``"controller"`` (or -1), or a `WorkerInfo`.
+        fn
+            The function, or the name of one registered with `discolab.register_func`.
+        args, kwargs
+            Its arguments. Within one process they are passed as they are, between processes
+            copied; tensors are never pickled.
+        timeout
+            Seconds, after which the call is ended at the callee too. None means 60, or on the
+            controller what its session's `timeout` is, if it has one; 0 or `math.inf`: no limit.
+
+        Raises
+        ------
+        WorkerError
+            If `fn` raised; the error is of its exception's class too, where that can be.
+        WorkerLostError
+            If the callee has died.
+        WaitTimeoutError, ArgumentError, SessionClosedError
+        """
+        node, rank = self._place()
+        return start(node, rank, to, fn, args, kwargs, timeout).wait_and_take()
+
+    def rpc_async(
+        self,
+        to: To,
+        fn: Func,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        lend: bool = False,
+    ) -> Future:
+        """As `rpc_sync`, without waiting: a future of what the function returns.
+
+        Parameters
+        ----------
+        lend
+            Between processes tensors are copied before this returns, so that they may be changed
+            after it. With ``lend=True`` large ones are copied while the caller goes on; they must
+            not be changed in place until the call is done. Where that is noticed, the call fails.
+        """
+        node, rank = self._place()
+        return futures.call_later(node, rank, to, fn, args, kwargs, timeout, lend)
+
+    def remote(
+        self,
+        to: To,
+        fn: Func,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        lend: bool = False,
+    ) -> _RRef:
+        """As `rpc_async`, but the result stays there: returns a reference to it, at once."""
+        node, rank = self._place()
+        return rref.remote(node, rank, to, fn, args, kwargs, timeout, lend)
+
+    def stream(
+        self,
+        to: To,
+        fn: Func,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        buffer: int = 8,
+    ) -> Stream:
+        """Run a function that returns a generator or another iterable; iterate over it here.
+
+        Parameters
+        ----------
+        timeout
+            Seconds for each item.
+        buffer
+            How many items the callee may be ahead.
+        """
+        node, rank = self._place()
+        return streams.stream(node, rank, to, fn, args, kwargs, timeout, buffer)
+
+    def get_worker_info(self, to: To | None = None) -> WorkerInfo:
+        """Name and rank of a worker or the controller; None: of the caller."""
+        node, rank = self._place()
+        return info_of(rank if to is None else rank_of(to, node.num_workers))
+
+    def __reduce__(self) -> str:
+        return "HERE"  # so that a function of these can be called by rpc itself
 
 
-def rpc_async(
-    to: int | str | WorkerInfo,
-    fn: Func,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    timeout: float | None = None,
-    lend: bool = False,
-) -> Future:
-    """As `rpc_sync`, without waiting: a future of what the function returns.
-
-    Parameters
-    ----------
-    lend
-        Between processes tensors are copied before this returns, so that they may be changed after
-        it. With ``lend=True`` large ones are copied while the caller goes on; they must not be
-        changed in place until the call is done. Where that is noticed, the call fails.
-    """
-    node, rank = place_here()
-    return futures.call_later(node, rank, to, fn, args, kwargs, timeout, lend)
+HERE = Rpc()
+rpc_sync, rpc_async, remote = HERE.rpc_sync, HERE.rpc_async, HERE.remote
+stream, get_worker_info = HERE.stream, HERE.get_worker_info
 
 
-def remote(
-    to: int | str | WorkerInfo,
-    fn: Func,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    timeout: float | None = None,
-    lend: bool = False,
-) -> RRef:
-    """As `rpc_async`, but what the function returns stays there: a reference to it, at once."""
-    node, rank = place_here()
-    return rref.remote(node, rank, to, fn, args, kwargs, timeout, lend)
-
-
-def stream(
-    to: int | str | WorkerInfo,
-    fn: Func,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    timeout: float | None = None,
-    buffer: int = 8,
-) -> Stream:
-    """Run a function that returns a generator or another iterable; iterate over it here.
-
-    Parameters
-    ----------
-    timeout
-        Seconds for each item.
-    buffer
-        How many items the callee may be ahead.
-    """
-    node, rank = place_here()
-    return streams.stream(node, rank, to, fn, args, kwargs, timeout, buffer)
-
-
-def get_worker_info(to: int | str | WorkerInfo | None = None) -> WorkerInfo:
-    """Name and rank of somebody who can be called, None: of the caller."""
-    node, rank = place_here()
-    return info_of(rank if to is None else rank_of(to, node.num_workers))
-
-
-class SessionRpc:
+class SessionRpc(Rpc):
     """Calls from the controller of one session: the functions of `discolab.rpc`, and some more.
 
     Attributes
@@ -147,54 +162,10 @@ class SessionRpc:
         self._session = weakref.ref(session)
         self.node: Node = node_of_session(session)
         self.autograd = Bound(self.node)
+        self._controller = Place(self.node, CONTROLLER)
 
-    def rpc_sync(
-        self,
-        to: int | str | WorkerInfo,
-        fn: Func,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
-    ) -> Any:
-        """See `discolab.rpc.rpc_sync`."""
-        call = self.node.start(PLAIN, CONTROLLER, to, fn, args, kwargs, timeout)
-        return call.wait_and_take()
-
-    def rpc_async(
-        self,
-        to: int | str | WorkerInfo,
-        fn: Func,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
-        lend: bool = False,
-    ) -> Future:
-        """See `discolab.rpc.rpc_async`."""
-        return futures.call_later(self.node, CONTROLLER, to, fn, args, kwargs, timeout, lend)
-
-    def remote(
-        self,
-        to: int | str | WorkerInfo,
-        fn: Func,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
-        lend: bool = False,
-    ) -> RRef:
-        """See `discolab.rpc.remote`."""
-        return rref.remote(self.node, CONTROLLER, to, fn, args, kwargs, timeout, lend)
-
-    def stream(
-        self,
-        to: int | str | WorkerInfo,
-        fn: Func,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
-        buffer: int = 8,
-    ) -> Stream:
-        """See `discolab.rpc.stream`."""
-        return streams.stream(self.node, CONTROLLER, to, fn, args, kwargs, timeout, buffer)
+    def _place(self) -> Place:
+        return self._controller
 
     def DistributedOptimizer(  # noqa: N802 - as the class
         self, optimizer_class: Any, params_rrefs: Sequence[_RRef], *args: Any, **kwargs: Any
@@ -219,10 +190,6 @@ class SessionRpc:
     def wait_all(self, wanted: Iterable[Any], timeout: float | None = None) -> list[Any]:
         """See `discolab.rpc.wait_all`."""
         return futures.wait_all(wanted, timeout)
-
-    def get_worker_info(self, to: int | str | WorkerInfo | None = None) -> WorkerInfo:
-        """See `discolab.rpc.get_worker_info`."""
-        return info_of(CONTROLLER if to is None else rank_of(to, self.node.num_workers))
 
     def rref(self, dref: DRef, rank: int) -> _RRef:
         """A reference to the value that one worker holds of a DRef; the worker owns it.
@@ -252,21 +219,36 @@ class SessionRpc:
         return drefs.dref_of(self.session, self.node, rrefs, placements)
 
     def debug_info(self, rank: int | None = None) -> dict[str, int]:
-        """What is under way, seen from one rank (None: the controller); waits for its answer."""
-        asked = CONTROLLER if rank is None else rank_of(rank, self.node.num_workers)
-        return debug_info(self.node, asked)
+        """What is under way, seen from one rank (None: the controller); waits for its answer.
+
+        Returns counts of calls, threads, values and references, without the call that asks.
+        """
+        node = self.node
+        asked = CONTROLLER if rank is None else rank_of(rank, node.num_workers)
+        node.check_open()
+        if node.is_here(asked):
+            return node.debug_info(asked)
+        counts: dict[str, int] = call_sync(node, rank_on(node), asked, _debug_info)
+        return counts
 
     @property
     def session(self) -> Session:
-        """Whose it is."""
-        found = self._session()
-        if found is None:
+        """The session."""
+        session = self._session()
+        if session is None:
             raise session_closed()
-        return found
+        return session
 
     def __repr__(self) -> str:
         calls = len(self.node.calls)
         return f"<rpc of {self._session()!r}: {calls} calls under way>"
+
+
+def _debug_info() -> dict[str, int]:
+    node, rank = place_here()
+    counts = node.debug_info(rank)
+    counts["calls_running"] -= 1
+    return counts
 
 
 _of: weakref.WeakKeyDictionary[Session, SessionRpc] = weakref.WeakKeyDictionary()
@@ -274,7 +256,7 @@ _of: weakref.WeakKeyDictionary[Session, SessionRpc] = weakref.WeakKeyDictionary(
 
 def rpc_of(session: Session) -> SessionRpc:
     """`Session.rpc`."""
-    found = _of.get(session)
-    if found is None or found.node.closed:
-        found = _of[session] = SessionRpc(session)
-    return found
+    rpc = _of.get(session)
+    if rpc is None or rpc.node.closed:
+        rpc = _of[session] = SessionRpc(session)
+    return rpc

@@ -1,20 +1,28 @@
 """A call from one rank to another: what is to be run, where it stands, and what came of it.
 
-`Call` is one within a node: caller and callee have the same object, by reference. The two ends of
-one between nodes are in far_calls.py. Each is settled once (outcome.py).
+`Call` is one within a node: caller and callee have the same object, by reference. One between nodes
+has an `OutgoingCall` at the caller and an `IncomingCall` at the callee, with messages in between.
+Each is settled once (outcome.py).
 
-The callee's thread alone runs a call. `given_up` is set by whoever wants it ended, before he looks
-which callee has it; the callee takes it up first and looks at `given_up` then.
+The server thread alone runs a call. `given_up` is set by whoever wants it ended, before he looks
+which thread has it; the thread takes it up first and looks at `given_up` then. `_opening` of an
+`OutgoingCall` guards the opening of what came, which its taker does.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import torch
 
+from ..runtime import serialize
 from ..runtime.actions import function_text, site_text
+from ..runtime.controller import call_site
 from ..runtime.errors import (
+    ArgumentError,
     DiscoError,
     WaitTimeoutError,
     WorkerError,
@@ -22,20 +30,107 @@ from ..runtime.errors import (
 )
 from ..runtime.failures import Failure
 from ..runtime.functions import find_func
-from .autograd import crossing
+from . import lending, messages
 from .errors import error_of, original_type, session_over, state_of
-from .names import in_words
-from .outcome import Outcome
-
-if TYPE_CHECKING:
-    from .node import Node
-    from .pool import Callee
-    from .values import Value
-
-PLAIN, REMOTE, STREAM = range(3)  # the value goes back; stays with the callee; many go back
+from .messages import CALL, FETCH, STREAM
+from .names import format_rank, rank_of
+from .node import HANDLERS, Node
+from .outcome import Outcome, Value, whole
+from .pool import ServerThread, depth_here
+from .refs.records import Fork, Keepalive
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
+
+
+def start(
+    node: Node,
+    caller: int,
+    to: Any,
+    func: Any,
+    args: Any = (),
+    kwargs: Any = None,
+    timeout: Any = None,
+    *,
+    kind: int = CALL,
+    later: bool = False,
+    lend: bool = False,
+    target: Value | None = None,
+    target_fork: Fork | None = None,
+    feed: Any = None,
+    prepare: Callable[[Call], None] | None = None,
+) -> Call:
+    """Begin a call. `Call.wait_and_take` waits for it and returns its value.
+
+    Parameters
+    ----------
+    kind
+        CALL, STREAM, or FETCH: `func` is a reference then, whose value is wanted.
+    later
+        No thread of the caller waits for it: the housekeeping thread checks its deadline.
+    lend
+        Large tensors are sent while the caller goes on; see lending.py.
+    target, target_fork
+        Of a remote call: where its value goes on this node; what another one knows it by.
+    feed
+        Of a stream: where its items go.
+    prepare
+        Called with the call before it begins.
+    """
+    node.check_open()
+    if node.references.dropped:
+        node.references.drain()
+    callee = rank_of(to, node.num_workers)
+    if kwargs is None:
+        kwargs = {}
+    seconds = node.seconds(timeout, caller)
+    if type(args) is not tuple or type(kwargs) is not dict:
+        args, kwargs = _arguments(args, kwargs)
+    if kind != FETCH and not callable(func) and not isinstance(func, str):
+        raise ArgumentError(
+            f"what to call is a function, or the name of a registered one, got {func!r:.80}"
+        )
+    here = node.is_here(callee)
+    site = call_site(3)
+    made = Call if here else OutgoingCall
+    call = made(node, kind, caller, callee, func, args, kwargs, seconds, site)
+    call.number = next(node.numbers)
+    call.target, call.feed = target, feed
+    call.depth = depth_here()
+    call.context = node.autograd.current()
+    if feed is not None:
+        feed.call = call
+    if prepare is not None:
+        prepare(call)
+    if later and seconds is not None:
+        call.due = node.now() + seconds
+    simple = here and call.context is None
+    try:
+        with nullcontext() if simple else whole():  # half of another would leave something
+            call.begin(target_fork, lend)
+    except BaseException as exc:
+        call.unfollow()
+        if isinstance(exc, Exception):
+            call.forget()
+        else:  # an interrupt: it has begun
+            call.give_up(late=False)
+        raise
+    return call
+
+
+def call_sync(node: Node, caller: int, to: Any, func: Any, *args: Any, **options: Any) -> Any:
+    """As `start`, and wait for the value."""
+    return start(node, caller, to, func, *args, **options).wait_and_take()
+
+
+def _arguments(args: Any, kwargs: Any) -> tuple[Args, Kwargs]:
+    if not isinstance(args, list | tuple):
+        raise ArgumentError(
+            f"args is a tuple of arguments, got {type(args).__name__}: write args=(value,)"
+        )
+    if not isinstance(kwargs, Mapping):
+        raise ArgumentError(f"kwargs is a dict of arguments, got {type(kwargs).__name__}")
+    return tuple(args), dict(kwargs)
 
 
 class Deferred(NamedTuple):
@@ -44,57 +139,47 @@ class Deferred(NamedTuple):
     value: Any
 
 
-class _Said(NamedTuple):
-    """What a call was, in words, when it is over."""
+class _Described(NamedTuple):
+    """In the place of the function of a call that is over: what it was."""
 
-    words: str
+    text: str
 
 
 class Call(Outcome):
-    """See the module.
+    """See the module. It is a `pool.Task`.
 
     Attributes
     ----------
-    number
-        Of this call among those of its node.
+    kind
+        CALL, FETCH or STREAM; of a FETCH `func` is the reference, at the callee its `Value`.
     caller, callee
         Their ranks.
+    timeout, due
+        Seconds that it may take, None for no limit; when that is over, by `node.now`.
+    site
+        Where it was called.
+    number
+        Of this call among those of its node.
+    depth
+        How many calls wait for it; see queues.py.
     target
         Of a remote call, where its value goes.
     feed
         Of a stream, to where its items go.
-    timeout, due
-        Seconds that it may take, None for no limit; when that is over, by `node.now`.
-    depth
-        How many calls wait for it; see queues.py.
     context
         The autograd context it is made in.
-    site
-        Where it was called.
-    fetches
-        Whether it only asks for a value: then `func` is that `Value`.
+    given_up
+        Why it was ended, "" if it was not.
     """
 
-    __slots__ = (
-        "args",
-        "callee",
-        "caller",
-        "context",
-        "depth",
-        "due",
-        "feed",
-        "fetches",
-        "func",
-        "given_up",
-        "kind",
-        "kwargs",
-        "node",
-        "number",
-        "running_on",
-        "site",
-        "target",
-        "timeout",
-    )
+    number = 0
+    depth = 0
+    due: float | None = None
+    target: Value | None = None
+    feed: Any = None
+    context: Any = None
+    given_up = ""
+    running_on: ServerThread | None = None
 
     def __init__(
         self,
@@ -109,56 +194,68 @@ class Call(Outcome):
         site: Any,
     ) -> None:
         super().__init__()
-        self.node = node
-        self.kind = kind
+        self.node, self.kind = node, kind
         self.caller, self.callee = caller, callee
         self.func, self.args, self.kwargs = func, args, kwargs
-        self.timeout = timeout
-        self.due: float | None = None
-        self.site = site
-        self.number = 0
-        self.depth = 0
-        self.target: Value | None = None
-        self.feed: Any = None
-        self.context: Any = None
-        self.given_up = ""
-        self.fetches = False
-        self.running_on: Callee | None = None
+        self.timeout, self.site = timeout, site
 
     @property
     def parks(self) -> bool:
         """Whether who waits for it holds no place among calls; see pool.py."""
-        return self.fetches
+        return self.kind == FETCH
 
-    # -- in words ----------------------------------------------------------------------------
+    # -- as text -----------------------------------------------------------------------------
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """What is called: ``rpc of 'train'``."""
-        if self.fetches:
+        if self.kind == FETCH:
             return "fetching the value of a reference"
         func = self.func
-        if type(func) is _Said:
-            return func.words
-        in_words = getattr(func, "rpc_words", None)
+        if type(func) is _Described:
+            return func.text
+        describe = getattr(func, "rpc_description", None)
         args = self.args
-        if in_words is not None and args:
-            return str(in_words(*args))
+        if describe is not None and args:
+            return str(describe(*args))
         return f"rpc of '{func if isinstance(func, str) else function_text(func)}'"
 
-    def site_words(self) -> str:
+    def describe_site(self) -> str:
         """Where it was called."""
         return site_text(self.site)
 
     def __str__(self) -> str:
-        if self.fetches:
-            return f"the value of a reference from {in_words(self.callee)}"
-        return f"the answer of {in_words(self.callee)} to the {self.words()}"
+        if self.kind == FETCH:
+            return f"the value of a reference from {format_rank(self.callee)}"
+        return f"the answer of {format_rank(self.callee)} to the {self.describe()}"
 
     # -- the caller's side -------------------------------------------------------------------
 
+    def begin(self, target_fork: Fork | None, lend: bool) -> None:
+        """Hand it to its callee; raises if an argument can't go there."""
+        tracked: tuple[int, ...] = ()
+        context = self.context
+        if self.caller != self.callee and (self.args or self.kwargs or context is not None):
+            try:
+                (self.args, self.kwargs), tracked = self.node.autograd.leave(
+                    context, (self.args, self.kwargs), self.callee
+                )
+            except RecursionError:
+                raise ArgumentError(
+                    f"an argument of the {self.describe()} is nested too deep"
+                ) from None
+        self.node.calls[self.number] = self
+        self._hand_over(tracked, target_fork, lend)
+
+    def _hand_over(self, _tracked: tuple[int, ...], _fork: Fork | None, _lend: bool) -> None:
+        self.node.pool(self.callee).submit(self)
+
+    def forget(self) -> None:
+        """It is over for its caller."""
+        self.node.calls.pop(self.number, None)
+
     def settle(self, value: Any, error: BaseException | None = None) -> None:
         """See `Outcome`."""
-        self.node.forget_call(self.number)
+        self.forget()
         super().settle(value, error)
 
     def wait_and_take(self) -> Any:
@@ -183,21 +280,21 @@ class Call(Outcome):
         """Open what came, where that is still to be done."""
 
     def give_up(self, *, late: bool) -> None:
-        """Nobody wants it any more, as its time is over or for another reason: end it."""
-        self.node.forget_call(self.number)
+        """End it, as its time is over or its caller has left."""
+        self.forget()
         self.end(f"its caller gave up after {self.timeout:g} s" if late else "its caller has left")
 
     def end(self, why: str) -> None:
         """Have the callee end it."""
         self.given_up = why
         if self.target is not None:  # who waits for that does not wait for what may never return
-            self.target.settle(None, WaitTimeoutError(f"the {self.words()} was ended: {why}"))
-        on = self.running_on
-        if on is not None:
-            on.interrupt_task(self)
+            self.target.settle(None, WaitTimeoutError(f"the {self.describe()} was ended: {why}"))
+        thread = self.running_on
+        if thread is not None:
+            thread.interrupt_task(self)
 
     def time_out(self) -> None:
-        """Its deadline is over, and nobody waits for it on a thread of his own."""
+        """End it: its deadline is over, and no thread of the caller waits for it."""
         assert self.timeout is not None
         error = WaitTimeoutError(f"gave up after {self.timeout:g} s waiting for {self}")
         self.abort(error, late=True)
@@ -205,36 +302,36 @@ class Call(Outcome):
             self.target.settle(None, error)
 
     def abort(self, error: DiscoError, *, late: bool = False) -> None:
-        """Give it up, and tell whoever waits for it."""
+        """Give it up, with an error for whoever waits for it."""
         try:
             self.give_up(late=late)
-        finally:  # it is forgotten: nobody else would tell them
+        finally:  # the table has forgotten it, so nothing else would settle it
             self.settle(None, error)
 
-    def not_sent(self, error: DiscoError) -> None:
-        """It could not be sent after all."""
+    def fail(self, error: BaseException) -> None:
+        """Settle it with an error, and keep nothing alive for it."""
         self.settle(None, error)
-        self._let_go()
+        self._release()
 
     # -- the callee's side: a `pool.Task` ----------------------------------------------------
 
-    def run(self, callee: Callee) -> None:
+    def run(self, thread: ServerThread) -> None:
         """See `Task`."""
-        self.running_on = callee
+        self.running_on = thread
         if self.given_up:
-            self._ended()
+            self.refuse(DiscoError(f"the {self.describe()} was not begun: {self.given_up}"))
             return
         try:
             self._open_call()  # first: an interrupt in the middle of an import leaves that locked
-            callee.running = True
-            if callee.interrupts:
+            thread.running = True
+            if thread.interrupts:
                 raise WorkerInterrupted(self.given_up or "interrupted")
             value = self._do()
-            callee.running = False
-            if callee._async_sent:
-                callee._absorb()
+            thread.running = False
+            if thread._async_sent:
+                thread._absorb()
         except BaseException as exc:
-            callee._absorb()
+            thread._absorb()
             self._failed(exc)
             return
         try:
@@ -249,11 +346,11 @@ class Call(Outcome):
         context = self.context
         if context is None:
             return self._apply()
-        with crossing.running_in(context):
+        with self.node.autograd.running_in(context):
             return self._apply()
 
     def _apply(self) -> Any:
-        if self.fetches:
+        if self.kind == FETCH:
             return self.func.result()
         func = find_func(self.func) if isinstance(self.func, str) else self.func
         if self.kind == STREAM:
@@ -283,64 +380,57 @@ class Call(Outcome):
             self._failed(exc)
 
     def _answer(self, value: Any) -> None:
-        """Give the value to whom it is for."""
+        """Give the value to its target or its caller."""
         if self.target is not None:
             self.target.settle(value)
             self.settle(None)
         else:
             if self.caller != self.callee:
-                value, _ = crossing.leave(self.node, self.context, value, self.caller, True)
+                value, _ = self.node.autograd.leave(self.context, value, self.caller)
             self.settle(value)
-        self._let_go()
+        self._release()
 
     def _failed(self, exc: BaseException) -> None:
-        """Tell the caller what went wrong."""
+        """Report an exception to the caller."""
         if issubclass(type(exc), WorkerInterrupted) and self.node.is_over(self.callee):
             self.refuse(session_over())
             return
         failure, kind, state = self._failure(exc)
         if self.target is not None:
             self.target.settle(None, error_of(failure, kind, state))
-        self._tell(failure, kind, state)
+        self._answer_failure(failure, kind, state)
 
-    def _tell(self, failure: Failure, kind: Any, state: Any) -> None:
-        self.settle(None, error_of(failure, kind, state))
-        self._let_go()
+    def _answer_failure(self, failure: Failure, kind: Any, state: Any) -> None:
+        self.fail(error_of(failure, kind, state))
 
     def _failure(self, exc: BaseException) -> tuple[Failure, Any, Any]:
-        """What is told of an exception: the failure, its class, its attributes."""
+        """What the caller gets of an exception: a failure, the class, the attributes."""
         if self.given_up and issubclass(type(exc), WorkerInterrupted):
             exc = WorkerInterrupted(self.given_up)
-        if self.fetches and issubclass(
-            type(exc), WorkerError
-        ):  # of the call that should have made it
-            assert isinstance(exc, WorkerError)
+        if self.kind == FETCH and issubclass(type(exc), WorkerError):
+            assert isinstance(exc, WorkerError)  # of the call that should have made the value
             return exc.failures[0], original_type(exc), {}
         kind, state = original_type(exc), state_of(exc)
-        words, site = self.words(), self.site_words()
+        text, site = self.describe(), self.describe_site()
         try:
-            failure = Failure.from_exception(self.callee, words, site, exc)
+            failure = Failure.from_exception(self.callee, text, site, exc)
         except Exception:
             message = "<an exception that can't be described>"
-            failure = Failure(self.callee, words, site, type(exc).__name__, message)
+            failure = Failure(self.callee, text, site, type(exc).__name__, message)
         return failure, kind, state
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Keep nothing alive that only the function needed."""
         self._forget_args()
         self.running_on = None
 
     def _forget_args(self) -> None:
         func = self.func
-        if type(func) is not _Said and hasattr(func, "rpc_words"):
-            self.func = _Said(self.words())
+        if type(func) is not _Described and hasattr(func, "rpc_description"):
+            self.func = _Described(self.describe())
         self.args, self.kwargs = (), {}
 
-    def _ended(self) -> None:
-        """It was given up before it began."""
-        self.refuse(DiscoError(f"the {self.words()} was not begun: {self.given_up}"))
-
-    def torn(self, callee: Callee) -> None:
+    def torn(self, thread: ServerThread) -> None:
         """See `Task`."""
         self._failed(WorkerInterrupted(self.given_up or "interrupted"))
 
@@ -348,5 +438,247 @@ class Call(Outcome):
         """See `Task`."""
         if self.target is not None:
             self.target.settle(None, error)
-        self.settle(None, error)
-        self._let_go()
+        self.fail(error)
+
+
+class OutgoingCall(Call):
+    """A call to another node, at its caller; what comes back is opened by who takes it."""
+
+    tracked: tuple[int, ...] = ()
+    keepalive: Keepalive | None = None
+    _opened = False
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._opening = threading.Lock()
+
+    def _hand_over(self, tracked: tuple[int, ...], fork: Fork | None, lend: bool) -> None:
+        node = self.node
+        to = node.node_of(self.callee)
+        message = (
+            self.kind,
+            self.number,
+            self.caller,
+            self.callee,
+            self.describe(),
+            site_text(self.site),
+            self.func,
+            self.args,
+            self.kwargs,
+            None if self.context is None else self.context.id,
+            tracked,
+            fork,
+            None if self.feed is None else self.feed.buffer,
+            self.depth,
+        )
+        node.check_lost(to)
+        lent = None
+        if lend:
+            lent = lending.lend(self, node.references, (self.args, self.kwargs))
+        node.send(to, message, lent)
+        if to in node.lost:  # it has died meanwhile: perhaps before the call was in the table
+            self.settle(None, node.lost_error(to))
+
+    def wait(self, what: Any, timeout: float | None) -> None:
+        """See `Outcome`. It does not look first: the receiving thread needs Python's lock."""
+        if not self.settled:
+            self.sleep_until(self.is_settled, what, timeout)
+
+    def end(self, why: str) -> None:
+        """See `Call`."""
+        if not self.settled:
+            self.given_up = why
+            node = self.node
+            node.notify(node.node_of(self.callee), messages.CANCEL, self.number, why)
+
+    def answered(self, value: Any, tracked: tuple[int, ...], keepalive: Keepalive | None) -> None:
+        """The answer is there, as it came; on the receiving thread."""
+        if not self.settled:
+            self.tracked, self.keepalive = tracked, keepalive
+            self.settle(value)
+            self._release()
+
+    def failure_answered(self, failure: Any, kind: Any, state: Any) -> None:
+        """It has failed at the callee; on a server thread, as what came is opened here."""
+        failure = serialize.open_all(failure)
+        try:
+            kind, state = serialize.open_all(kind), serialize.open_all(state)
+        except Exception:  # of a class that is not known here
+            kind = state = None
+        self.fail(error_of(failure, kind, state))
+
+    def result(self) -> Any:
+        """See `Outcome`."""
+        self.open()
+        return super().result()
+
+    def open(self) -> None:
+        """See `Call`."""
+        if self.error is None and not self._opened:
+            with self._opening:
+                if not self._opened:
+                    self._open()
+
+    def _open(self) -> None:
+        try:
+            value = messages.open_values(self.node, self.value)
+            if self.tracked or self.context is not None:
+                value = self.node.autograd.arrive(self.context, value, self.callee, self.tracked)
+            self.value = value
+        except Exception as exc:
+            text = f"what came as the answer to the {self.describe()} can't be opened here: {exc}"
+            self.value, self.error = None, DiscoError(text)
+            self.error.__cause__ = exc
+        self._opened = True  # not if an interrupt has come: who waits again opens it then
+        self.keepalive = None
+
+
+class IncomingCall(Call):
+    """A call from another node, at its callee.
+
+    Attributes
+    ----------
+    sender, sent_number
+        The node that has sent it, and its number there.
+    """
+
+    sender = sent_number = 0
+    description = ""
+    tracked: tuple[int, ...] = ()
+    keepalive: Keepalive | None = None
+    opened = False
+
+    def describe(self) -> str:
+        """See `Call`."""
+        return self.description
+
+    def describe_site(self) -> str:
+        """See `Call`."""
+        return str(self.site)
+
+    def _open_call(self) -> None:
+        """What came is opened on the server thread: that may run the user's code."""
+        if self.opened:
+            return
+        self.opened = True
+        keepalive, self.keepalive = self.keepalive, None
+        given = messages.open_values(self.node, (self.func, self.args, self.kwargs))
+        self.func, args, kwargs = given
+        del keepalive
+        if self.tracked or self.context is not None:
+            args, kwargs = self.node.autograd.arrive(
+                self.context, (args, kwargs), self.caller, self.tracked
+            )
+        self.args, self.kwargs = args, kwargs
+
+    def _answer(self, value: Any) -> None:
+        if self.target is not None:
+            self.target.settle(value)
+            value = None
+        tracked: tuple[int, ...] = ()
+        if isinstance(value, Iterator):
+            raise ArgumentError(
+                f"a {type(value).__name__} can't be sent to another process: call the function "
+                "with rpc.stream, which takes what it yields item by item, or have it return a list"
+            )
+        if value is not None:
+            value, tracked = self.node.autograd.leave(self.context, value, self.caller)
+        self.node.flush_output()
+        try:
+            self.node.send(self.sender, (messages.RESULT, self.sent_number, value, tracked))
+        except ArgumentError as exc:
+            raise ArgumentError(
+                f"what it returned can't be sent: {exc}. Or leave it there: rpc.remote gives an "
+                "RRef to it"
+            ) from None
+        self._served()
+
+    def refuse(self, error: DiscoError) -> None:
+        """See `Task`."""
+        if self.target is not None:
+            self.target.settle(None, error)
+        if not self.node.closed:
+            failure = Failure.from_exception(
+                self.callee, self.describe(), self.describe_site(), error
+            )
+            self._answer_failure(failure, type(error), {})
+
+    def _answer_failure(self, failure: Failure, kind: Any, state: Any) -> None:
+        failure.exception = None
+        self.keepalive = None
+        node = self.node
+        if not node.closed and self.sender not in node.lost:
+            node.flush_output()
+            for sent in ((kind, state), (kind, None), (None, None)):
+                try:
+                    node.send(self.sender, (messages.ERROR, self.sent_number, failure, *sent))
+                    break
+                except Exception:  # its class, or what it holds, can't travel
+                    continue
+        self._served()
+
+    def _served(self) -> None:
+        self.node.serving.pop((self.sender, self.sent_number), None)
+        self.settle(None)
+        self._release()
+
+
+# -- what comes from other nodes, on the receiving thread ----------------------------------------
+
+
+def receive_call(
+    node: Node,
+    sender: int,
+    message: tuple[Any, ...],
+    keepalive: Keepalive | None,
+    feed: Callable[[IncomingCall, int], Any] | None = None,
+) -> None:
+    """Serve a call of another node; `feed` makes the callee's end of a stream."""
+    kind, number, caller, callee, description, site, func, args, kwargs, *rest = message
+    context, tracked, fork, buffer, depth = rest
+    call = IncomingCall(node, kind, caller, callee, func, args, kwargs, None, site)
+    call.sender, call.sent_number, call.description = sender, number, description
+    call.depth, call.tracked, call.keepalive = depth, tracked, keepalive
+    node.serving[sender, number] = call
+    if context is not None:
+        call.context = node.autograd.context_of(context)
+    try:
+        if kind == FETCH:  # it is served as soon as the value is there
+            call.func, call.opened = node.references.value_of(tuple(func)), True
+            pool = node.pool(callee)
+            call.func.follow(lambda _: pool.submit(call))
+            return
+        if fork is not None:
+            call.target = node.references.adopted(fork, sender, callee)
+        if feed is not None:
+            call.feed = feed(call, buffer)
+    except BaseException as exc:
+        call._failed(exc)
+        return
+    node.pool(callee).submit(call)
+
+
+def _receive_result(
+    node: Node, _: int, message: tuple[Any, ...], keepalive: Keepalive | None
+) -> None:
+    call = node.calls.get(message[1])
+    if isinstance(call, OutgoingCall):
+        call.answered(message[2], message[3], keepalive)
+
+
+def _receive_error(node: Node, _: int, message: tuple[Any, ...], __: Keepalive | None) -> None:
+    call = node.calls.get(message[1])
+    if isinstance(call, OutgoingCall):
+        node.on_pool(call.failure_answered, *message[2:])
+
+
+def _receive_cancel(node: Node, sender: int, message: tuple[Any, ...], _: Keepalive | None) -> None:
+    call = node.serving.get((sender, message[1]))
+    if call is not None:
+        call.end(message[2])
+
+
+HANDLERS[CALL] = HANDLERS[FETCH] = receive_call
+HANDLERS[messages.RESULT] = _receive_result
+HANDLERS[messages.ERROR] = _receive_error
+HANDLERS[messages.CANCEL] = _receive_cancel

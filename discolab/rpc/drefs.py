@@ -10,13 +10,12 @@ from ..runtime.errors import ArgumentError, WorkerError
 from ..runtime.failures import Failure
 from ..runtime.session import Session
 from ..runtime.worker import current_worker
+from .context import node_of_worker
 from .names import CONTROLLER, rank_of
 from .node import Node
-from .nodes import node_of_worker
-from .outcome import whole
-from .reference_records import Fork
+from .outcome import Value, whole
+from .refs.records import Fork
 from .rref import RRef, held
-from .values import Value
 
 
 def rref_of(session: Session, node: Node, dref: Any, rank: Any) -> RRef:
@@ -30,16 +29,16 @@ def rref_of(session: Session, node: Node, dref: Any, rank: Any) -> RRef:
         raise ArgumentError("a DRef has its values on workers: give the rank of one of them")
     if node.is_here(owner):
         value = Value(owner)
-        ref = node.holdings.own(value)
-        node.holdings.hold(ref)  # until the worker has come to it
+        ref = node.references.own(value)
+        node.references.hold(ref)  # until the worker has come to it
         session.call_without_result(adopt_here, register, owner, list(ref))
         return held(node, ref, owner)
-    fork = node.holdings.create(node.node_of(owner))
+    fork = node.references.create(node.node_of(owner))
     rref = held(node, fork[:3], owner)
     try:
         session.call_without_result(adopt, register, owner, list(fork))
     except BaseException:
-        node.holdings.undo([fork])
+        node.references.undo([fork])
         raise
     return rref
 
@@ -48,28 +47,28 @@ def adopt_here(register: int, owner: int, ref: list[int]) -> None:
     """Make a register's value that of a reference from this node (a worker function)."""
     worker = current_worker()
     if worker.worker_id == owner:
-        holdings = node_of_worker(worker).holdings
+        references = node_of_worker(worker).references
         key = (ref[0], ref[1], ref[2])
         with whole():
-            _fill(holdings.value_of(key), worker.registers.get(register))
-            holdings.release(key)
+            _fill(references.value_of(key), worker.registers.get(register))
+            references.release(key)
 
 
 def adopt(register: int, owner: int, fork: list[int]) -> None:
     """The same of a reference from the controller's node (a worker function)."""
     worker = current_worker()
     if worker.worker_id == owner:
-        found: Fork = (fork[0], fork[1], fork[2], fork[3], fork[4])
+        arrived: Fork = (fork[0], fork[1], fork[2], fork[3], fork[4])
         with whole():
-            value = node_of_worker(worker).holdings.adopted(found, 0, owner)
+            value = node_of_worker(worker).references.adopted(arrived, 0, owner)
             _fill(value, worker.registers.get(register))
 
 
-def _fill(value: Value, found: Any) -> None:
-    if isinstance(found, Failure):
-        value.settle(None, WorkerError([found]))
+def _fill(value: Value, result: Any) -> None:
+    if isinstance(result, Failure):
+        value.settle(None, WorkerError([result]))
     else:
-        value.settle(found)
+        value.settle(result)
 
 
 def dref_of(
@@ -97,9 +96,9 @@ def _ticket(node: Node, rref: RRef, rank: int) -> list[int]:
     """A reference on its way to a worker in a command: owner, and fork or what it is here."""
     to = node.node_of(rank)
     if to == node.id:
-        node.holdings.hold(rref.ref)
+        node.references.hold(rref.ref)
         return [rref.owner_rank, *rref.ref]
-    return [rref.owner_rank, *node.holdings.fork(rref.ref, to)]
+    return [rref.owner_rank, *node.references.fork(rref.ref, to)]
 
 
 def take(tickets: list[list[int]]) -> Any:
@@ -110,15 +109,12 @@ def take(tickets: list[list[int]]) -> Any:
     ref = (name[0], name[1], name[2])
     with whole():
         if len(name) == 5:
-            node.holdings.arrived((*ref, name[3], name[4]), 0)
+            node.references.arrived((*ref, name[3], name[4]), 0)
         rref = held(node, ref, owner)  # the ticket's hold is its own from here
     return rref.local_value() if owner == worker.worker_id else rref.to_here()
 
 
-_WORDS: dict[Any, str] = {
-    adopt_here: "making an RRef of a DRef",
-    adopt: "making an RRef of a DRef",
-    take: "making a DRef of RRefs",
-}
-for _func, _words in _WORDS.items():
-    _func.disco_command = _words  # for status
+adopt_here.disco_command = adopt.disco_command = (  # type: ignore[attr-defined]
+    "making an RRef of a DRef"  # for status
+)
+take.disco_command = "making a DRef of RRefs"  # type: ignore[attr-defined]

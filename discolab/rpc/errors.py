@@ -12,7 +12,7 @@ _NOT_RAISED_ELSEWHERE = (StopIteration, StopAsyncIteration, GeneratorExit)
 
 
 class WorkerLostError(DiscoError, ConnectionError):
-    """Who was called, or who owns a value, has died; the message says what became of it."""
+    """The callee, or the owner of a value, has died; the message says what became of it."""
 
 
 def session_over() -> SessionClosedError:
@@ -21,19 +21,19 @@ def session_over() -> SessionClosedError:
 
 
 def original_type(exc: BaseException) -> type[BaseException]:
-    """The class of an exception; of one that was told from another worker, of the first."""
+    """The class of an exception; if it came from another worker, of the one raised there."""
     kind: type[BaseException] = getattr(type(exc), "disco_original", type(exc))
     return kind
 
 
 def state_of(exc: BaseException) -> dict[str, Any]:
-    """The attributes of an exception, past what its class may do."""
+    """The attributes of an exception, whatever its class does to attribute access."""
     try:
-        found = dict(object.__getattribute__(exc, "__dict__"))
+        state = dict(object.__getattribute__(exc, "__dict__"))
     except Exception:
         return {}
-    found.pop("__notes__", None)
-    return found
+    state.pop("__notes__", None)
+    return state
 
 
 def error_of(

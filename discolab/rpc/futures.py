@@ -1,8 +1,8 @@
 """Futures of calls: torch's own, with waits that can be interrupted.
 
-A future is completed, which calls back, by the callee or, of a call to another node, by a thread of
-the caller's rank. Who waits for it waits for the call itself, never for callbacks. `_completing`
-guards `_completed`.
+The callee's thread completes a future, which runs its callbacks; if the callee is on another node,
+a thread of the caller's rank does. `wait` waits for the call itself, never for callbacks.
+`_completing` guards `_completed`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,14 +18,10 @@ from ..runtime.actions import function_text
 from ..runtime.controller import check_timeout
 from ..runtime.errors import ArgumentError, DiscoError, WaitTimeoutError
 from ..runtime.worker import bind_thread, current_worker_or_none
-from .calls import PLAIN, Call
-from .here import Place, bind_place, bound_place
+from .calls import Call, start
+from .node import Node, Place, bind_place, bound_place
 from .outcome import Outcome, copy_of
-from .queues import DEEPEST
-
-if TYPE_CHECKING:
-    from .node import Node
-    from .pool import Callee
+from .pool import Chore
 
 
 class _Own(Outcome):
@@ -86,7 +82,7 @@ class Future(torch.futures.Future):  # type: ignore[type-arg]
         call = self._outcome
         if not isinstance(call, Call) or call.settled:
             return False
-        call.abort(DiscoError(f"the {call.words()} was cancelled"))
+        call.abort(DiscoError(f"the {call.describe()} was cancelled"))
         return True
 
     def __repr__(self) -> str:
@@ -102,7 +98,7 @@ class Future(torch.futures.Future):  # type: ignore[type-arg]
         def go_on(_: Any) -> None:
             try:
                 after.set_result(callback(self))
-            except BaseException as exc:  # whoever waits for it is told
+            except BaseException as exc:  # raised where it is waited for
                 after.set_exception(exc)
 
         self.add_done_callback(go_on)
@@ -120,9 +116,9 @@ class Future(torch.futures.Future):  # type: ignore[type-arg]
             raise ArgumentError(f"set_exception takes an exception, got {result!r:.80}")
         self._check_own()
         self._outcome.settle(None, result)
-        self._tell_torch(copy_of(result))
+        self._fail_in_torch(copy_of(result))
 
-    def _tell_torch(self, error: BaseException) -> None:
+    def _fail_in_torch(self, error: BaseException) -> None:
         """Complete torch's future with an error, as its own `set_exception` does."""
 
         def raise_it(result: BaseException) -> None:
@@ -145,11 +141,11 @@ class Future(torch.futures.Future):  # type: ignore[type-arg]
         node = call.node
         if node.is_here(call.callee) or node.closed:
             self._complete()
-        else:  # to open what came, and callbacks, are not for the receiving thread
-            node.pool(call.caller).submit(_Completion(self))
+        else:  # the receiving thread neither opens values nor runs callbacks
+            node.pool(call.caller).submit(Chore(self._complete))
 
     def _complete(self) -> None:
-        """Have torch's future know it, and call back."""
+        """Complete torch's future, which runs the callbacks."""
         call = self._outcome
         assert isinstance(call, Call)
         with self._completing:
@@ -162,32 +158,12 @@ class Future(torch.futures.Future):  # type: ignore[type-arg]
         try:
             call.open()
             if call.error is not None:
-                self._tell_torch(copy_of(call.error))
+                self._fail_in_torch(copy_of(call.error))
             else:
                 super().set_result(call.value)
         finally:
             bind_place(place)
             bind_thread(worker)
-
-
-class _Completion:
-    """See `pool.Task`."""
-
-    def __init__(self, future: Future) -> None:
-        self.depth = DEEPEST
-        self._future = future
-
-    def run(self, callee: Callee) -> None:
-        """See `Task`."""
-        self._future._complete()
-
-    def torn(self, callee: Callee) -> None:
-        """See `Task`."""
-        self._future._complete()
-
-    def refuse(self, error: DiscoError) -> None:
-        """See `Task`."""
-        self._future._complete()
 
 
 def call_later(
@@ -202,8 +178,8 @@ def call_later(
 ) -> Future:
     """Begin a call; a future of what it gives."""
     future = Future()
-    node.start(
-        PLAIN,
+    start(
+        node,
         rank,
         to,
         func,
@@ -236,11 +212,11 @@ def wait_all(futures: Iterable[Any], timeout: float | None = None) -> list[Any]:
     for number, future in enumerate(wanted):
         if not isinstance(future, torch.futures.Future):
             raise ArgumentError(f"wait_all takes futures, number {number} is {future!r:.60}")
-    found = []
+    results = []
     for number, future in enumerate(wanted):
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
-            found.append(future.wait(left) if isinstance(future, Future) else _wait(future, left))
+            results.append(future.wait(left) if isinstance(future, Future) else _wait(future, left))
         except WaitTimeoutError as exc:
             if future.done():  # its own deadline was over
                 raise
@@ -249,7 +225,7 @@ def wait_all(futures: Iterable[Any], timeout: float | None = None) -> list[Any]:
                 f"gave up after {seconds:g} s: {number} of {len(wanted)} calls were done, waiting "
                 f"for {what}"
             ) from exc
-    return found
+    return results
 
 
 def _wait(future: Any, timeout: float | None) -> Any:
@@ -270,15 +246,23 @@ def async_execution(func: Any) -> Any:
     return func
 
 
+def ask_node(node: Node, to: int, func: Any, *args: Any) -> Future:
+    """Run a function on a server thread of any node.
+
+    Where the function returns a future, it is answered when that is done.
+    """
+    return call_later(node, node.ranks()[-1], to, run_asked, (func, args), None, None)
+
+
 @async_execution
 def run_asked(func: Any, args: tuple[Any, ...]) -> Any:
-    """For `Node.ask_node`: a future that `func` returns is waited for."""
-    found = func(*args)
-    if not isinstance(found, torch.futures.Future):
+    """For `ask_node`: a future that `func` returns is waited for."""
+    result = func(*args)
+    if not isinstance(result, torch.futures.Future):
         future: Any = torch.futures.Future()
-        future.set_result(found)
+        future.set_result(result)
         return future
-    return found
+    return result
 
 
-run_asked.rpc_words = lambda func, _: f"rpc of '{function_text(func)}'"
+run_asked.rpc_description = lambda func, _: f"rpc of '{function_text(func)}'"

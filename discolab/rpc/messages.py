@@ -1,18 +1,18 @@
-"""What nodes say to each other: tuples, by runtime/serialize.py.
+"""What nodes say to each other: tuples, written by runtime/serialize.py.
 
 The last item of each message that carries values is a list of the *forks* of the references in
 them: it is filled while the values are written, and written after them. So the receiving thread
-can enter all forks before anything of the values is opened, which may run code of the user.
+can enter all forks before it opens anything of the values, which may run the user's code.
 
-`_travel` is a thread-local: on its way out, where a reference goes; on its way in, where it has
-come to.
+`_travel` is a thread-local: where references go while a message is written, and on which node they
+have arrived while one is read.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 
@@ -20,32 +20,60 @@ from ..runtime import serialize
 from ..runtime.errors import ArgumentError
 from ..runtime.worker import current_worker_or_none
 from . import channels
-from .rref import RRef
+from .refs.records import Fork, Keepalive
+from .refs.table import ReferenceTable
 from .within import within
 
-if TYPE_CHECKING:
-    from .node import Node
-    from .reference_records import Brought
-
 # (kind, number of the call at its caller, …)
-CALL = 0  # as `Mail.call_out` has it
-RESULT = 1  # value, tracked
-ERROR = 2  # failure, its class, its attributes
-CANCEL = 3  # why
-ITEM = 4  # value, tracked: of a stream
-CREDIT = 5  # how many more items of a stream are wanted
-REFERENCES = 6  # a message of the counting of references
-POST = 7  # kind, contents: for another part of rpc
+CALL = 0  # as `OutgoingCall` writes it
+FETCH = 1  # the same, but it asks for the value of a reference
+STREAM = 2  # the same, but many values go back
+RESULT = 3  # value, tracked
+ERROR = 4  # failure, its class, its attributes
+CANCEL = 5  # why
+ITEM = 6  # value, tracked: of a stream
+CREDIT = 7  # how many more items of a stream are wanted
+# (kind, …)
+REFERENCES = 8  # a message of the counting of references
+CONTEXT_OVER = 9  # id: an autograd context has ended
+CONTEXT_JOINED = 10  # id: the sender has a context of the receiver's, without a call in it
+GRADIENT = 11  # id of the context, key of the backward, number of the send, gradient
+BACKWARD_OVER = 12  # id of the context, key of the backward, why
 
-FETCHES = 8  # with the kind of a call: it asks for a value, by its reference
-KIND = 7
-
-_WITH_VALUES = (CALL, RESULT, ITEM, POST)
+_WITH_VALUES = (CALL, FETCH, STREAM, RESULT, ITEM, GRADIENT)
 _travel = threading.local()
 
 
+class HasReferences(Protocol):
+    """A node, as far as it matters here."""
+
+    references: ReferenceTable
+
+
+class Outgoing(NamedTuple):
+    """Where the references in a message go that is being written."""
+
+    node: HasReferences
+    to: int
+    forks: list[Fork]
+
+
+class Claim(Protocol):
+    """A handle of a reference that has arrived."""
+
+    def claim(self) -> None:
+        """Hold the reference from now on."""
+
+
+class Arrived(NamedTuple):
+    """On which node references arrive; `claims`: who claims them later, None: they do at once."""
+
+    node: HasReferences
+    claims: list[Claim] | None
+
+
 def pack(
-    node: Node, to: int, message: tuple[Any, ...], forks: list[Any], same_gpus: bool
+    node: HasReferences, to: int, message: tuple[Any, ...], forks: list[Fork], same_gpus: bool
 ) -> serialize.Message:
     """A message for another node; `forks` is filled with those of the references in it.
 
@@ -57,32 +85,32 @@ def pack(
     if message[0] not in _WITH_VALUES:
         return serialize.encode(message)
     message = channels.outgoing(message, same_gpus)
-    with within(_travel, "out", (node, to, forks)):
+    with within(_travel, "out", Outgoing(node, to, forks)):
         return serialize.encode((*message, forks))
 
 
 def unpack(
-    node: Node, sender: int, body: Any, frames: Sequence[Any]
-) -> tuple[tuple[Any, ...], Brought | None]:
+    node: HasReferences, sender: int, body: Any, frames: Sequence[Any]
+) -> tuple[tuple[Any, ...], Keepalive | None]:
     """A message, and who holds the references in it till they are opened; on the receiving thread.
 
     The references of what needs no opening are in the message already, as handles of their own.
     """
-    claims: list[RRef] = []
-    with within(_travel, "come", (node, claims)):
+    claims: list[Claim] = []
+    with within(_travel, "arrived", Arrived(node, claims)):
         # what was on a GPU stays on the host until it is opened
         message = serialize.decode(body, frames, place=channels.placed)
     if message[0] not in _WITH_VALUES:
         return message, None
-    brought = node.holdings.brought(message[-1], sender)
-    for rref in claims:
-        rref._claim()
-    return message[:-1], brought
+    keepalive = node.references.received(message[-1], sender)
+    for handle in claims:
+        handle.claim()
+    return message[:-1], keepalive
 
 
-def opened_here(node: Node, value: Any) -> Any:
-    """A value with its pickles opened; the references in it are this node's."""
-    with within(_travel, "come", (node, None)):
+def open_values(node: HasReferences, value: Any) -> Any:
+    """A value that came in a message, with its pickles opened: that may run the user's code."""
+    with within(_travel, "arrived", Arrived(node, None)):
         return channels.incoming(serialize.open_all(value), _own_device())
 
 
@@ -91,33 +119,16 @@ def _own_device() -> torch.device:
     return torch.device("cpu") if worker is None else worker.device
 
 
-# -- references on the wire ---------------------------------------------------------------------
+def outgoing() -> Outgoing:
+    """Where a reference goes that is being written; raises if it isn't for a message of rpc."""
+    out: Outgoing | None = getattr(_travel, "out", None)
+    return out or _refuse_travel()
 
 
-def _out(rref: RRef) -> tuple[Any, ...]:
-    """The rank of the owner, and the fork."""
-    travel = getattr(_travel, "out", None)
-    if travel is None:
-        _refuse_travel()
-    node, to, forks = travel
-    if rref.node is not node:
-        raise ArgumentError("this RRef belongs to another session")
-    fork = node.holdings.fork(rref.ref, to)
-    forks.append(fork)
-    return rref.owner_rank, *fork
-
-
-def _in(owner: int, *fork: Any) -> RRef:
-    travel = getattr(_travel, "come", None)
-    if travel is None:
-        _refuse_travel()
-    node, claims = travel
-    rref = RRef(node, tuple(fork[:3]), owner)
-    if claims is None:
-        rref._claim()
-    else:
-        claims.append(rref)
-    return rref
+def arrived() -> Arrived:
+    """Where a reference has arrived that is being read; raises if not with a message of rpc."""
+    arrived: Arrived | None = getattr(_travel, "arrived", None)
+    return arrived or _refuse_travel()
 
 
 def _refuse_travel() -> NoReturn:
@@ -126,7 +137,3 @@ def _refuse_travel() -> NoReturn:
         "an RRef travels only in arguments and results of discolab.rpc, where it is counted: give "
         "it to rpc_sync, rpc_async or remote, or make a DRef of it with sess.rpc.dref([…])"
     )
-
-
-serialize.register_plain(RRef, _out, _in)
-RRef.on_reduce = staticmethod(lambda rref: (_in, _out(rref)))

@@ -1,4 +1,4 @@
-"""Who can be called: the workers by rank, and the controller. No state."""
+"""Names of ranks: the workers and the controller, which can be called. No state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NAME_OF_CONTROLLER = "controller"
 
 
 class WorkerInfo(NamedTuple):
-    """Name and rank of somebody who can be called: ``worker2``, 2, or ``controller``, -1."""
+    """Name and rank of a worker or the controller: ``worker2``, 2, or ``controller``, -1."""
 
     name: str
     id: int
@@ -22,13 +22,13 @@ def name_of(rank: int) -> str:
     return _NAME_OF_CONTROLLER if rank == CONTROLLER else f"worker{rank}"
 
 
-def in_words(rank: int) -> str:
+def format_rank(rank: int) -> str:
     """For messages: ``worker 2`` or ``the controller``."""
     return "the controller" if rank == CONTROLLER else f"worker {rank}"
 
 
 def info_of(rank: int) -> WorkerInfo:
-    """What is told of a rank."""
+    """Name and rank."""
     return WorkerInfo(name_of(rank), rank)
 
 

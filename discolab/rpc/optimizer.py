@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..runtime.errors import ArgumentError, WorkerError
-from . import here
 from .autograd import Context, context_for, get_gradients
-from .futures import call_later
-from .names import in_words
+from .futures import Future, call_later
+from .names import format_rank
+from .node import rank_on
 from .rref import RRef
-
-if TYPE_CHECKING:
-    from .futures import Future
 
 Tensor = torch.Tensor
 _LOOK = 0.05  # seconds between two looks at interrupts
@@ -68,7 +65,7 @@ class DistributedOptimizer:
             )
         of_owner = _by_owner(params_rrefs)
         self._node = next(iter(of_owner.values()))[0].node
-        rank = here.rank_on(self._node)
+        rank = rank_on(self._node)
         self._name = getattr(optimizer_class, "__name__", repr(optimizer_class))
         self._locals: dict[int, RRef] = _gather(
             {
@@ -80,7 +77,7 @@ class DistributedOptimizer:
         )
 
     def __repr__(self) -> str:
-        return f"<DistributedOptimizer {self._name} on {', '.join(map(in_words, self._locals))}>"
+        return f"<DistributedOptimizer {self._name} on {', '.join(map(format_rank, self._locals))}>"
 
     def step(self, context: Context | int | None = None) -> None:
         """Apply a context's gradients on all owners, at the same time; waits for all.
@@ -101,7 +98,7 @@ class DistributedOptimizer:
         WorkerLostError, WaitTimeoutError
         """
         wanted = context_for(self._node, context)
-        rank = here.rank_on(self._node)
+        rank = rank_on(self._node)
         _gather(
             {
                 owner: call_later(self._node, rank, owner, _step, (ref, wanted), {}, None)
@@ -152,7 +149,7 @@ def _make(optimizer_class: Any, refs: list[RRef], args: Any, kwargs: Any) -> RRe
             continue
         rank = refs[i].owner_rank
         raise ArgumentError(
-            f"DistributedOptimizer: parameter {i} of those of {in_words(rank)} {why}"
+            f"DistributedOptimizer: parameter {i} of those of {format_rank(rank)} {why}"
         )
     return RRef(LocalOptimizer(optimizer_class, parameters, args, kwargs))
 
@@ -173,7 +170,7 @@ def _by_owner(params_rrefs: Any) -> dict[int, list[RRef]]:
         ) from None
     if not refs:
         raise ArgumentError("DistributedOptimizer: params_rrefs is empty")
-    found: dict[int, list[RRef]] = {}
+    of_owner: dict[int, list[RRef]] = {}
     for i, ref in enumerate(refs):
         if not isinstance(ref, RRef):
             raise ArgumentError(
@@ -182,21 +179,21 @@ def _by_owner(params_rrefs: Any) -> dict[int, list[RRef]]:
             )
         if ref.node is not refs[0].node:
             raise ArgumentError("DistributedOptimizer: the references are of several sessions")
-        found.setdefault(ref.owner_rank, []).append(ref)
-    return found
+        of_owner.setdefault(ref.owner_rank, []).append(ref)
+    return of_owner
 
 
 def _gather(answers: Mapping[int, Future]) -> dict[int, Any]:
-    """Wait for what all owners give; the errors of several are told together."""
-    found: dict[int, Any] = {}
+    """Wait for the results of all owners; errors of several are raised together."""
+    results: dict[int, Any] = {}
     errors: list[Exception] = []
     for owner, answer in answers.items():
         try:
-            found[owner] = answer.wait()
+            results[owner] = answer.wait()
         except Exception as exc:
             errors.append(exc)
     if not errors:
-        return found
+        return results
     failed = [error for error in errors if isinstance(error, WorkerError)]
     if len(errors) > 1 and len(failed) == len(errors):
         raise WorkerError([failure for error in failed for failure in error.failures])

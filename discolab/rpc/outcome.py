@@ -1,11 +1,12 @@
 """Outcome: a value or an error that comes later, and how a thread waits for it.
 
-Whoever settles an outcome does it once; `settled` is set last, so that who sees it sees the rest.
-Threads that sleep enter themselves in `_sleepers` first and look again then: one of the two sides
-sees the other. Lists are appended to and read as a whole, which needs no lock.
+An outcome is settled once; `settled` is set last, so that a thread that sees it sees the rest too.
+A thread that goes to sleep enters itself in `_sleepers` and checks once more after that, so either
+it sees the outcome or it is woken. The lists are only appended to and read as a whole, which needs
+no lock.
 
-To wake a sleeping thread takes longer than most calls, so who waits looks for a moment first
-(`LOOK_FOR`), and gives its core away between two looks.
+Waking a sleeping thread takes longer than most calls, so a waiting thread spins for a moment first
+(`SPIN`), and yields its core between two checks.
 """
 
 from __future__ import annotations
@@ -16,27 +17,27 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 from ..runtime import ctrl_c
 from ..runtime.errors import DiscoError
 from ..runtime.interruptible import Interruptible
 from ..runtime.waiter import waiter_here
 
-LOOK_FOR = 150e-6  # seconds
+SPIN = 150e-6  # seconds
 _rest = getattr(os, "sched_yield", lambda: time.sleep(0))
 _clock = time.perf_counter
 _of_thread = threading.local()
 
 
 def waiter() -> Interruptible:
-    """As what the calling thread waits: a worker, a callee, or, on the controller, its own."""
-    found = waiter_here()
-    if found is None:
-        found = getattr(_of_thread, "waiter", None)
-        if found is None:
-            found = _of_thread.waiter = Interruptible()
-    return found
+    """The object through which the calling thread waits: a worker, a server thread, or its own."""
+    me = waiter_here()
+    if me is None:
+        me = getattr(_of_thread, "waiter", None)
+        if me is None:
+            me = _of_thread.waiter = Interruptible()
+    return me
 
 
 def whole() -> AbstractContextManager[None]:
@@ -50,9 +51,9 @@ def whole() -> AbstractContextManager[None]:
     return ctrl_c.held_back()
 
 
-def look_for(ready: Callable[[], bool]) -> bool:
-    """Look for a moment whether it is so."""
-    until = _clock() + LOOK_FOR
+def spin(ready: Callable[[], bool]) -> bool:
+    """Spin until `ready`, for a moment; whether it became so."""
+    until = _clock() + SPIN
     while not ready():
         if _clock() > until:
             return False
@@ -83,7 +84,7 @@ class Outcome:
         self._followers: list[Callable[[Any], None]] = []
 
     def settle(self, value: Any, error: BaseException | None = None) -> None:
-        """Say what came of it; what comes second is ignored."""
+        """Set the value or the error; the second time has no effect."""
         if self.settled:
             return
         self.value, self.error = value, error
@@ -92,7 +93,7 @@ class Outcome:
         self._call_followers()
 
     def follow(self, func: Callable[[Any], None]) -> None:
-        """Have `func` called with this outcome once it is settled; at once if it is. Be quick."""
+        """Call `func` with this outcome once it is settled, now if it is. It must be quick."""
         self._followers.append(func)
         if self.settled:
             self._call_followers()
@@ -106,7 +107,7 @@ class Outcome:
             func(self)
 
     def unfollow(self) -> None:
-        """Have nothing called: it would keep alive, in a circle, what waits in vain."""
+        """Call nobody: a follower would keep alive, in a cycle, what will never be settled."""
         self._followers.clear()
 
     def is_settled(self) -> bool:
@@ -122,11 +123,11 @@ class Outcome:
             At the deadline.
         WorkerInterrupted, KeyboardInterrupt
         """
-        if not look_for(self.is_settled):
+        if not spin(self.is_settled):
             self.sleep_until(self.is_settled, what, timeout)
 
     def sleep_until(self, ready: Callable[[], bool], what: Any, timeout: float | None) -> None:
-        """As `wait`, for something else that becomes so before it is settled, or with it."""
+        """As `wait`, for a condition that becomes true before this is settled, or with it."""
         me = waiter()
         self._sleepers.append(me)
         try:
@@ -135,14 +136,14 @@ class Outcome:
             self._sleepers.remove(me)
 
     def wake_sleepers(self) -> None:
-        """Have those who sleep look again."""
+        """Wake the sleeping threads, so that they check again."""
         for sleeper in tuple(self._sleepers):
             sleeper.wake()
 
     def result(self) -> Any:
         """The value, once it is settled; raises a copy of the error.
 
-        What is raised gets a traceback, whose frames hold much: the error that is kept must not.
+        A raised error gets a traceback, whose frames keep much alive: the kept error must not.
         """
         if self.error is not None:
             raise copy_of(self.error)
@@ -156,3 +157,23 @@ def copy_of(error: BaseException) -> BaseException:
     except Exception:  # of a class that can't be copied
         made = DiscoError(f"{type(error).__name__}: {error}")
     return made.with_traceback(None)
+
+
+class Value(Outcome):
+    """A value that others may refer to, as soon as it is computed.
+
+    Attributes
+    ----------
+    owner
+        The rank that owns it.
+    """
+
+    __slots__ = ("owner",)
+    parks: ClassVar[bool] = True  # who waits for it waits for no call of his own; see pool.py
+
+    def __init__(self, owner: int) -> None:
+        super().__init__()
+        self.owner = owner
+
+    def __str__(self) -> str:
+        return "the value of a reference, which is still being computed"

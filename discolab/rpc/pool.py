@@ -4,12 +4,11 @@ A `Pool` belongs to one rank. Its `lock` guards all of its fields. There are as 
 there is something to do, at most `MOST_RUNNING` of them at work; those that wait for something do
 not count, and queues.py says which call is next, so that calls back and forth never deadlock. Short
 calls are done sooner by a few threads than by many: only `AT_ONCE` are started as calls come, and
-the keeper (keeper.py) starts more while calls wait. A thread that has nothing to do sleeps, and
+the housekeeping thread starts more while calls wait. A thread that has nothing to do sleeps, and
 after a while it ends.
 
-A `Callee` is one of these threads. It is interrupted as a worker is (runtime/interruptible.py). Its
-`turn` guards `task`: who interrupts a task holds it, so that no other one is hit. All else of it is
-its own thread's.
+A `ServerThread` is interrupted as a worker is (runtime/interruptible.py). Its `turn` guards `task`:
+who interrupts a task holds it, so that no other one is hit. All else of it is its own thread's.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from ..runtime.interruptible import Interruptible
 from ..runtime.waiter import bind_waiter, waiter_here
 from ..runtime.worker import Worker, bind_thread
 from .errors import session_over
-from .names import CONTROLLER, in_words
-from .outcome import look_for, whole
-from .queues import Queues
+from .names import CONTROLLER, format_rank
+from .outcome import spin, whole
+from .queues import DEEPEST, Queues
 
 MOST_RUNNING = 16  # at work on one rank, as in PyTorch RPC
 AT_ONCE = 3  # of these, started as calls come; more if calls wait for long
@@ -40,7 +39,7 @@ _IDLE = 5.0  # seconds after which a thread with nothing to do ends
 
 
 class Task(Protocol):
-    """What a callee can do.
+    """What a server thread does.
 
     Attributes
     ----------
@@ -50,27 +49,44 @@ class Task(Protocol):
 
     depth: int
 
-    def run(self, callee: Callee) -> None:
-        """Do it, on that callee's thread; raises nothing but `WorkerInterrupted`."""
+    def run(self, thread: ServerThread) -> None:
+        """Do the task, on that thread; raises nothing but `WorkerInterrupted`."""
 
-    def torn(self, callee: Callee) -> None:
-        """An interrupt has come between two statements of ours; never raises."""
+    def torn(self, thread: ServerThread) -> None:
+        """An interrupt has come between two statements of discolab's; never raises."""
 
     def refuse(self, error: DiscoError) -> None:
-        """It will not be done."""
+        """The task will not be done."""
 
 
-class Callee(Interruptible):
+class Chore:
+    """A task that runs a function of discolab's own, in any case: if it is refused, right away."""
+
+    def __init__(self, func: Callable[..., Any], *args: Any) -> None:
+        self.depth = DEEPEST
+        self._func, self._args = func, args
+
+    def run(self, _: Any = None) -> None:
+        """See `Task`."""
+        try:
+            self._func(*self._args)
+        except Exception:
+            _show_fault()
+
+    torn = refuse = run
+
+
+class ServerThread(Interruptible):
     """One thread that serves calls.
 
     Attributes
     ----------
     pool
-        To which it belongs.
+        The pool it belongs to.
     task
         What it does now.
     turn
-        Held by who interrupts it, and by itself when it takes up or lays down a task.
+        A lock, held by whoever interrupts the thread, and by itself to begin or end a task.
     """
 
     def __init__(self, pool: Pool, number: int) -> None:
@@ -90,23 +106,23 @@ class Callee(Interruptible):
         timeout: float | None = None,
         check: Callable[[], float | None] | None = None,
     ) -> None:
-        """See `Interruptible`; meanwhile another thread may take its place."""
+        """See `Interruptible`; meanwhile another thread of the pool may take its place."""
         if ready():
             return
         parked = self._owed if getattr(what, "parks", False) else None
         was_running = self.running
         self._absorb()  # the wait itself raises; an exception from outside would tear the counting
-        self.pool.blocks(parked)
+        self.pool.wait_begins(parked)
         try:
             super().wait_for(ready, what, timeout, check)
         finally:
-            self.pool.goes_on(parked)
+            self.pool.wait_ends(parked)
             self.running = was_running
         if self.interrupts:
             self._raise_in_wait(what)
 
     def sleep(self, seconds: float) -> bool:
-        """Until it is woken, while there is nothing to do; whether it was."""
+        """Sleep until it is woken, while there is nothing to do; whether it was."""
         return self._wakeup.acquire(timeout=seconds)
 
     def _serve(self) -> None:
@@ -120,14 +136,14 @@ class Callee(Interruptible):
         while True:
             try:
                 if self._owed is not None:
-                    self._lay_down_torn(self._owed)
+                    self._end_torn(self._owed)
                 if not self._serve_on():
                     return
             except WorkerInterrupted:
                 continue  # between two statements of ours
 
     def _serve_on(self) -> bool:
-        """Do tasks until there are none for long; False: the thread ends."""
+        """Do tasks until there were none for long; False: the thread is to end."""
         next_task = self.pool.next_task
         turn, done = self.turn, self.pool.done
         while True:
@@ -141,7 +157,7 @@ class Callee(Interruptible):
                 task.run(self)
             except WorkerInterrupted:
                 raise
-            except BaseException as exc:  # a fault of ours: nobody may wait for it
+            except BaseException as exc:  # a fault of ours: the caller must not wait for it
                 self._absorb()
                 _show_fault()
                 task.refuse(DiscoError(f"a fault of discolab in a call: {type(exc).__name__}"))
@@ -156,7 +172,7 @@ class Callee(Interruptible):
             self._owed = None
             del task  # an idle thread keeps no values alive
 
-    def _lay_down_torn(self, task: Task) -> None:
+    def _end_torn(self, task: Task) -> None:
         self._absorb()
         if self.task is not None:
             task.torn(self)
@@ -167,22 +183,22 @@ class Callee(Interruptible):
         self.pool.done(task)
         self._owed = None
 
-    def forgive(self) -> None:
-        """On its own thread: an interrupt has ended what it should; what cleans up may wait."""
+    def clear_interrupt(self) -> None:
+        """On its own thread, after an interrupt has ended its work: cleaning up may wait again."""
         self._absorb()
         with self.turn:
             self.interrupts = 0
         self._absorb()
         self.running = True
 
-    def remind(self) -> None:
-        """Interrupt it once more, if it is interrupted and goes on."""
+    def retry(self) -> None:
+        """Interrupt its task once more, if it was interrupted and goes on."""
         with self.turn:
             if self.task is not None and self.interrupts:
                 self.retry_interrupt()
 
     def interrupt_task(self, task: Task) -> bool:
-        """End what it does, if it is that; whether it is."""
+        """Interrupt the task, if the thread is at it; whether it is."""
         with self.turn:
             if self.task is not task:
                 return False
@@ -191,9 +207,9 @@ class Callee(Interruptible):
 
 
 def depth_here() -> int:
-    """How deep a call is that the calling thread makes now."""
+    """The depth of a call that the calling thread makes now."""
     me = waiter_here()
-    if isinstance(me, Callee) and me.task is not None:
+    if isinstance(me, ServerThread) and me.task is not None:
         return me.task.depth + 1
     return 0
 
@@ -216,9 +232,9 @@ class Pool:
         For the names of threads.
     on_thread
         Called on each thread when it begins.
-    hurry
-        Called when calls are left waiting: then `relieve` is to be called every `LONG` seconds.
-    looks
+    notify
+        Called when calls are left waiting: then `add_thread` is to be called every `LONG` seconds.
+    polls
         Whether a thread looks for its next task before it sleeps. Not where a receiving thread
         brings them: the two would take Python's lock from each other.
     """
@@ -229,53 +245,53 @@ class Pool:
         name: str,
         torch_threads: int,
         on_thread: Callable[[], None],
-        hurry: Callable[[], None],
-        looks: bool,
+        notify: Callable[[], None],
+        polls: bool,
     ) -> None:
         self.worker = worker
         self.name = name
         self.rank = CONTROLLER if worker is None else worker.worker_id
         self.torch_threads = torch_threads
         self.on_thread = on_thread
-        self.hurry = hurry
-        self.looks = looks
+        self.notify = notify
+        self.polls = polls
         self.lock = threading.Lock()
         self.closed = False
         self._tasks: Queues[Task] = Queues()
-        self._asleep: list[Callee] = []
-        self._all: set[Callee] = set()
-        self._looking = 0  # threads that look for a task, one at most
+        self._asleep: list[ServerThread] = []
+        self._all: set[ServerThread] = set()
+        self._polling = 0  # threads that look for a task, one at most
         self._blocked = 0
-        self._stuck = False  # said by `_one_more`
-        self._waited_first: Task | None = None  # by `relieve`
+        self._stuck = False  # set by `_wake_or_make`: all threads wait, and there can be no more
+        self._waited_first: Task | None = None  # by `add_thread`
         self._numbers = itertools.count(1)
 
     # -- tasks -------------------------------------------------------------------------------
 
     def submit(self, task: Task) -> None:
-        """Have a task done; never blocks."""
-        if not self._leave_to_who_looks(task):
+        """Queue a task; does not wait."""
+        if not self._give_to_poller(task):
             with whole():  # or a thread would be counted that was never started
                 self._submit(task)
 
-    def _leave_to_who_looks(self, task: Task) -> bool:
-        """Give it to a thread that looks for a task, if there is one: the way of most calls."""
+    def _give_to_poller(self, task: Task) -> bool:
+        """Queue it if a thread spins for its next task, which most calls find."""
         with self.lock:
-            if not self._looking or self._tasks or self.closed:
+            if not self._polling or self._tasks or self.closed:
                 return False
             self._tasks.put(task)
             return True
 
     def _submit(self, task: Task) -> None:
-        started: Callee | None = None
+        started: ServerThread | None = None
         error: DiscoError | None = None
         with self.lock:
             if self.closed:
                 error = session_over()
             else:
                 self._tasks.put(task)
-                if self._tasks.ready() > self._looking:
-                    started = self._one_more()
+                if self._tasks.ready() > self._polling:
+                    started = self._wake_or_make()
                     if self._stuck:  # all wait, and perhaps for this very call
                         self._stuck = False
                         self._tasks.withdraw(task)
@@ -285,12 +301,12 @@ class Pool:
         elif started is not None:
             self._start(started)
 
-    def _one_more(self, most: int = AT_ONCE) -> Callee | None:
-        """Wake a thread, or give one that is to be started; under the lock."""
+    def _wake_or_make(self, most: int = AT_ONCE) -> ServerThread | None:
+        """Wake a thread, or return one that is to be started; under the lock."""
         asleep = self._asleep
-        at_work = len(self._all) - self._blocked - self._looking - len(asleep)
+        at_work = len(self._all) - self._blocked - self._polling - len(asleep)
         if at_work >= most:
-            self.hurry()
+            self.notify()
             return None
         if asleep:
             asleep.pop().wake()
@@ -299,66 +315,66 @@ class Pool:
             if not at_work:
                 self._stuck = True
             return None
-        callee = Callee(self, next(self._numbers))
-        self._all.add(callee)
-        return callee
+        thread = ServerThread(self, next(self._numbers))
+        self._all.add(thread)
+        return thread
 
-    def relieve(self) -> bool:
+    def add_thread(self) -> bool:
         """Start one more thread for calls that have waited for long; whether any wait still."""
         with self.lock:
             first = self._tasks.first()
             late = first is not None and first is self._waited_first
             self._waited_first = first
-            started = self._one_more(MOST_RUNNING) if late else None
+            started = self._wake_or_make(MOST_RUNNING) if late else None
         if started is not None:
             self._start(started)
         return first is not None
 
-    def _start(self, callee: Callee) -> None:
+    def _start(self, thread: ServerThread) -> None:
         try:
-            callee.thread.start()
+            thread.thread.start()
         except RuntimeError as exc:  # no more threads from the system
             with self.lock:
-                self._all.discard(callee)
+                self._all.discard(thread)
                 left = self._tasks.clear() if not self._all else []
             for task in left:
                 task.refuse(DiscoError(f"no thread can be started for a call: {exc}"))
 
-    def next_task(self, callee: Callee) -> Task | None:
-        """On a callee's thread: what to do next; waits for it. None: the thread is to end."""
+    def next_task(self, thread: ServerThread) -> Task | None:
+        """Wait for the next task, on a server thread. None: the thread is to end."""
         tasks, lock = self._tasks, self.lock
         while True:
             with lock:
-                found = tasks.take()
-                if found is not None:
-                    return found
-                look = self.looks and not self._looking and not self.closed
+                task = tasks.take()
+                if task is not None:
+                    return task
+                look = self.polls and not self._polling and not self.closed
                 if look:
-                    self._looking = 1
+                    self._polling = 1
             if look:
-                look_for(lambda: bool(tasks))
+                spin(lambda: bool(tasks))
             with lock:
                 if look:
-                    self._looking = 0
-                found = tasks.take()
-                if found is not None:
-                    return found
+                    self._polling = 0
+                task = tasks.take()
+                if task is not None:
+                    return task
                 if self.closed:
-                    self._all.discard(callee)
+                    self._all.discard(thread)
                     return None
-                self._asleep.append(callee)
-            if callee.sleep(_IDLE):
+                self._asleep.append(thread)
+            if thread.sleep(_IDLE):
                 continue
             with lock:
-                if callee in self._asleep:
-                    self._asleep.remove(callee)
-                    self._all.discard(callee)
+                if thread in self._asleep:
+                    self._asleep.remove(thread)
+                    self._all.discard(thread)
                     return None
 
-    # -- what callees say --------------------------------------------------------------------
+    # -- what its threads say ------------------------------------------------------------------
 
-    def blocks(self, parked: Task | None) -> None:
-        """A callee waits from now on.
+    def wait_begins(self, parked: Task | None) -> None:
+        """A server thread begins to wait.
 
         `parked` is its task if that waits for no other call, so that its depth says nothing.
         """
@@ -367,8 +383,8 @@ class Pool:
             self._blocked += 1
             if parked is not None:
                 self._tasks.done(parked)
-            waiting = self._tasks.ready() > self._looking
-            started = self._one_more() if waiting else None
+            waiting = self._tasks.ready() > self._polling
+            started = self._wake_or_make() if waiting else None
             if self._stuck:  # it may wait for this very one
                 self._stuck = False
                 refused = self._tasks.first()
@@ -379,8 +395,8 @@ class Pool:
         if started is not None:
             self._start(started)
 
-    def goes_on(self, parked: Task | None) -> None:
-        """A callee waits no more."""
+    def wait_ends(self, parked: Task | None) -> None:
+        """A server thread goes on."""
         with self.lock:
             self._blocked -= 1
             if parked is not None:
@@ -390,41 +406,41 @@ class Pool:
 
     @property
     def threads(self) -> int:
-        """How many there are."""
+        """How many threads there are."""
         return len(self._all)
 
     def done(self, task: Task) -> None:
-        """A callee has laid a task down."""
+        """A server thread has ended a task."""
         with self.lock:
             self._tasks.done(task)
 
-    def running(self) -> list[Callee]:
-        """Those that do something."""
+    def running(self) -> list[ServerThread]:
+        """The threads that have a task."""
         with self.lock:
-            return [callee for callee in self._all if callee.task is not None]
+            return [thread for thread in self._all if thread.task is not None]
 
-    def remind(self) -> None:
-        """Interrupt those once more who were, and go on: they may have swallowed it."""
-        for callee in self.running():
-            callee.remind()
+    def retry_interrupts(self) -> None:
+        """Interrupt once more what was interrupted and goes on: it may have swallowed that."""
+        for thread in self.running():
+            thread.retry()
 
     def close(self) -> None:
-        """End what is done, and refuse what is not begun; never waits."""
+        """Interrupt the running tasks and refuse the queued ones; does not wait."""
         with self.lock:
             self.closed = True
             tasks = self._tasks.clear()
             asleep, self._asleep = self._asleep, []
-        for callee in asleep:
-            callee.wake()
+        for thread in asleep:
+            thread.wake()
         for task in tasks:
             task.refuse(session_over())
-        for callee in self.running():
-            current = callee.task
+        for thread in self.running():
+            current = thread.task
             if current is not None:
-                callee.interrupt_task(current)
+                thread.interrupt_task(current)
 
     def _too_many(self) -> DiscoError:
         return DiscoError(
-            f"{in_words(self.rank)} serves {MOST_THREADS} calls already, and all of them wait for "
-            "others: is there an endless chain of calls back?"
+            f"{format_rank(self.rank)} serves {MOST_THREADS} calls already, and all of them wait "
+            "for others: is there an endless chain of calls back?"
         )

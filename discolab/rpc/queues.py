@@ -1,10 +1,10 @@
 """The calls that wait for a thread of one rank, as plain state; the pool's lock guards it.
 
-A call that was made while serving another one is *deeper* than that. Threads serve the deepest
-first, and at most `MOST_AT_DEPTH` calls of one depth at a time, those that wait included. So there
-is always room for what the others wait for, however many they are: calls back and forth end, with a
-bounded number of threads. What waits for no call, as a stream does for who takes its items, is not
-counted meanwhile.
+A call that is made while another one is served is *deeper* than that one. Threads serve the deepest
+calls first, and at most `MOST_AT_DEPTH` calls of one depth at a time, waiting ones included. So
+there is always room for the calls that others wait for, however many there are: calls back and
+forth end, with a bounded number of threads. A call that waits for something else than a call, as a
+stream does for whoever takes its items, is not counted meanwhile.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import deque
 from typing import Generic, Protocol, TypeVar
 
 MOST_AT_DEPTH = 64
-DEEPEST = 1 << 20  # of what others wait for, and itself waits for nothing
+DEEPEST = 1 << 20  # of tasks that others wait for, and that wait for nothing
 
 
 class Deep(Protocol):
@@ -41,7 +41,7 @@ class Queues(Generic[T]):
             queue.append(task)
 
     def first(self) -> T | None:
-        """What is to be served next, None if nothing can be."""
+        """The task to serve next, None if none can be served now."""
         waiting = self._waiting
         if not waiting:
             return None
@@ -51,7 +51,7 @@ class Queues(Generic[T]):
         return None
 
     def take(self) -> T | None:
-        """Take that off its queue; it is served until `done`."""
+        """Take the next task off its queue; it counts as served until `done`."""
         task = self.first()
         if task is not None:
             depth = task.depth
@@ -63,7 +63,7 @@ class Queues(Generic[T]):
         return task
 
     def done(self, task: T) -> None:
-        """It is served no more."""
+        """A task is no longer served."""
         left = self._served[task.depth] - 1
         if left:
             self._served[task.depth] = left
@@ -71,18 +71,18 @@ class Queues(Generic[T]):
             del self._served[task.depth]
 
     def again(self, task: T) -> None:
-        """It is served once more, whether there is room or not."""
+        """Serve a task once more, whether there is room or not."""
         self._served[task.depth] = self._served.get(task.depth, 0) + 1
 
     def withdraw(self, task: T) -> None:
-        """The task that was queued last at its depth is not to be served."""
+        """Take a task off its queue that is not to be served."""
         queue = self._waiting[task.depth]
         queue.remove(task)
         if not queue:
             del self._waiting[task.depth]
 
     def ready(self) -> int:
-        """How many could be served now."""
+        """How many tasks could be served now."""
         served = self._served
         return sum(
             max(0, min(len(queue), MOST_AT_DEPTH - served.get(depth, 0)))
@@ -90,10 +90,10 @@ class Queues(Generic[T]):
         )
 
     def clear(self) -> list[T]:
-        """Take all off."""
-        found = [task for queue in self._waiting.values() for task in queue]
+        """Take all tasks off the queues."""
+        tasks = [task for queue in self._waiting.values() for task in queue]
         self._waiting.clear()
-        return found
+        return tasks
 
     def __bool__(self) -> bool:
         return bool(self._waiting)

@@ -1,26 +1,27 @@
 """RRef: a reference to a value that one rank owns, held by anybody.
 
-An `RRef` is a handle: it holds its reference once on its node, which is told when nobody holds the
-handle any more. It never changes, so any number of threads may use it.
+An `RRef` is a handle: it holds its reference once on its node, which releases that when the handle
+is dropped. It never changes, so any number of threads may use it.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
-from ..runtime.errors import SessionError
-from .autograd import crossing
-from .calls import PLAIN, REMOTE
-from .here import place_here, rank_on
-from .names import CONTROLLER, WorkerInfo, in_words, info_of, rank_of
-from .outcome import whole
-from .reference_records import Ref
-from .values import Value, ready
-
-if TYPE_CHECKING:
-    from .node import Node
+from ..runtime import serialize
+from ..runtime.errors import ArgumentError, SessionError
+from . import messages
+from .autograd import backward_at
+from .calls import Deferred, call_sync, start
+from .context import place_here
+from .futures import call_later
+from .names import CONTROLLER, WorkerInfo, format_rank, info_of, rank_of
+from .node import Node, rank_on
+from .outcome import Value, whole
+from .refs.records import Ref
+from .streams import stream
 
 
 class RRef:
@@ -40,8 +41,6 @@ class RRef:
     node: Node
     ref: Ref
     owner_rank: int
-    on_reduce: ClassVar[Callable[[RRef], tuple[Any, ...]]]
-    proxy: ClassVar[Callable[..., Any]]  # proxies.py sets it
 
     def __new__(cls, value: Any, ref: Ref | None = None, owner_rank: int = CONTROLLER) -> RRef:
         """Make a reference to a value of the calling rank.
@@ -58,14 +57,14 @@ class RRef:
         made.node, made.ref, made.owner_rank = value, ref, owner_rank
         return made
 
-    def _claim(self) -> None:
+    def claim(self) -> None:
         """Hold the reference, on behalf of this handle."""
         with whole():
-            self.node.holdings.hold(self.ref)
-            self.node.holdings.when_dropped(self, (self.ref,))
+            self.node.references.hold(self.ref)
+            self.node.references.when_dropped(self, (self.ref,))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RRef.on_reduce(self)
+        return _read, _written(self)
 
     def __copy__(self) -> RRef:
         return self
@@ -74,7 +73,7 @@ class RRef:
         return self
 
     def __repr__(self) -> str:
-        return f"<RRef to a value of {in_words(self.owner_rank)}{self._state()}>"
+        return f"<RRef to a value of {format_rank(self.owner_rank)}{self._state()}>"
 
     def _state(self) -> str:
         if self.node.closed:
@@ -83,7 +82,7 @@ class RRef:
             return ", which has died"
         if not self.node.is_here(self.owner_rank):
             return ""
-        value = self.node.holdings.value_of(self.ref)
+        value = self.node.references.value_of(self.ref)
         if not value.settled:
             return ", being computed"
         if value.error is not None:
@@ -93,7 +92,7 @@ class RRef:
     # -- facts -------------------------------------------------------------------------------
 
     def owner(self) -> WorkerInfo:
-        """Who has the value: name and rank."""
+        """Name and rank of who has the value."""
         return info_of(self.owner_rank)
 
     def owner_name(self) -> str:
@@ -102,11 +101,11 @@ class RRef:
 
     def is_owner(self) -> bool:
         """Whether the calling rank has the value."""
-        return place_here_of(self)[1] == self.owner_rank
+        return rank_on(self.node) == self.owner_rank
 
     def confirmed_by_owner(self) -> bool:
         """Whether the owner knows that this reference is held here; soon it does."""
-        return self.node.holdings.confirmed(self.ref)
+        return self.node.references.confirmed(self.ref)
 
     # -- the value ---------------------------------------------------------------------------
 
@@ -126,15 +125,14 @@ class RRef:
             If its owner has died.
         WaitTimeoutError, SessionClosedError
         """
-        node, rank = place_here_of(self)
+        node, rank = self.node, rank_on(self.node)
         if not node.is_here(self.owner_rank):
-            call = node.start(PLAIN, rank, self.owner_rank, self.ref, timeout=timeout, fetches=True)
-            return call.wait_and_take()
+            options = {"timeout": timeout, "kind": messages.FETCH}
+            return call_sync(node, rank, self.owner_rank, self.ref, **options)
         value = self._value(timeout)
         if rank != self.owner_rank:
-            context = crossing.current(node)
-            found, _ = crossing.leave_from(node, context, value, self.owner_rank, rank, True)
-            return found
+            context = node.autograd.current()
+            value, _ = node.autograd.leave(context, value, rank, from_rank=self.owner_rank)
         return value
 
     def local_value(self, timeout: float | None = None) -> Any:
@@ -145,11 +143,11 @@ class RRef:
         SessionError
             Elsewhere: use `to_here` there.
         """
-        rank = place_here_of(self)[1]
+        rank = rank_on(self.node)
         if rank != self.owner_rank:
             raise SessionError(
-                f"local_value() of a reference to a value of {in_words(self.owner_rank)} was "
-                f"called on {in_words(rank)}: use to_here() there"
+                f"local_value() of a reference to a value of {format_rank(self.owner_rank)} was "
+                f"called on {format_rank(rank)}: use to_here() there"
             )
         return self._value(timeout)
 
@@ -158,7 +156,7 @@ class RRef:
         node = self.node
         node.check_open()
         seconds = node.seconds(timeout, rank_on(node))
-        value: Value = node.holdings.value_of(self.ref)
+        value: Value = node.references.value_of(self.ref)
         if not value.settled:
             value.wait(value, seconds)
         return value.result()
@@ -167,19 +165,19 @@ class RRef:
 
     def rpc_sync(self, timeout: float | None = None) -> Any:
         """The value's methods, called on its owner: ``rref.rpc_sync().step(0.1)``."""
-        return type(self).proxy(self, "rpc_sync", timeout)
+        return Proxy(self, "rpc_sync", call_sync, timeout)
 
     def rpc_async(self, timeout: float | None = None) -> Any:
         """The same; gives a `Future` of the result."""
-        return type(self).proxy(self, "rpc_async", timeout)
+        return Proxy(self, "rpc_async", call_later, timeout)
 
     def remote(self, timeout: float | None = None) -> Any:
         """The same; gives an `RRef` of the result, which stays there."""
-        return type(self).proxy(self, "remote", timeout)
+        return Proxy(self, "remote", remote, timeout)
 
     def stream(self, timeout: float | None = None, buffer: int = 8) -> Any:
         """The same of methods that are generators; gives a `Stream` of what they yield."""
-        return type(self).proxy(self, "stream", timeout, buffer)
+        return Proxy(self, "stream", stream, timeout, buffer)
 
     def backward(self, ctx: Any = None, retain_graph: bool = False) -> None:
         """Run backward from the value, a scalar tensor, on its owner.
@@ -189,27 +187,22 @@ class RRef:
         ctx
             The context that the gradients are kept in; None: the current one.
         """
-        from .autograd import backward_at
-
         backward_at(self, ctx, retain_graph)
-
-
-def place_here_of(rref: RRef) -> tuple[Node, int]:
-    """The node of a reference, and the calling rank there."""
-    return rref.node, rank_on(rref.node)
 
 
 def own(node: Node, rank: int, value: Any) -> RRef:
     """A reference to a value of `rank`, which lives on `node`."""
     node.check_open()
+    owned = Value(rank)
+    owned.settle(value)
     with whole():
-        return held(node, node.holdings.own(ready(rank, value)), rank)
+        return held(node, node.references.own(owned), rank)
 
 
 def held(node: Node, ref: Ref, owner_rank: int) -> RRef:
     """A handle for a reference that is held once already."""
     rref = RRef(node, ref, owner_rank)
-    node.holdings.when_dropped(rref, (ref,))
+    node.references.when_dropped(rref, (ref,))
     return rref
 
 
@@ -228,20 +221,20 @@ def remote(
     callee = rank_of(to, node.num_workers)
 
     begin = functools.partial(
-        node.start, REMOTE, rank, callee, func, args, kwargs, timeout, later=True, lend=lend
+        start, node, rank, callee, func, args, kwargs, timeout, later=True, lend=lend
     )
     with whole():  # or it would not be known who holds it, and whether the fork was sent
         if node.is_here(callee):
             value = Value(callee)
-            rref = held(node, node.holdings.own(value), callee)
+            rref = held(node, node.references.own(value), callee)
             begin(target=value)
             return rref
-        fork = node.holdings.create(node.node_of(callee))
+        fork = node.references.create(node.node_of(callee))
         rref = held(node, fork[:3], callee)
         try:
             begin(target_fork=fork)
         except BaseException:
-            node.holdings.undo([fork])
+            node.references.undo([fork])
             raise
         return rref
 
@@ -252,3 +245,81 @@ def _kind(value: Any) -> str:
     if shape is not None and hasattr(value, "dtype"):
         return f"{kind} {tuple(shape)} {str(value.dtype).removeprefix('torch.')}"
     return kind
+
+
+# -- methods of the value ------------------------------------------------------------------------
+
+
+class Proxy:
+    """Methods of a value, called where it is: ``rref.rpc_sync().method(...)`` and its kin."""
+
+    __slots__ = ("_begin", "_how", "_options", "_rref")
+
+    def __init__(self, rref: RRef, how: str, begin: Callable[..., Any], *options: Any) -> None:
+        self._rref, self._how, self._begin, self._options = rref, how, begin, options
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name in _NOT_CALLED or name.startswith(("_repr_", "__array", "__torch", "_ipython_")):
+            raise AttributeError(name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return _call_method(self, name, args, kwargs)
+
+        call.__name__ = call.__qualname__ = name
+        return call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the value itself."""
+        return _call_method(self, "__call__", args, kwargs)
+
+    def __repr__(self) -> str:
+        return f"<{self._how} on {self._rref!r}>"
+
+
+# what Python and notebooks ask of any object
+_NOT_CALLED = {"__copy__", "__deepcopy__", "__getstate__", "__setstate__", "__wrapped__", "__all__"}
+
+
+def _call_method(proxy: Proxy, name: str, args: Any, kwargs: Any) -> Any:
+    rref = proxy._rref
+    node, owner, given = rref.node, rref.owner_rank, (rref, name, args, kwargs)
+    return proxy._begin(node, rank_on(node), owner, _invoke, given, None, *proxy._options)
+
+
+def _invoke(rref: RRef, name: str, args: Any, kwargs: Any) -> Any:
+    """Call a method of a value, on its owner."""
+    value = rref._value(0)
+    method = value if name == "__call__" else getattr(value, name)
+    result = method(*args, **kwargs)
+    return Deferred(result) if getattr(method, "rpc_async_execution", False) else result
+
+
+_invoke.rpc_description = (  # type: ignore[attr-defined]
+    lambda rref, name, *_: f"rpc of '{name}' of a value of {format_rank(rref.owner_rank)}"
+)
+
+
+# -- in messages ---------------------------------------------------------------------------------
+
+
+def _written(rref: RRef) -> tuple[Any, ...]:
+    """The rank of the owner, and a fork for the node to which the message goes."""
+    node, to, forks = messages.outgoing()
+    if rref.node is not node:
+        raise ArgumentError("this RRef belongs to another session")
+    fork = rref.node.references.fork(rref.ref, to)
+    forks.append(fork)
+    return rref.owner_rank, *fork
+
+
+def _read(owner: int, *fork: Any) -> RRef:
+    node, claims = messages.arrived()
+    rref = RRef(node, (fork[0], fork[1], fork[2]), owner)
+    if claims is None:
+        rref.claim()
+    else:
+        claims.append(rref)
+    return rref
+
+
+serialize.register_plain(RRef, _written, _read)

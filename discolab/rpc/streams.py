@@ -1,10 +1,10 @@
 """Streams: what a generator on one rank yields, iterated on another.
 
-The generator runs on a callee's thread, at most `buffer` items ahead of who takes them. Within a
-node the two ends share memory; between nodes items and credits are messages. `_lock` of a
-`FeedOut` guards `_room`. `_items` of an `Inbox` is a deque with one taker; who puts something in it
-wakes the taker after. A `Stream` is the taker's handle: what is under way does not hold it,
-so that a stream that nobody holds ends.
+The generator runs on a server thread of the callee, at most `buffer` items ahead of the consumer.
+Within a node the two ends share memory; between nodes items and credits are messages. `_lock` of a
+`Producer` guards `_room`. `_items` of a `Consumer` is a deque with one taker; whoever appends to it
+wakes the taker afterwards. A `Stream` is the taker's handle: nothing that is under way holds it, so
+a stream ends when its handle is dropped.
 """
 
 from __future__ import annotations
@@ -12,46 +12,36 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from ..runtime.errors import ArgumentError, DiscoError
 from . import messages
-from .autograd import crossing
-from .calls import STREAM, Call
-from .far_calls import CallIn
-from .names import in_words
-from .outcome import look_for, waiter, whole
-
-if TYPE_CHECKING:
-    from .node import Node
-    from .reference_records import Brought
+from .calls import Call, IncomingCall, receive_call, start
+from .names import format_rank
+from .node import HANDLERS, Node
+from .outcome import spin, waiter, whole
+from .refs.records import Keepalive
 
 MOST_BUFFERED = 1 << 16
 
 
-class FeedOut:
-    """The callee's end.
-
-    Attributes
-    ----------
-    buffer
-        How many items may be under way at once.
-    """
+class Producer:
+    """The callee's end; at most `buffer` items may be under way at once."""
 
     def __init__(self, call: Call, buffer: int) -> None:
         self._call = call
-        self.buffer = buffer
         self._room = buffer
         self._lock = threading.Lock()
         self._sleeper: Any = None
 
     def pump(self, iterable: Iterable[Any]) -> None:
-        """Send all items; on the callee's thread, which is interrupted when nobody wants more."""
+        """Send all items; on a server thread, which is interrupted when nobody wants more."""
         call = self._call
         if not isinstance(iterable, Iterable):
             raise TypeError(
                 f"the function of a stream returns a generator or another iterable, "
-                f"{call.words()} returned a {type(iterable).__name__}"
+                f"{call.describe()} returned a {type(iterable).__name__}"
             )
         iterator = iter(iterable)
         try:
@@ -67,31 +57,30 @@ class FeedOut:
                 self._put(item)
         finally:
             close = getattr(iterator, "close", None)
-            on = call.running_on
+            thread = call.running_on
             if close is not None:
-                if on is not None:
-                    on.forgive()  # or each wait in its `finally` would be interrupted
+                if thread is not None:
+                    thread.clear_interrupt()  # or each wait in its `finally` would be interrupted
                 close()
 
     def _await_room(self) -> None:
         def ready() -> bool:
             return self._room > 0
 
-        if not look_for(ready):
+        if not spin(ready):
             me = self._sleeper = waiter()
             me.wait_for(ready, _Taker())
 
     def _put(self, item: Any) -> None:
         call = self._call
-        here = not isinstance(call, CallIn)
-        item, tracked = crossing.leave(call.node, call.context, item, call.caller, here)
-        if isinstance(call, CallIn):
-            call.node.mail.say(call.sender, (messages.ITEM, call.from_number, item, tracked))
+        item, tracked = call.node.autograd.leave(call.context, item, call.caller)
+        if isinstance(call, IncomingCall):
+            call.node.notify(call.sender, messages.ITEM, call.sent_number, item, tracked)
         else:
             call.feed.put(item)
 
-    def wanted(self, more: int) -> None:
-        """The taker has taken so many."""
+    def add_credit(self, more: int) -> None:
+        """The consumer has taken some items."""
         with self._lock:
             self._room += more
         sleeper = self._sleeper
@@ -100,7 +89,7 @@ class FeedOut:
 
 
 class _Taker:
-    """What a callee waits for whose stream is full."""
+    """What a producer waits for whose buffer is full."""
 
     parks = True  # see pool.py
 
@@ -108,8 +97,8 @@ class _Taker:
         return "the taker of a stream"
 
 
-class Inbox:
-    """The caller's end: where items lie until they are taken.
+class Consumer:
+    """The caller's end: it keeps items until they are taken.
 
     Attributes
     ----------
@@ -119,29 +108,28 @@ class Inbox:
         Nobody will take anything any more.
     """
 
-    def __init__(self, node: Node, buffer: int) -> None:
+    def __init__(self, buffer: int) -> None:
         self.buffer = buffer
         self.call: Call
         self.closed = False
-        self._node = node
-        # as they came, or, within the node, with nothing
-        self._items: deque[tuple[Any, tuple[int, ...] | None, Brought | None]] = deque()
-        self._out: FeedOut | None = None  # the other end, within a node
+        # between nodes as they came, with their tracked tensors and what keeps references alive
+        self._items: deque[tuple[Any, tuple[int, ...] | None, Keepalive | None]] = deque()
+        self._producer: Producer | None = None  # the other end, within a node
 
     def pump(self, iterable: Iterable[Any]) -> None:
-        """Of a call within the node, on the callee's thread: see `FeedOut`."""
-        self._out = FeedOut(self.call, self.buffer)
-        self._out.pump(iterable)
+        """Of a call within the node, on a server thread: see `Producer`."""
+        self._producer = Producer(self.call, self.buffer)
+        self._producer.pump(iterable)
 
     def put(self, item: Any) -> None:
         """An item has come, within the node."""
         self._items.append((item, None, None))
         self.call.wake_sleepers()
 
-    def came(self, item: Any, tracked: tuple[int, ...], brought: Brought | None) -> None:
+    def received(self, item: Any, tracked: tuple[int, ...], keepalive: Keepalive | None) -> None:
         """An item has come from another node; on the receiving thread."""
         if not self.closed:
-            self._items.append((item, tracked, brought))
+            self._items.append((item, tracked, keepalive))
             self.call.wake_sleepers()
 
     def ready(self) -> bool:
@@ -150,23 +138,24 @@ class Inbox:
 
     def take(self) -> Any:
         """The next item; raises `IndexError` if there is none."""
-        item, tracked, brought = self._items.popleft()  # here alone
-        call, node = self.call, self._node
+        item, tracked, keepalive = self._items.popleft()  # here alone
+        call = self.call
+        node = call.node
         if not call.settled:
-            if self._out is not None:
-                self._out.wanted(1)
+            if self._producer is not None:
+                self._producer.add_credit(1)
             elif not node.is_here(call.callee):
-                node.mail.say(node.node_of(call.callee), (messages.CREDIT, call.number, 1))
+                node.notify(node.node_of(call.callee), messages.CREDIT, call.number, 1)
         if tracked is None:
             return item
         try:
-            item = messages.opened_here(node, item)
-            del brought
-            return crossing.arrive(node, call.context, item, call.callee, False, tracked)
+            item = messages.open_values(node, item)
+            del keepalive
+            return node.autograd.arrive(call.context, item, call.callee, tracked)
         except Exception as exc:
             self.close("an item can't be opened")
             raise DiscoError(
-                f"an item of the stream of {call.words()} can't be opened here: {exc}"
+                f"an item of the stream of {call.describe()} can't be opened here: {exc}"
             ) from exc
 
     def dropped(self) -> None:
@@ -180,15 +169,15 @@ class Inbox:
             self.closed = True
             self.call.wake_sleepers()
             self.call.end(why)
-            self._node.forget_call(self.call.number)
+            self.call.forget()
             self._items.clear()
 
 
 class Stream(Iterator[Any]):
     """What comes of a call of `stream`, item by item; `close` ends it at the callee too."""
 
-    def __init__(self, inbox: Inbox, timeout: float | None) -> None:
-        self._inbox = inbox
+    def __init__(self, consumer: Consumer, timeout: float | None) -> None:
+        self._consumer = consumer
         self._timeout = timeout
         self._over = False
 
@@ -198,18 +187,18 @@ class Stream(Iterator[Any]):
     def __next__(self) -> Any:
         if self._over:
             raise StopIteration
-        inbox, call = self._inbox, self._inbox.call
-        if not inbox.ready() and not look_for(inbox.ready):
+        consumer, call = self._consumer, self._consumer.call
+        if not consumer.ready() and not spin(consumer.ready):
             try:
                 call.sleep_until(
-                    inbox.ready, f"an item of the stream of {call.words()}", self._timeout
+                    consumer.ready, f"an item of the stream of {call.describe()}", self._timeout
                 )
             except BaseException as exc:
                 self._end(str(exc) or "its taker has left")
                 raise
         try:
             with whole():
-                return inbox.take()
+                return consumer.take()
         except IndexError:
             pass
         except DiscoError:
@@ -219,9 +208,9 @@ class Stream(Iterator[Any]):
             self._end("its taker has left")
             raise
         self._over = True
-        if inbox.closed:  # on another thread
+        if consumer.closed:  # on another thread
             raise StopIteration
-        inbox.closed = True
+        consumer.closed = True
         call.result()
         raise StopIteration
 
@@ -232,7 +221,7 @@ class Stream(Iterator[Any]):
 
     def _end(self, why: str) -> None:
         self._over = True
-        self._inbox.close(why)
+        self._consumer.close(why)
 
     def __enter__(self) -> Stream:
         return self
@@ -241,9 +230,9 @@ class Stream(Iterator[Any]):
         self.close()
 
     def __repr__(self) -> str:
-        call = self._inbox.call
+        call = self._consumer.call
         over = ", over" if self._over else ""
-        return f"<stream from {in_words(call.callee)}, {call.words()}{over}>"
+        return f"<stream from {format_rank(call.callee)}, {call.describe()}{over}>"
 
 
 def stream(
@@ -252,10 +241,32 @@ def stream(
     """Begin a stream."""
     if not isinstance(buffer, int) or isinstance(buffer, bool) or not 1 <= buffer <= MOST_BUFFERED:
         raise ArgumentError(f"buffer is a number of items, 1 to {MOST_BUFFERED}, got {buffer!r}")
-    inbox = Inbox(node, buffer)
+    consumer = Consumer(buffer)
     seconds = node.seconds(timeout, rank)
     with whole():  # or nobody would hold the stream, and it would go on
-        node.start(STREAM, rank, to, func, args, kwargs, timeout, feed=inbox)
-        made = Stream(inbox, seconds)
-        node.holdings.when_dropped(made, inbox.dropped)
+        start(node, rank, to, func, args, kwargs, timeout, kind=messages.STREAM, feed=consumer)
+        made = Stream(consumer, seconds)
+        node.references.when_dropped(made, consumer.dropped)
         return made
+
+
+# -- what comes from other nodes, on the receiving thread ----------------------------------------
+
+
+def _receive_item(
+    node: Node, _: int, message: tuple[Any, ...], keepalive: Keepalive | None
+) -> None:
+    call = node.calls.get(message[1])
+    if isinstance(call, Call) and isinstance(call.feed, Consumer):
+        call.feed.received(message[2], message[3], keepalive)
+
+
+def _receive_credit(node: Node, sender: int, message: tuple[Any, ...], _: Keepalive | None) -> None:
+    call = node.serving.get((sender, message[1]))
+    if isinstance(call, IncomingCall) and isinstance(call.feed, Producer):
+        call.feed.add_credit(message[2])
+
+
+HANDLERS[messages.STREAM] = partial(receive_call, feed=Producer)
+HANDLERS[messages.ITEM] = _receive_item
+HANDLERS[messages.CREDIT] = _receive_credit

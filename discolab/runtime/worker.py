@@ -230,6 +230,11 @@ class Worker(Interruptible):
     def __repr__(self) -> str:
         return f"<worker {self.worker_id} of {self.num_workers} on {self.device}>"
 
+    def flush_output(self) -> None:
+        """Send what was printed here, before something else is said on another way."""
+        if self.link is not None:
+            self.link.flush_waiting()
+
     # -- the command loop --------------------------------------------------------------------
 
     def run(self) -> None:

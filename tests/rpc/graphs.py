@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from discolab import rpc
-from discolab.rpc import here
+from discolab.rpc import context
 
 Op = Callable[[Tensor, Tensor], Tensor]
 
@@ -54,7 +54,7 @@ def square(x: Tensor) -> Tensor:
 
 def contexts_here() -> int:
     """How many contexts this node knows."""
-    return len(here.current_node().autograd.table)
+    return len(context.current_node().autograd.contexts.table)
 
 
 def close(got: Any, wanted: Any) -> None:

@@ -17,7 +17,7 @@ from discolab import (
     WorkerError,
 )
 from discolab import rpc as module
-from discolab.rpc.autograd import containers
+from discolab.rpc import containers
 from tests.rpc import graphs
 from tests.rpc.conftest import Caller
 from tests.rpc.functions import eventually

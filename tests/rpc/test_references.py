@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from discolab.rpc.reference_records import (
+from discolab.rpc.refs.counting import References
+from discolab.rpc.refs.records import (
     Action,
     Fork,
     Message,
@@ -14,7 +15,6 @@ from discolab.rpc.reference_records import (
     Window,
     ref_of,
 )
-from discolab.rpc.references import References
 
 
 class Net:

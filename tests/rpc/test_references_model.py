@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from discolab.rpc.reference_records import (
+from discolab.rpc.refs.counting import References
+from discolab.rpc.refs.records import (
     Action,
     Broken,
     Confirmed,
@@ -22,7 +23,6 @@ from discolab.rpc.reference_records import (
     Refused,
     Send,
 )
-from discolab.rpc.references import References
 
 NODES = 4  # node 0 never dies: the session ends with it
 PICK = st.integers(0, 9_999)

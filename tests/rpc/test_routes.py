@@ -18,8 +18,9 @@ import pytest
 import torch
 
 from discolab import DiscoError, ProcessSession, Session, current_worker, make_session
-from discolab.rpc import routes
-from discolab.rpc.routes.service import ROUTE
+from discolab.rpc.directory import ROUTE, SERVICE
+from discolab.rpc.router import open_router
+from discolab.runtime.link import LISTENERS
 from discolab.runtime.serialize import Message
 from discolab.runtime.worker import Worker
 from discolab.transport import local
@@ -41,7 +42,7 @@ class Post:
         self.got: list[tuple[int, bytes, list[Any]]] = []
         self.lost: list[tuple[int, str, int]] = []  # with how much had come by then
         self.opened = threading.Event()
-        self.router = routes.open_router(worker, self.deliver, self.hear_of_loss)
+        self.router = open_router(worker, self.deliver, self.hear_of_loss)
         self.opened.set()
 
     def deliver(self, sender: int, body: Any, frames: list[Any]) -> None:
@@ -75,7 +76,7 @@ def open_here(worker: Worker) -> None:
 
 def be_ready() -> None:
     POSTS.clear()
-    routes.open_node = open_here
+    LISTENERS[SERVICE] = open_here
 
 
 def post() -> Post:
@@ -88,7 +89,7 @@ def session_of(kind: str, num_workers: int = 3) -> Iterator[Session]:
     """A session whose nodes are ours; none is open yet."""
     engine, _, route = kind.partition("-")
     options = {"nodes": "local:1"} if engine == "sockets" else {}
-    before, hook = os.environ.pop(ROUTE, None), routes.open_node
+    before, hook = os.environ.pop(ROUTE, None), LISTENERS[SERVICE]
     if route:
         os.environ[ROUTE] = route
     session = make_session(num_workers, engine, devices="cpu", timeout=30, **options)
@@ -98,7 +99,7 @@ def session_of(kind: str, num_workers: int = 3) -> Iterator[Session]:
         yield session
     finally:
         session.shutdown(cancel=True)
-        routes.open_node = hook
+        LISTENERS[SERVICE] = hook
         POSTS.clear()
         os.environ.pop(ROUTE, None)
         if before is not None:
@@ -171,7 +172,9 @@ def test_messages_arrive_in_order_between_all_nodes(three: Session) -> None:
         for sender in {0, 1, 2} - {rank}:
             assert on(three, rank, got_numbers, sender, count)
     near = "tcp" not in three.services["rpc"]._how()
-    assert here(three).router.same_machine(1) is near
+    connection = here(three).router._peers[1].connection
+    assert connection is not None
+    assert connection.same_machine is near
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -229,10 +232,10 @@ def test_memory_that_came_can_be_used_again_once_nobody_holds_it(pair: Session) 
         node.send(1, b"echo", bytes_of(data))
         eventually(lambda: node.got)
         node.got.clear()
-    pool = node.router._peers[1].way.pool
+    pool = node.router._peers[1].connection.pool
     eventually(lambda: pool.lent == 0)
     assert len(pool._free) < 10
-    assert on(pair, 1, lambda: len(post().router._peers[0].way.pool._lent)) < 10
+    assert on(pair, 1, lambda: len(post().router._peers[0].connection.pool._lent)) < 10
 
 
 def count_descriptors() -> int:

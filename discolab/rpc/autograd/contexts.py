@@ -1,7 +1,8 @@
-"""Contexts of distributed autograd on one node, by their ids; which one is current; how they end.
+"""Contexts of distributed autograd: what a node keeps of each, which is current, how they end.
 
-`Contexts.lock` guards the table; it may be held while a context's lock is taken, never the other
-way round. The current context is a thread's own.
+A context is made on one node and spreads with the calls that are made in it. `Contexts.lock`
+guards a node's table; it may be held while a context's lock is taken, never the other way round.
+The current context is a thread's own.
 
 When a context ends, each node tells those to which it has sent something in it. What comes late for
 a context that has ended finds its id among the last ones that did.
@@ -12,22 +13,175 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple, Protocol
 
-from .. import here
+import torch
+
+from ...runtime.errors import SessionError
+from ...runtime.serialize import register_plain
+from .. import messages
+from ..context import current_node
+from ..futures import ask_node
+from ..node import Node
 from ..outcome import whole
 from ..within import within
-from .records import NODES, Context, NodeContext
 
-if TYPE_CHECKING:
-    from ..node import Node
-    from .passes import Run
+Tensor = torch.Tensor
+Gradients = dict[int, dict[Tensor, Tensor]]  # rank -> leaf -> gradient
 
 _REMEMBERED = 4096  # ids of contexts that have ended
+NODES = 1 << 20  # ids are number * NODES + node
 
 _numbers = itertools.count(1)  # of all sessions of this process, so that none has another's id
 _local = threading.local()
+
+
+class Context:
+    """A context of distributed autograd, as programs see it: its id, the same on all ranks.
+
+    May be passed to any rank; the id alone will do as well.
+    """
+
+    __slots__ = ("id",)
+
+    def __init__(self, id: int) -> None:
+        self.id = id
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Context) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash((Context, self.id))
+
+    def __repr__(self) -> str:
+        return f"<autograd context {self.id // NODES} of node {self.id % NODES}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Context, (self.id,)
+
+
+register_plain(Context, lambda context: (context.id,), Context)
+
+
+class Send(NamedTuple):
+    """A tensor that went to another node: where its gradient enters the graph here."""
+
+    entry: Tensor  # see gates.py
+    rank: int  # that sent it
+
+
+class Recv(NamedTuple):
+    """A tensor that came from another node: a leaf of the graph here."""
+
+    leaf: Tensor
+    node: int
+    number: int  # of the send there
+
+
+class Run(Protocol):
+    """A backward under way on one node; see passes.py."""
+
+    def keep(self) -> None:
+        """Add what it has found to the context's gradients, if all is here; under its lock."""
+
+    def gradient_received(self, number: int, grad: Tensor | None) -> None:
+        """The gradient of a send is here, None if it has none."""
+
+    def end(self, why: str) -> None:
+        """It is over on all nodes: "", it is complete, or why it is not."""
+
+
+class NodeContext:
+    """One context on one node; `lock` guards the fields, `closed` is also read without it.
+
+    Attributes
+    ----------
+    closed
+        Whether it has ended; nothing is kept from then on.
+    peers
+        Nodes that were sent something in it.
+    sends
+        By their numbers, which are this node's.
+    used
+        Numbers of those that a backward has used up.
+    recvs
+        By ``id(leaf)``.
+    gradients
+        What backwards have found, by rank.
+    runs
+        Backwards under way here, by their ids.
+    """
+
+    def __init__(self, node: Node, id: int) -> None:
+        self.node = node
+        self.id = id
+        self.lock = threading.RLock()
+        self.closed = False
+        self.peers: set[int] = set()
+        self.sends: dict[int, Send] = {}
+        self.used: set[int] = set()
+        self.recvs: dict[int, Recv] = {}
+        self.gradients: Gradients = {}
+        self.runs: dict[tuple[int, int], Run] = {}
+        self._numbers = itertools.count(1)
+
+    def __repr__(self) -> str:
+        return repr(Context(self.id))
+
+    @property
+    def creator(self) -> int:
+        """The node that has made it."""
+        return self.id % NODES
+
+    def enter_send(self, send: Send) -> int:
+        """Keep a tensor that goes to another node; its number."""
+        with self.lock:
+            number = next(self._numbers)
+            if not self.closed:
+                self.sends[number] = send
+            return number
+
+    def enter_recv(self, recv: Recv) -> None:
+        """Keep a tensor that came from another node."""
+        with self.lock:
+            if not self.closed:
+                self.recvs[id(recv.leaf)] = recv
+
+    def add(self, gradients: Gradients) -> None:
+        """Add what a backward has found; under the lock."""
+        for rank, grads in gradients.items():
+            mine = self.gradients.setdefault(rank, {})
+            for leaf, grad in grads.items():
+                before = mine.get(leaf)
+                mine[leaf] = grad if before is None else before + grad
+
+    def gradients_of(self, rank: int) -> dict[Tensor, Tensor]:
+        """Those of the leaves that belong to a rank."""
+        with self.lock:
+            for run in self.runs.values():
+                run.keep()
+            return dict(self.gradients.get(rank, {}))
+
+    def clear(self) -> None:
+        """Release everything: the context has ended."""
+        with self.lock:
+            self.closed = True
+            runs = list(self.runs.values())
+            self.runs = {}
+            self.sends, self.recvs, self.gradients = {}, {}, {}
+            self.used = set()
+        for run in runs:
+            run.end("the context has ended")
+
+
+def over(context: object) -> SessionError:
+    """The error for a context that has ended."""
+    return SessionError(
+        f"{context!r} is over, of another session, or never was: use a context inside of its "
+        "`with rpc.autograd.context() as ctx:`"
+    )
 
 
 class Contexts:
@@ -46,26 +200,25 @@ class Contexts:
             self.table[made.id] = made
         return made
 
-    def get(self, id: int) -> NodeContext:
-        """The one of that id; made on first sight. One that has ended is closed."""
-        found = self.table.get(id)
-        if found is not None:
-            return found
-        with self.lock:
-            found = self.table.get(id)
-            if found is None:
-                found = NodeContext(self.node, id)
-                if id in self._over or id % NODES == self.node.id:  # ours are all known
-                    found.closed = True
-                else:
-                    self.table[id] = found
-        return found
+    def get(self, id: int, *, enter: bool = True) -> NodeContext:
+        """The context of that id; one that has ended is closed, one not known yet is entered."""
+        context = self.table.get(id)
+        if context is None:
+            with self.lock:
+                context = self.table.get(id)
+                if context is None:
+                    context = NodeContext(self.node, id)
+                    if id in self._over or id % NODES == self.node.id:  # ours are all known
+                        context.closed = True
+                    elif enter:
+                        self.table[id] = context
+        return context
 
     def is_open(self, id: int) -> bool:
-        """Whether there is one of that id; asks the node that would have made it, if need be."""
-        found = self.table.get(id)
-        if found is not None:
-            return not found.closed
+        """Whether there is one of that id; asks the node that would have made it if necessary."""
+        context = self.table.get(id)
+        if context is not None:
+            return not context.closed
         creator = id % NODES
         node = self.node
         if creator == node.id or id in self._over or id < NODES or creator in node.lost:
@@ -73,51 +226,43 @@ class Contexts:
         if all(node.node_of(rank) != creator for rank in range(node.num_workers)):
             return False
         with running_in(None):
-            return bool(node.ask_node(creator, is_open_here, id).wait())
+            return bool(ask_node(node, creator, is_open_here, id).wait())
 
     def joined(self, id: int) -> NodeContext:
-        """As `get`, for who has the id from elsewhere than a call in that context."""
+        """As `get`, where the id came by another way than a call in that context."""
         known = id in self.table
-        found = self.get(id)
-        if not known and not found.closed:
-            self.node.post(found.creator, "autograd.join", id)
-        return found
-
-    def look(self, id: int) -> NodeContext:
-        """As `get`, but what is not known is not entered."""
-        found = self.table.get(id)
-        if found is None:
-            found = NodeContext(self.node, id)
-            found.closed = id in self._over or id % NODES == self.node.id
-        return found
+        context = self.get(id)
+        if not known and not context.closed:
+            self.node.notify(context.creator, messages.CONTEXT_JOINED, id)
+        return context
 
     def drop(self, id: int, teller: int) -> None:
-        """A context has ended: let go of it, and tell those who may have it of us."""
+        """A context has ended: release it, and notify the nodes that may have it from this one."""
         with whole():  # or some would never hear of it
             self._drop(id, teller)
 
     def _drop(self, id: int, teller: int) -> None:
         with self.lock:
-            found = self.table.pop(id, None)
+            context = self.table.pop(id, None)
             self._over[id] = None
             if len(self._over) > _REMEMBERED:
                 self._over.popitem(last=False)
-        if found is None:
+        if context is None:
             return
-        with found.lock:
-            found.closed = True
-            peers = found.peers - {teller, self.node.id}
-            much = bool(found.sends or found.recvs or found.gradients or found.runs)
+        with context.lock:
+            context.closed = True
+            peers = context.peers - {teller, self.node.id}
+            much = bool(context.sends or context.recvs or context.gradients or context.runs)
         for peer in peers:
             if peer not in self.node.lost:
-                self.node.post(peer, "autograd.drop", id)
-        if much and teller != self.node.id:  # to free it is not for the receiving thread
-            self.node.on_pool(found.clear)
+                self.node.notify(peer, messages.CONTEXT_OVER, id)
+        if much and teller != self.node.id:  # the receiving thread is not to free it
+            self.node.on_pool(context.clear)
         else:
-            found.clear()
+            context.clear()
 
     def close(self) -> None:
-        """The session ends: let go of all, and tell nobody."""
+        """The session ends: clear all contexts, without a message."""
         with self.lock:
             left = list(self.table.values())
             self.table.clear()
@@ -126,39 +271,22 @@ class Contexts:
 
     # -- what other nodes say, on the receiving thread ------------------------------------------
 
-    def on_drop(self, sender: int, content: tuple[Any, ...]) -> None:
-        """A context has ended."""
-        self.drop(content[0], sender)
-
-    def on_join(self, sender: int, content: tuple[Any, ...]) -> None:
+    def joined_elsewhere(self, sender: int, id: int) -> None:
         """A node has a context of ours without a call in it."""
-        found = self.table.get(content[0])
-        if found is not None:
-            with found.lock:
-                found.peers.add(sender)
-                closed = found.closed
-        if found is None or closed:
-            self.node.post(sender, "autograd.drop", content[0])
+        context = self.table.get(id)
+        if context is not None:
+            with context.lock:
+                context.peers.add(sender)
+                closed = context.closed
+        if context is None or closed:
+            self.node.notify(sender, messages.CONTEXT_OVER, id)
 
-    def on_gradient(self, _: int, content: tuple[Any, ...]) -> None:
-        """The gradient of a send of ours."""
-        id, key, number, grad = content
-        run = self._run(id, key)
-        if run is not None:
-            run.gradient_came(number, grad)
+    def run(self, id: int, key: Sequence[int]) -> Run | None:
+        """A backward that is under way here."""
+        context = self.table.get(id)
+        return None if context is None else context.runs.get((key[0], key[1]))
 
-    def on_end(self, _: int, content: tuple[Any, ...]) -> None:
-        """A backward is over: "" if it is complete, else why it is not."""
-        id, key, why = content
-        run = self._run(id, key)
-        if run is not None:
-            run.end(why)
-
-    def _run(self, id: int, key: Any) -> Run | None:
-        found = self.table.get(id)
-        return None if found is None else found.runs.get(tuple(key))
-
-    def on_lost(self, lost: int) -> None:
+    def peer_lost(self, lost: int) -> None:
         """A node has died: its contexts have ended, and its backwards."""
         for id, context in list(self.table.items()):
             if context.creator == lost:
@@ -170,26 +298,9 @@ class Contexts:
                 run.end(f"node {lost}, which ran this backward, has died")
 
 
-def attach(node: Node) -> None:
-    """Give a node its contexts, and its part in ending them and in backward."""
-    contexts = node.autograd = Contexts(node)
-    node.handlers["autograd.drop"] = contexts.on_drop
-    node.handlers["autograd.join"] = contexts.on_join
-    node.handlers["autograd.gradient"] = contexts.on_gradient
-    node.handlers["autograd.end"] = contexts.on_end
-    node.on_lost.append(contexts.on_lost)
-
-
-def context_of(node: Node, id: int) -> NodeContext:
-    """What a node knows of the context of that id; made on first sight."""
-    contexts: Contexts = node.autograd
-    found = contexts.table.get(id)
-    return found if found is not None else contexts.get(id)
-
-
 def is_open_here(id: int) -> bool:
     """Whether this node has made such a context, and it has not ended."""
-    contexts: Contexts = here.current_node().autograd
+    contexts: Contexts = current_node().autograd.contexts
     return id % NODES == contexts.node.id and contexts.is_open(id)
 
 
@@ -198,10 +309,10 @@ def is_open_here(id: int) -> bool:
 
 def current(node: Node | None = None) -> NodeContext | None:
     """The calling thread's context, if there is one that has not ended, and of that node."""
-    found: NodeContext | None = getattr(_local, "context", None)
-    if found is None or found.closed or (node is not None and found.node is not node):
+    context: NodeContext | None = getattr(_local, "context", None)
+    if context is None or context.closed or (node is not None and context.node is not node):
         return None
-    return found
+    return context
 
 
 def running_in(context: NodeContext | None) -> within:
@@ -217,7 +328,7 @@ class Scope:
         self._entered: list[tuple[NodeContext, within]] = []
 
     def __enter__(self) -> Context:
-        made = self._node.autograd.create()
+        made = self._node.autograd.contexts.create()
         block = running_in(made)
         block.__enter__()
         self._entered.append((made, block))
@@ -231,4 +342,4 @@ class Scope:
     ) -> None:
         made, block = self._entered.pop()
         block.__exit__(kind, exc, trace)
-        self._node.autograd.drop(made.id, self._node.id)
+        self._node.autograd.contexts.drop(made.id, self._node.id)

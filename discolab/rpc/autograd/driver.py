@@ -18,21 +18,20 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd.graph import get_gradient_edge
 
 from ...runtime.errors import DiscoError, WaitTimeoutError
-from .. import here
+from .. import messages
+from ..context import current_node
+from ..futures import ask_node
+from ..node import Node, rank_on
 from ..outcome import copy_of, whole
-from .contexts import context_of, running_in
+from .contexts import NodeContext, over, running_in
 from .graph import differentiate, walk
 from .passes import ROOTS, Roots, Run
-from .records import NodeContext, over
-
-if TYPE_CHECKING:
-    from ..node import Node
 
 Tensor = torch.Tensor
 Key = tuple[int, int]  # of a backward: node, number; of a send: the same
@@ -53,11 +52,11 @@ def run_backward(
     )
     with context.lock:
         recvs = dict(context.recvs)
-    found = walk([(edge, rank) for edge in start.edges], recvs, context.id)
-    if found.recvs:
+    graph = walk([(edge, rank) for edge in start.edges], recvs, context.id)
+    if graph.recvs:
         Backward(node, context, start, retain_graph).run()
         return
-    gradients = differentiate(found, start.edges, start.grads, retain_graph, set())
+    gradients = differentiate(graph, start.edges, start.grads, retain_graph, set())
     with context.lock:
         if context.closed:
             raise over(context)
@@ -76,7 +75,7 @@ class Backward:
         self.others: set[int] = set()  # nodes that have heard of it
         self.answers: list[Any] = []  # futures of what was asked
         self.errors: list[BaseException] = []
-        self.timeout = node.seconds(None, here.rank_on(node))
+        self.timeout = node.seconds(None, rank_on(node))
         self.deadline = None if self.timeout is None else time.monotonic() + self.timeout
 
     def run(self) -> None:
@@ -112,15 +111,15 @@ class Backward:
                 for node, numbers in todo.items()
                 if node != me
             }
-            found = {}
+            edges_of = {}
             if me in todo:
-                found[me] = self.mine.walk_from(sorted(todo[me]))
+                edges_of[me] = self.mine.walk_from(sorted(todo[me]))
             for node, answer in answers.items():
-                found[node] = self._wait(answer)
+                edges_of[node] = self._wait(answer)
             todo = {}
-            for node, edges in found.items():
+            for node, edges in edges_of.items():
                 behind |= {(node, number): [(n, m) for n, m in to] for number, to in edges.items()}
-            for edges in found.values():
+            for edges in edges_of.values():
                 for to in edges.values():
                     for n, m in to:
                         if (n, m) not in behind:
@@ -135,9 +134,9 @@ class Backward:
         for (node, number), level in levels.items():
             plans.setdefault(node, {})[number] = level
         own = plans.pop(me)
-        waits = [self._watched(node, passes_here, plan) for node, plan in plans.items()]
+        waits = [self._start_pass(node, plan) for node, plan in plans.items()]
         if len(own) > 1:  # a thread that can be stopped at the deadline
-            waits.append(self._watched(me, passes_here, own))
+            waits.append(self._start_pass(me, own))
         elif not self.errors:
             try:
                 self.mine.begin(own, self.retain_graph)
@@ -157,15 +156,13 @@ class Backward:
         if self.errors:
             raise copy_of(self.errors[0])
 
-    def _watched(self, node: int, func: Any, *args: Any) -> Any:
-        """Ask for something; the first one that fails ends it for all nodes."""
-        if func is passes_here:
-            args = (*args, self.retain_graph)
-        answer = self._ask(node, func, *args)
-        answer.add_done_callback(self._look_at)
+    def _start_pass(self, node: int, plan: dict[int, int]) -> Any:
+        """Have a node run its pass; the first one that fails ends it for all nodes."""
+        answer = self._ask(node, pass_here, plan, self.retain_graph)
+        answer.add_done_callback(self._pass_ended)
         return answer
 
-    def _look_at(self, answer: Any) -> None:
+    def _pass_ended(self, answer: Any) -> None:
         try:
             answer.value()
         except BaseException as exc:
@@ -178,7 +175,7 @@ class Backward:
     def _ask(self, node: int, func: Any, *args: Any) -> Any:
         if node != self.node.id:
             self.others.add(node)
-        answer = self.node.ask_node(node, func, self.context.id, self.key, *args)
+        answer = ask_node(self.node, node, func, self.context.id, self.key, *args)
         self.answers.append(answer)
         return answer
 
@@ -195,12 +192,14 @@ class Backward:
             ) from None
 
     def _end(self, why: str) -> None:
-        """Tell all nodes that it is over."""
+        """Tell all nodes that the backward is over."""
         with whole():  # or some would never hear of it
             for node in tuple(self.others):
                 if node not in self.node.lost:
                     try:
-                        self.node.post(node, "autograd.end", self.context.id, self.key, why)
+                        self.node.notify(
+                            node, messages.BACKWARD_OVER, self.context.id, self.key, why
+                        )
                     except DiscoError:  # the session ends
                         pass
             self.mine.end(why)
@@ -209,23 +208,23 @@ class Backward:
                     answer.cancel()
 
     def _end_failed(self, why: str) -> None:
-        """The same, and wait until they have let go of what they had found."""
+        """Tell all nodes, and wait until they have released what they had found."""
         self._end(why)
         try:
             with running_in(None):
                 waits = [
-                    self.node.ask_node(node, end_here, self.context.id, self.key, why)
+                    ask_node(self.node, node, end_here, self.context.id, self.key, why)
                     for node in self.others
                     if node not in self.node.lost
                 ]
                 for wait in waits:
                     wait.wait(_END_SECONDS)
-        except Exception:  # what is told is why it failed
+        except Exception:  # the caller is to see why it failed
             pass
 
 
 def levels_of(behind: Mapping[Key, Sequence[Key]]) -> dict[Key, int]:
-    """The longest way to each from where nothing leads to."""
+    """For each send the length of the longest path that leads to it."""
     leading = dict.fromkeys(behind, 0)
     for to in behind.values():
         for send in to:
@@ -246,15 +245,15 @@ def levels_of(behind: Mapping[Key, Sequence[Key]]) -> dict[Key, int]:
 
 
 def _run(id: int, key: Sequence[int]) -> Run:
-    context = context_of(here.current_node(), id)
+    context: NodeContext = current_node().autograd.context_of(id)
     with context.lock:
         if context.closed:
             raise over(context)
-        node, number = key
-        found = context.runs.get((node, number))
-        if found is None:
-            found = context.runs[node, number] = Run(context, (node, number))
-        return found
+        run = context.runs.get((key[0], key[1]))
+        if run is None:
+            run = context.runs[key[0], key[1]] = Run(context, (key[0], key[1]))
+        assert isinstance(run, Run)
+        return run
 
 
 def walk_here(id: int, key: Sequence[int], numbers: Sequence[int]) -> dict[int, list[Key]]:
@@ -262,15 +261,13 @@ def walk_here(id: int, key: Sequence[int], numbers: Sequence[int]) -> dict[int, 
     return _run(id, key).walk_from(numbers)
 
 
-def passes_here(id: int, key: Sequence[int], levels: Mapping[int, int], retain_graph: bool) -> None:
+def pass_here(id: int, key: Sequence[int], levels: Mapping[int, int], retain_graph: bool) -> None:
     """`Run.begin` on this node; back when it is done."""
     _run(id, key).begin(levels, retain_graph)
 
 
 def end_here(id: int, key: Sequence[int], why: str) -> None:
     """The backward has failed."""
-    context = context_of(here.current_node(), id)
-    with context.lock:
-        run = context.runs.get((key[0], key[1]))
+    run = current_node().autograd.contexts.run(id, key)
     if run is not None:
         run.end(why)

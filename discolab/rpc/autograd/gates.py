@@ -100,9 +100,9 @@ def gates(levels: Sequence[tuple[Callable[[], None], Sequence[Tensor]]]) -> Grad
 
 def make_room(node: Node) -> None:
     """Gates alone have the sequence number 0."""
-    found: Any = node
-    if not found._sequence_nr():
-        found._set_sequence_nr(1)
+    entry: Any = node
+    if not entry._sequence_nr():
+        entry._set_sequence_nr(1)
 
 
 def giving(arrived: Arrived) -> within:

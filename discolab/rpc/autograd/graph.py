@@ -1,6 +1,6 @@
 """The graph of autograd on one node: walked to its leaves, and differentiated.
 
-No state: a `Walk` belongs to who made it.
+A `Walk` belongs to who made it. `_importing` guards `_imported`, see `import_autograd`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import torch
 from torch.autograd.graph import GradientEdge, Node
 
 from ...runtime.errors import SessionError
-from .crossing import Crossing
+from ..outcome import Outcome
+from .contexts import Context, Gradients, Recv
 from .gates import make_room
-from .imports import imported
-from .records import Context, Gradients, Recv
+from .wire import Crossing
 
 Tensor = torch.Tensor
 Place = tuple[Node | None, int]  # a node of the graph and which of its inputs; None: a root itself
@@ -49,13 +49,13 @@ class Walk:
     def _reach(self, leaf: Any, rank: int, place: Place, recvs: Mapping[int, Recv]) -> None:
         tensor: Tensor = leaf.variable
         key = id(tensor)
-        found = self.leaves.get(key)
-        if found is None:
-            found = self.leaves[key] = tensor, {}
+        entry = self.leaves.get(key)
+        if entry is None:
+            entry = self.leaves[key] = tensor, {}
             recv = recvs.get(key)
             if recv is not None:
                 self.recvs[key] = recv
-        found[1].setdefault(rank, []).append(place)
+        entry[1].setdefault(rank, []).append(place)
 
 
 def walk(
@@ -78,12 +78,12 @@ def walk(
     SessionError
         If something behind them came here in another context.
     """
-    found = Walk()
-    nodes = found.nodes
+    graph = Walk()
+    nodes = graph.nodes
     todo: list[tuple[Node, int]] = []
     for number, (edge, rank) in enumerate(roots):
         if isinstance(edge.node, _LEAF):
-            found._reach(edge.node, rank, (None, number), recvs)
+            graph._reach(edge.node, rank, (None, number), recvs)
         elif edge.node not in nodes:
             nodes[edge.node] = rank
             todo.append((edge.node, rank))
@@ -98,15 +98,15 @@ def walk(
             if behind is None:
                 continue
             if isinstance(behind, _LEAF):
-                found._reach(behind, rank, (node, index), recvs)
+                graph._reach(behind, rank, (node, index), recvs)
             elif behind not in nodes:
                 nodes[behind] = rank
                 todo.append((behind, rank))
-    return found
+    return graph
 
 
 def differentiate(
-    found: Walk,
+    graph: Walk,
     outputs: Sequence[GradientEdge],
     grad_outputs: Sequence[Tensor],
     retain_graph: bool,
@@ -117,7 +117,7 @@ def differentiate(
 
     Parameters
     ----------
-    found
+    graph
         The walk from `outputs`.
     outputs, grad_outputs
         Where the gradients enter the graph, and those.
@@ -137,18 +137,18 @@ def differentiate(
     SessionError
         If the graph was used up.
     """
-    keys = list(found.leaves)
+    keys = list(graph.leaves)
     if not keys or not outputs:
         return {}
-    imported()
-    parts, handles = _watch_parts(found, grad_outputs)
+    import_autograd()
+    parts, handles = _watch_parts(graph, grad_outputs)
     if send_on is not None:
-        handles += _watch_recvs(found, send_on)
+        handles += _watch_recvs(graph, send_on)
     try:
         with torch.autograd.set_multithreading_enabled(False):
             grads = torch.autograd.grad(
                 outputs,
-                [found.leaves[key][0] for key in keys],
+                [graph.leaves[key][0] for key in keys],
                 grad_outputs,
                 retain_graph=retain_graph,
                 allow_unused=True,
@@ -164,9 +164,9 @@ def differentiate(
     owned = taken
     owned |= {memory(grad) for grad in grad_outputs}
     for key, grad in zip(keys, grads, strict=True):
-        if grad is None or key in found.recvs:
+        if grad is None or key in graph.recvs:
             continue
-        leaf, ranks = found.leaves[key]
+        leaf, ranks = graph.leaves[key]
         of_ranks = parts[key] if key in parts else {next(iter(ranks)): grad}
         for rank, part in of_ranks.items():
             gradients.setdefault(rank, {})[leaf] = _own(part.detach(), owned)
@@ -188,7 +188,7 @@ def _of_another(came: int, context: int) -> SessionError:
     )
 
 
-def _watch_recvs(found: Walk, send_on: Callable[[int, Tensor | None], None]) -> list[Any]:
+def _watch_recvs(graph: Walk, send_on: Callable[[int, Tensor | None], None]) -> list[Any]:
     """Have the gradients of leaves that came from other nodes noted as soon as they are there."""
     me = threading.get_ident()
 
@@ -199,11 +199,11 @@ def _watch_recvs(found: Walk, send_on: Callable[[int, Tensor | None], None]) -> 
 
         return hook
 
-    return [recv.leaf.register_hook(note(key)) for key, recv in found.recvs.items()]
+    return [recv.leaf.register_hook(note(key)) for key, recv in graph.recvs.items()]
 
 
 def _watch_parts(
-    found: Walk, grad_outputs: Sequence[Tensor]
+    graph: Walk, grad_outputs: Sequence[Tensor]
 ) -> tuple[dict[int, dict[int, Tensor]], list[Any]]:
     """For leaves that several ranks of this node use: have each one's part noted on its way.
 
@@ -225,8 +225,8 @@ def _watch_parts(
 
         return hook
 
-    for key, (_, ranks) in found.leaves.items():
-        if len(ranks) == 1 or key in found.recvs:
+    for key, (_, ranks) in graph.leaves.items():
+        if len(ranks) == 1 or key in graph.recvs:
             continue
         parts[key] = {}
         for rank, places in ranks.items():
@@ -257,3 +257,33 @@ def _own(grad: Tensor, taken: set[int]) -> Tensor:
 def _is_expanded(tensor: Tensor) -> bool:
     """Whether several elements of it are one in memory."""
     return any(n > 1 and step == 0 for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+# -- what torch imports in a process's first backward --------------------------------------------
+
+_importing = threading.Lock()
+_imported: Outcome | None = None
+
+
+def import_autograd() -> None:
+    """Have it imported where no interrupt can come; back when it is done.
+
+    A module whose import an interrupt breaks off stays broken. So a thread of its own does it,
+    once; who waits for that can be interrupted.
+    """
+    global _imported
+    with _importing:
+        if _imported is None:
+            _imported = Outcome()
+            threading.Thread(target=_first_backward, args=(_imported,), daemon=True).start()
+    if not _imported.settled:
+        _imported.wait("torch's modules for autograd", 120)
+
+
+def _first_backward(outcome: Outcome) -> None:
+    try:
+        with torch.enable_grad():
+            x = torch.ones((), requires_grad=True)
+            torch.autograd.grad([x * 2], [x], [torch.ones(())])
+    finally:
+        outcome.settle(None)

@@ -21,11 +21,12 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ...runtime.errors import SessionError
 from ...runtime.waiter import waiter_here
+from .. import messages
 from ..outcome import Outcome
-from ..pool import Callee
+from ..pool import ServerThread
+from .contexts import Gradients, NodeContext, Recv, Send
 from .gates import gates, giving
 from .graph import differentiate, memory, used_up, walk
-from .records import Gradients, NodeContext, Recv, Send
 
 Tensor = torch.Tensor
 
@@ -82,7 +83,7 @@ class Run:
         self._for_others: dict[tuple[int, int], Tensor] = {}
         self._found: Gradients = {}
         self._used: set[int] = set()
-        self._task: tuple[Callee, Any] | None = None  # who is at it, and as what
+        self._task: tuple[ServerThread, Any] | None = None  # who is at it, and as what
         self._retain = False
         self._over = False
         self._failed = False
@@ -98,8 +99,8 @@ class Run:
             with context.lock:
                 edges, rank = self._edges(number)
                 recvs = dict(context.recvs)
-            found = walk([(edge, rank) for edge in edges], recvs, context.id)
-            behind[number] = [(recv.node, recv.number) for recv in found.recvs.values()]
+            graph = walk([(edge, rank) for edge in edges], recvs, context.id)
+            behind[number] = [(recv.node, recv.number) for recv in graph.recvs.values()]
         return behind
 
     def _edges(self, number: int) -> tuple[list[GradientEdge], int]:
@@ -128,12 +129,12 @@ class Run:
             Of each send that takes part; 0 for the roots.
         """
         me = waiter_here()
-        task = me.task if isinstance(me, Callee) else None
+        task = me.task if isinstance(me, ServerThread) else None
         try:
             with self.context.lock:
                 if self._over:
                     raise self.error or SessionError("this backward has ended")
-                if isinstance(me, Callee) and task is not None:
+                if isinstance(me, ServerThread) and task is not None:
                     self._task = me, task
             self._differentiate(levels, retain_graph)
         except BaseException as exc:
@@ -163,8 +164,8 @@ class Run:
                 starts += [(get_gradient_edge(send.entry), send.rank) for send in sends]
                 self._levels |= dict.fromkeys(numbers, level)
             recvs: dict[int, Recv] = dict(context.recvs)
-        found = walk(starts, recvs, context.id)
-        for recv in found.recvs.values():
+        graph = walk(starts, recvs, context.id)
+        for recv in graph.recvs.values():
             send_there = recv.node, recv.number
             self._leaves[send_there] = self._leaves.get(send_there, 0) + 1
         taken: set[int] = set()
@@ -175,13 +176,13 @@ class Run:
             level.complete.result()
             with context.lock:
                 self._check()
-                came = [self._arrived.get(n) for n, of in self._levels.items() if of is level]
-            taken.update(memory(grad) for grad in came if grad is not None)
+                arrived = [self._arrived.get(n) for n, of in self._levels.items() if of is level]
+            taken.update(memory(grad) for grad in arrived if grad is not None)
 
         def send_on(key: int, grad: Tensor | None) -> None:
             if grad is not None:
                 taken.add(memory(grad))
-            self._send_on(found.recvs[key], grad)
+            self._send_on(graph.recvs[key], grad)
 
         gate = gates(
             [(partial(wait_for, level), [s.entry for s in level.sends]) for level in planned]
@@ -190,7 +191,7 @@ class Run:
             edges.append(gate)
             grads.append(torch.ones(()))
         with giving(self._arrived):
-            gradients = differentiate(found, edges, grads, retain_graph, taken, send_on)
+            gradients = differentiate(graph, edges, grads, retain_graph, taken, send_on)
         with context.lock:
             self._check()
             self._found = gradients
@@ -201,7 +202,7 @@ class Run:
         if self._failed:
             raise self.error or SessionError("this backward has ended")
 
-    def gradient_came(self, number: int, grad: Tensor | None) -> None:
+    def gradient_received(self, number: int, grad: Tensor | None) -> None:
         """For one of our sends, None if there is none; on the receiving thread."""
         with self.context.lock:
             if self._over:
@@ -226,8 +227,8 @@ class Run:
             grad = before
         self._leaves[send] -= 1
         if not self._leaves[send]:
-            context.node.post(
-                recv.node, "autograd.gradient", context.id, self.key, recv.number, grad
+            context.node.notify(
+                recv.node, messages.GRADIENT, context.id, self.key, recv.number, grad
             )
         elif grad is not None:
             self._for_others[send] = grad
@@ -256,8 +257,8 @@ class Run:
             self._fail(SessionError(f"this backward was ended: {why}"))
             with context.lock:
                 if self._task is not None:
-                    callee, task = self._task
-                    callee.interrupt_task(task)
+                    thread, task = self._task
+                    thread.interrupt_task(task)
 
     def _fail(self, error: BaseException) -> None:
         with self.context.lock:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..runtime.errors import ArgumentError
-from . import here
-from .calls import PLAIN
+from .calls import call_sync
+from .context import current_node
+from .futures import Future
+from .node import Node, rank_on
 from .rref import RRef
-
-if TYPE_CHECKING:
-    from .futures import Future
-    from .node import Node
 
 
 class RemoteModule:
@@ -53,7 +51,7 @@ class RemoteModule:
         if not callable(module_cls):
             raise ArgumentError(f"RemoteModule: module_cls is a class, got {module_cls!r:.80}")
         if node is None:
-            node = here.current_node()
+            node = current_node()
         given = module_cls, tuple(args), dict(kwargs or {})
         self._module: RRef = _ask(node, to, _make, given)
 
@@ -89,10 +87,10 @@ class RemoteModule:
             Whether with those of the modules in it.
         """
         module = self._module
-        found: list[RRef] = _ask(
+        parameters: list[RRef] = _ask(
             module.node, module.owner_rank, _parameters, (module, bool(recurse))
         )
-        return found
+        return parameters
 
     def module_rref(self) -> RRef:
         """A reference to the module itself."""
@@ -100,7 +98,7 @@ class RemoteModule:
 
 
 def _ask(node: Node, to: Any, func: Any, args: tuple[Any, ...]) -> Any:
-    return node.start(PLAIN, here.rank_on(node), to, func, args).wait_and_take()
+    return call_sync(node, rank_on(node), to, func, args)
 
 
 def _make(module_cls: Any, args: Any, kwargs: Any) -> RRef:

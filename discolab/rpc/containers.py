@@ -52,14 +52,14 @@ def _has_grad(value: Any, around: tuple[Any, Any] | None) -> bool:
 
 def tensors_in(value: Any) -> list[Tensor]:
     """The tensors in it, in the order of the walk."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
+        tensors.append(tensor)
         return tensor
 
     swap(value, note)
-    return found
+    return tensors
 
 
 def swap(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

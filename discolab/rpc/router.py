@@ -1,8 +1,8 @@
 """The router of a node: sends messages to other nodes of the session, and receives theirs.
 
-The receiving thread owns the ports, `_leaving` and what is said to the service; what the service
-says comes to it by the event loop. A peer's lock guards what waits for it, and the sending
-on its way; it is a leaf among locks. `_start` guards the making of the sender thread.
+The receiving thread owns the ports and `_leaving`, and alone speaks to the session's service, whose
+messages come to it by the event loop. A peer's lock guards what waits for it, and the sending on
+its connection; no other lock is taken under it. `_start` guards the making of the sender thread.
 """
 
 from __future__ import annotations
@@ -19,20 +19,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from ...engines.nodes.machines import endpoint_of
-from ...runtime.errors import DiscoError
-from ...runtime.serialize import Message
-from ...runtime.worker import Worker, bind_thread
-from ...transport.connection import Connection, Port
-from ...transport.frame import FrameError, unpack
-from ...transport.handshake import Keys
-from ...transport.local import HAVE_LOCAL, LocalPort
-from ...transport.loop import EventLoop
-from ..channels import gpus_here
-from .addresses import Address, address_of, place_here
+from ..engines.nodes.machines import endpoint_of
+from ..runtime.errors import DiscoError
+from ..runtime.serialize import Message
+from ..runtime.worker import Worker, bind_thread
+from ..transport.connection import Connection, Port
+from ..transport.frame import FrameError, unpack
+from ..transport.handshake import Keys
+from ..transport.local import HAVE_LOCAL, LocalPort
+from ..transport.loop import EventLoop
+from .channels import gpus_here
+from .directory import SERVICE, Address, address_of, place_here
 
 LATER = 1 << 20  # bytes of frames from which on a message may be packed on the sender thread
-_SERVICE = "rpc"
 _REST = 1.0  # seconds between two looks where nothing is due
 _JOIN = 2.0  # seconds that the threads may take to end
 
@@ -42,7 +41,7 @@ _routers: weakref.WeakSet[Router] = weakref.WeakSet()
 
 
 class Later(Protocol):
-    """Who has a large message packed while it goes on computing; called on the sender thread."""
+    """Watches a large message while the sender thread packs it; called on that thread."""
 
     def check(self) -> str:
         """After the copy was made: "" or why it is not what was to be sent."""
@@ -52,16 +51,27 @@ class Later(Protocol):
 
 
 class _Peer:
-    """Another node. `lock` guards `way`, `waiting`, `gone`, and the sending."""
+    """Another node. `lock` guards `connection`, `waiting`, `gone`, and the sending."""
 
-    __slots__ = ("gone", "lock", "same_gpus", "waiting", "way")
+    __slots__ = ("connection", "gone", "lock", "same_gpus", "waiting")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.way: Connection | None = None
-        self.waiting: deque[Message] = deque()  # until the way is known
+        self.connection: Connection | None = None
+        self.waiting: deque[Message] = deque()  # until the connection is known
         self.gone = False
         self.same_gpus = False
+
+    def close(self) -> bool:
+        """Send nothing any more; False if that was so before."""
+        with self.lock:
+            if self.gone:
+                return False
+            self.gone = True
+            self.waiting.clear()
+            if self.connection is not None:
+                self.connection.close()
+            return True
 
 
 class Router:
@@ -76,10 +86,10 @@ class Router:
     deliver
         ``deliver(node, body, frames)`` is called with each message, in order per sender.
     lost
-        ``lost(node, obituary)`` is called once for each dead node, after all that it has sent was
+        ``lost(node, reason)`` is called once for each dead node, after all that it has sent was
         delivered. Both are called on the receiving thread.
     tell
-        Says something to the session's service.
+        Sends a message to the session's service.
     """
 
     def __init__(
@@ -99,7 +109,7 @@ class Router:
         self._addresses: dict[int, Address] = {}
         self._local: LocalPort | None = None
         self._tcp: Port | None = None
-        self._leaving: dict[int, tuple[str, float]] = {}  # dead nodes: obituary, since when
+        self._leaving: dict[int, tuple[str, float]] = {}  # dead nodes: reason, since when
         self.loop = EventLoop()
         self._closing = False
         self._start = threading.Lock()
@@ -148,25 +158,25 @@ class Router:
             ) from exc
 
     def _send(self, peer: _Peer, message: Message, later: Later | None = None) -> None:
-        way = peer.way
-        if way is None:
+        connection = peer.connection
+        if connection is None:
             copy = Message(message.body, [bytes(frame) for frame in message.frames])
             if later is not None and not _valid(later):
                 return
             with peer.lock:
-                if peer.way is None:
+                if peer.connection is None:
                     if not peer.gone:
                         peer.waiting.append(copy)
                     return
-                peer.way.send(peer.way.pack(*copy))
+                peer.connection.send(peer.connection.pack(*copy))
             return
-        frame = way.pack(*message)
+        frame = connection.pack(*message)
         if later is not None and not _valid(later):
-            way.discard(frame)
+            connection.discard(frame)
             return
         with peer.lock:
             if not peer.gone:
-                way.send(frame)
+                connection.send(frame)
 
     def _start_sender(self) -> None:
         with self._start:
@@ -177,47 +187,40 @@ class Router:
         """Body of the sender thread."""
         bind_thread(None)
         while True:
-            found = self._late.get()
-            if found is None or self._closing:
+            entry = self._late.get()
+            if entry is None or self._closing:
                 return
-            peer, message, later = found
+            peer, message, later = entry
             if peer.gone:
                 continue
             try:
                 self._send(peer, message, later)
             except Exception as exc:
-                _tell_failed(later, f"there is no memory for the message: {exc}")
-            del found, peer, message, later
-
-    def same_machine(self, to: int) -> bool | None:
-        """Whether memory can be shared with a node; None: not known yet."""
-        if to == self.node:
-            return True
-        way = self._peers[to].way
-        return None if way is None else way.same_machine
+                _report_failed(later, f"there is no memory for the message: {exc}")
+            del entry, peer, message, later
 
     def same_gpus(self, to: int) -> bool:
         """Whether a node can open the GPU memory of this one, as far as is known."""
         return to == self.node or self._peers[to].same_gpus
 
-    # -- what the service says ---------------------------------------------------------------
+    # -- messages of the service --------------------------------------------------------------
 
-    def hear(self, value: tuple[Any, ...]) -> None:
-        """The service says something; any thread."""
+    def receive(self, value: tuple[Any, ...]) -> None:
+        """Take a message of the service; any thread."""
         if value[0] == "close":
             self.close()
         else:
-            self.loop.soon(partial(self._notice, *value))
+            self.loop.soon(partial(self._control, *value))
 
-    def _notice(self, kind: str, *rest: Any) -> None:
+    def _control(self, kind: str, *rest: Any) -> None:
         if kind == "open":
             self._open(*rest)
         elif kind == "at":
             self._learn(rest[0], address_of(rest[1]))
         elif kind == "lost":
-            node, obituary = rest
+            node, reason = rest
             if node in self._peers and not self._peers[node].gone:
-                self._leaving.setdefault(node, (obituary, time.monotonic()))
+                self._leaving.setdefault(node, (reason, time.monotonic()))
 
     def _open(self, token: bytes, how: str, keys: dict[str, str]) -> None:
         me, count = self.node, len(self._peers) + 1
@@ -235,7 +238,7 @@ class Router:
             self._learn(node, known)
 
     def _open_tcp(self, token: bytes, keys: Keys) -> Port:
-        from ...transport.tcp import TcpPort  # it imports zmq, which most sessions don't need
+        from ..transport.tcp import TcpPort  # it imports zmq, which most sessions don't need
 
         count = len(self._peers) + 1
         try:
@@ -247,25 +250,25 @@ class Router:
     def _learn(self, node: int, address: Address) -> None:
         self._addresses[node] = address
         peer = self._peers.get(node)
-        if peer is None or peer.gone or peer.way is not None:
+        if peer is None or peer.gone or peer.connection is not None:
             return
         if self._local is not None and address.name and address.place == self._address.place:
-            way = self._local.connect(address.name)
+            connection = self._local.connect(address.name)
         elif self._tcp is not None and address.endpoint:
-            way = self._tcp.connect(address.endpoint)
+            connection = self._tcp.connect(address.endpoint)
         else:
             if self._tcp is None and self._local is not None:
                 self._tell(("tcp",))
             return
         with peer.lock:
             gpus = self._address.gpus
-            peer.same_gpus = way.same_machine and gpus != "" and gpus == address.gpus
+            peer.same_gpus = connection.same_machine and gpus != "" and gpus == address.gpus
             while peer.waiting:
                 try:
-                    way.send(way.pack(*peer.waiting.popleft()))
+                    connection.send(connection.pack(*peer.waiting.popleft()))
                 except OSError:  # there is no memory for it
                     traceback.print_exc()
-            peer.way = way
+            peer.connection = connection
 
     # -- receiving ---------------------------------------------------------------------------
 
@@ -281,27 +284,20 @@ class Router:
         self._end()
 
     def _drain_leaving(self) -> float:
-        """Deliver what dead nodes have sent; the seconds until there may be more of it."""
-        for node, (obituary, since) in tuple(self._leaving.items()):
+        """Deliver what dead nodes have sent; returns the seconds until there may be more of it."""
+        for node, (reason, since) in tuple(self._leaving.items()):
             ports = [port for port in (self._local, self._tcp) if port is not None]
             if sum(port.drain(node, since) for port in ports) == len(ports):
                 del self._leaving[node]
-                self._part(node, obituary)
+                self._part(node, reason)
         return 0.02 if self._leaving else _REST
 
-    def _part(self, node: int, obituary: str) -> None:
-        peer = self._peers[node]
-        with peer.lock:
-            if peer.gone:
-                return
-            peer.gone = True
-            peer.waiting.clear()
-            if peer.way is not None:
-                peer.way.close()
-        try:
-            self._lost(node, obituary)
-        except Exception:
-            traceback.print_exc()
+    def _part(self, node: int, reason: str) -> None:
+        if self._peers[node].close():
+            try:
+                self._lost(node, reason)
+            except Exception:
+                traceback.print_exc()
 
     def _arrived(self, node: int, data: Any, fd: int | None, dropped: Any) -> None:
         if node not in self._peers or self._peers[node].gone:
@@ -311,7 +307,9 @@ class Router:
         try:
             body, frames = unpack(data, fd, dropped, copied=True)
         except FrameError as exc:
-            self.hear(("lost", node, f"worker {node} has said what is no message of ours ({exc})"))
+            self.receive(
+                ("lost", node, f"worker {node} has said what is no message of ours ({exc})")
+            )
             return
         try:
             self._deliver(node, body, frames)
@@ -321,7 +319,7 @@ class Router:
     # -- the end -----------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Say and hear no more; any thread."""
+        """Send and receive no more; any thread."""
         if os.getpid() != self._owner:
             return
         self._closing = True
@@ -334,20 +332,16 @@ class Router:
 
     def _end(self) -> None:
         for peer in self._peers.values():
-            with peer.lock:
-                peer.gone = True
-                peer.waiting.clear()
-                if peer.way is not None:
-                    peer.way.close()
+            peer.close()
         for port in (self._local, self._tcp):
             if port is not None:
                 port.close()
         self.loop.close()
 
-    def leave(self) -> None:
-        """This process was forked from the router's: let go of what it has of it."""
+    def abandon(self) -> None:
+        """Close what this process has inherited of its parent's router."""
         self._closing = True
-        self.loop.close()  # first: what the parent waits for is not to be changed from here
+        self.loop.close()  # first, so that the parent's event loop stays as it is
         if self._local is not None:
             self._local.leave()
 
@@ -361,9 +355,9 @@ def open_router(worker: Worker, deliver: Deliver, lost: Lost) -> Router:
     link = worker.link
     if link is None:
         raise DiscoError("all workers are in this process: there is nobody to send messages to")
-    tell = partial(link.tell, _SERVICE)
+    tell = partial(link.tell, SERVICE)
     router = Router(worker.worker_id, worker.num_workers, link.host, deliver, lost, tell)
-    link.listen(_SERVICE, router.hear)
+    link.listen(SERVICE, router.receive)
     tell(("open",))
     return router
 
@@ -375,11 +369,11 @@ def _size(frame: Any) -> int:
 def _valid(later: Later) -> bool:
     text = later.check()
     if text:
-        _tell_failed(later, text)
+        _report_failed(later, text)
     return not text
 
 
-def _tell_failed(later: Later, text: str) -> None:
+def _report_failed(later: Later, text: str) -> None:
     try:
         later.failed(text)
     except Exception:
@@ -393,9 +387,9 @@ def _at_exit() -> None:
 
 
 def _in_child() -> None:
-    """Who is at the other end must see it when this process's parent goes."""
+    """Close what was inherited: peers must notice when the parent process ends."""
     for router in list(_routers):
-        router.leave()
+        router.abandon()
     _routers.clear()
 
 

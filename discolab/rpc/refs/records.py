@@ -153,14 +153,18 @@ class Held:
         self.refused = False
 
 
-class Desk:
-    """What both sides of a node's reference counting share: who is there, numbers, the story."""
+class Peers:
+    """What both sides of a node's reference counting share.
+
+    That is: who lives, the sequence numbers of messages, what is to be done, and the story.
+    """
 
     def __init__(self, node: int, num_nodes: int) -> None:
         self.node = node
         self.num_nodes = num_nodes
         self.lost: set[int] = set()
         self.story: deque[tuple[Any, ...]] = deque(maxlen=_STORY)
+        self._actions: list[Action] = []
         self._sent = [0] * num_nodes
         self._received = [Window() for _ in range(num_nodes)]
 
@@ -168,19 +172,27 @@ class Desk:
         """The other nodes that live."""
         return (n for n in range(self.num_nodes) if n != self.node and n not in self.lost)
 
-    def send(self, out: list[Action], to: int, what: str, subject: tuple[int, ...]) -> None:
-        """Send a message, unless there is nobody any more."""
-        if to in self.lost:
-            return
-        self._sent[to] += 1
-        out.append(Send(to, (what, self._sent[to], subject)))
+    def act(self, action: Action) -> None:
+        """Ask for something to be done."""
+        self._actions.append(action)
+
+    def send(self, to: int, what: str, subject: tuple[int, ...]) -> None:
+        """Ask for a message to be sent, unless its receiver has died."""
+        if to not in self.lost:
+            self._sent[to] += 1
+            self._actions.append(Send(to, (what, self._sent[to], subject)))
+
+    def take_actions(self) -> list[Action]:
+        """All that is to be done, in order; the caller does it."""
+        actions, self._actions = self._actions, []
+        return actions
 
     def first(self, sender: int, number: int) -> bool:
         """Whether a message is to be read: it is no duplicate, and not from the dead."""
         return sender not in self.lost and self._received[sender].first(number)
 
-    def bury(self, node: int) -> None:
-        """Forget what was between this node and one that has died."""
+    def mark_dead(self, node: int) -> None:
+        """Forget the sequence numbers between this node and one that has died."""
         self.lost.add(node)
         self._received[node] = Window()
 
@@ -193,7 +205,7 @@ class Desk:
         self.story.append((ref, what, who))
 
 
-class Brought:
-    """Holds the references that a message has brought, as long as it lives."""
+class Keepalive:
+    """Holds the references that a message has brought, for as long as the object lives."""
 
     __slots__ = ("__weakref__",)

@@ -8,24 +8,34 @@ router's sender thread calls `check` and `failed` (routes/router.py).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from ..runtime.errors import ArgumentError
-from .autograd.containers import tensors_in
-
-if TYPE_CHECKING:
-    from .calls import Call
+from .containers import tensors_in
+from .refs.table import ReferenceTable
 
 LARGE = 1 << 20  # bytes of a tensor for which it is worth it
 
 
-class Unchanged:
+class Lender(Protocol):
+    """A call whose tensors are sent later."""
+
+    def describe(self) -> str:
+        """What is called."""
+
+    def fail(self, error: BaseException) -> None:
+        """It was not sent."""
+
+
+class Lent:
     """The tensors of a call, as they were when it was made."""
 
-    def __init__(self, call: Call, tensors: list[torch.Tensor]) -> None:
-        self._call = call
+    def __init__(
+        self, call: Lender, references: ReferenceTable, tensors: list[torch.Tensor]
+    ) -> None:
+        self._call, self._references = call, references
         self._tensors = [(tensor, tensor._version) for tensor in tensors]
         self.forks: list[Any] = []  # of the references in the message
 
@@ -36,23 +46,22 @@ class Unchanged:
                 shape = tuple(tensor.shape)
                 return (
                     f"a tensor of shape {shape} was changed in place while the "
-                    f"{self._call.words()} was sending it: wait for the call first, or give it "
+                    f"{self._call.describe()} was sending it: wait for the call first, or give it "
                     "tensor.clone()"
                 )
         return ""
 
     def failed(self, text: str) -> None:
         """It was not sent."""
-        call = self._call
-        call.node.holdings.undo(self.forks)
-        call.not_sent(ArgumentError(text))
+        self._references.undo(self.forks)
+        self._call.fail(ArgumentError(text))
 
 
-def overlapping(call: Call, value: Any) -> Unchanged | None:
-    """How to send a call later, None if that is not worth it or can't be watched."""
+def lend(call: Lender, references: ReferenceTable, value: Any) -> Lent | None:
+    """How to send the value of a call later; None if that is not worth it or can't be watched."""
     tensors = tensors_in(value)
     if not any(t.numel() * t.element_size() >= LARGE and not t.is_cuda for t in tensors):
         return None
     if any(t.is_inference() for t in tensors):  # these have no version
         return None
-    return Unchanged(call, tensors)
+    return Lent(call, references, tensors)

@@ -1,11 +1,11 @@
-"""The session's part: it has all nodes open, and hands their addresses round.
+"""Where nodes are reached: their addresses, and the session's part, which hands them round.
 
-`_lock` guards what is known. Nothing is said to a node under it: node 0 is in this process, and
-what it is told may make it say something itself. So words may overtake each other, and nodes take
-them in any order.
+The service has all nodes open their routers. Its `_lock` guards what it knows. It sends nothing
+under the lock: node 0 is in this process, and may answer a message at once. So messages may
+overtake each other, and nodes take them in any order.
 
-Words to a node: ``("open", token, how, keys)``, where `how` is "local", "tcp" or "both";
-``("at", node, address)``, ``("lost", node, obituary)``, ``("close",)``. Words of a node:
+To a node: ``("open", token, how, keys)``, where `how` is "local", "tcp" or "both";
+``("at", node, address)``, ``("lost", node, exit reason)``, ``("close",)``. From a node:
 ``("open",)``, ``("tcp",)``, ``("at", address)``.
 """
 
@@ -13,14 +13,60 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
-from ...runtime.link import SERVICES, Service
-from ...transport.handshake import Keys, new_token
-from ...transport.local import HAVE_LOCAL
+from ..engines.nodes.machines import machine
+from ..runtime.link import SERVICES, Service
+from ..transport.handshake import Keys, new_token
+from ..transport.local import HAVE_LOCAL
 
 SERVICE = "rpc"
 ROUTE = "DISCOLAB_RPC_ROUTE"  # "tcp": use no other one
+_NETWORK = "/proc/self/ns/net"
+
+
+class Address(NamedTuple):
+    """Where a node is reached.
+
+    Attributes
+    ----------
+    place
+        Equal for nodes that can reach each other by unix sockets.
+    name
+        The address of its unix socket there; "" if it has none.
+    endpoint
+        Its TCP port; "" if it has none.
+    gpus
+        Equal for nodes of a place that can open each other's GPU memory; "": it can't.
+    """
+
+    place: str
+    name: str = ""
+    endpoint: str = ""
+    gpus: str = ""
+
+
+def address_of(value: Any) -> Address:
+    """An address from a message.
+
+    Raises
+    ------
+    ValueError
+        If it is none.
+    """
+    fields = tuple(value)
+    if len(fields) != 4 or not all(isinstance(field, str) for field in fields):
+        raise ValueError(f"{value!r} is no address of a node")
+    return Address(*fields)
+
+
+def place_here() -> str:
+    """The place of this process: machine, network namespace, user."""
+    try:
+        network = os.stat(_NETWORK).st_ino
+    except OSError:
+        network = 0
+    return f"{machine()}/{network}/{os.geteuid()}"
 
 
 class RpcService(Service):
@@ -29,7 +75,8 @@ class RpcService(Service):
     Parameters
     ----------
     exchange
-        The session's lines to its workers: `num_workers`, `tell`, `lost`, `obituary`, `hosts`.
+        The session's connections to its workers: `num_workers`, `tell`, `lost`, `obituary`,
+        `hosts`.
     """
 
     def __init__(self, exchange: Any) -> None:

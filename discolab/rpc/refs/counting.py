@@ -1,8 +1,8 @@
 """Distributed reference counting, as pure state: when the value of an RRef may be dropped.
 
-One `References` a node (a process). It is told what happens on its node, and each time returns
-what is to be done: control messages to send, values to free. There is no thread and no line here;
-the lock of the node guards it. The values are elsewhere: here are only their names.
+There is one `References` for each node (a process). The node reports each event to it and gets back
+what is to be done: control messages to send, values to free. It has no thread and no
+connection; the lock of the node guards it. It knows values by name only; `table` has them.
 
 The protocol is that of PyTorch's RRef, and stricter where nodes die and messages come twice:
 
@@ -28,14 +28,12 @@ The protocol is that of PyTorch's RRef, and stricter where nodes die and message
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from . import reference_records as records
-from .reference_holding import Holding
-from .reference_owning import Owning
-from .reference_records import Action, Desk, Fork, Message, Ref, ref_of
-
-_NOTHING: tuple[Action, ...] = ()
+from . import records
+from .holder import Holder
+from .owner import Owner
+from .records import Action, Fork, Message, Peers, Ref, ref_of
 
 
 class References:
@@ -51,28 +49,33 @@ class References:
 
     def __init__(self, node: int, num_nodes: int) -> None:
         self.node = node
-        self._desk = Desk(node, num_nodes)
-        self._owning = Owning(self._desk)
-        self._holding = Holding(self._desk)
-        self._owned = self._owning.refs
-        self._held = self._holding.refs
+        self._peers = Peers(node, num_nodes)
+        self._owner = Owner(self._peers)
+        self._holder = Holder(self._peers)
+        self._owned = self._owner.refs
+        self._held = self._holder.refs
         self._forks = 0
         self._loops: set[Fork] = set()  # forks on their way from this node to itself
-        owning, holding = self._owning, self._holding
-        self._about_forks: dict[str, Callable[[Ref, Fork], Sequence[Action]]] = {
-            records.ACCEPTED: holding.accepted,
-            records.REFUSED: holding.refused,
-            records.SETTLED: holding.settled,
-            records.DELETE: owning.deleted,
-            records.WITHDRAWN: lambda ref, fork: owning.withdrawn(ref),
+        owner, holder = self._owner, self._holder
+        self._about_forks: dict[str, Callable[[Ref, Fork], None]] = {
+            records.ACCEPTED: holder.accepted,
+            records.REFUSED: holder.refused,
+            records.SETTLED: holder.settled,
+            records.DELETE: owner.deleted,
+            records.WITHDRAWN: owner.withdrawn,
+        }
+        self._about_nodes: dict[str, Callable[[int, int], None]] = {
+            records.ASK: holder.asked,
+            records.ANSWER: owner.answered,
+            records.DONE: holder.done,
         }
 
     # -- handles -----------------------------------------------------------------------------
 
     def own(self) -> Ref:
         """Make a reference to a value that is here; it is held once."""
-        ref = self._owning.own()
-        self._desk.note(ref, "own", self.node)
+        ref = self._owner.own()
+        self._peers.note(ref, "own", self.node)
         return ref
 
     def create(self, owner: int) -> Fork:
@@ -86,8 +89,8 @@ class References:
             raise ValueError(
                 "create() is for values of other nodes; for one of this node use own()"
             )
-        fork = self._holding.create(owner)
-        self._desk.note(fork[:3], "create", self.node)
+        fork = self._holder.create(owner)
+        self._peers.note(fork[:3], "create", self.node)
         return fork
 
     def hold(self, ref: Ref) -> None:
@@ -104,16 +107,18 @@ class References:
             raise ValueError(f"node {self.node} holds no reference {ref}{self._so_far(ref)}")
         held.handles += 1
 
-    def release(self, ref: Ref) -> Sequence[Action]:
+    def release(self, ref: Ref) -> list[Action]:
         """Hold a reference once less on this node."""
         if ref[0] == self.node:
             owned = self._owned.get(ref)
             if owned is not None and owned.handles:
-                return self._owning.release(ref, owned)
+                self._owner.release(ref, owned)
+                return self._peers.take_actions()
         else:
             held = self._held.get(ref)
             if held is not None and held.handles:
-                return self._holding.release(ref, held)
+                self._holder.release(ref, held)
+                return self._peers.take_actions()
         raise ValueError(
             f"reference {ref} was released more often than held on node {self.node}"
             f"{self._so_far(ref)}"
@@ -136,83 +141,86 @@ class References:
             )
         self._forks += 1
         fork = (*ref, self.node, self._forks)
-        desk = self._desk
-        desk.note(ref, "fork", to)
+        peers = self._peers
+        peers.note(ref, "fork", to)
         if to == self.node:
             record.handles += 1
             self._loops.add(fork)
-        elif to in desk.lost or ref[0] in desk.lost:
-            pass  # nobody will come to hold it, or there is nobody who counts
+        elif to in peers.lost or ref[0] in peers.lost:
+            pass  # no node will hold it, or there is no owner to count
         elif mine:
             self._owned[ref].forks[fork] = to
         else:
             self._held[ref].children[fork] = to
         return fork
 
-    def arrived(self, fork: Fork, sender: int) -> Sequence[Action]:
+    def arrived(self, fork: Fork, sender: int) -> list[Action]:
         """A message of a user has come with a fork; it holds the reference once."""
         ref = ref_of(fork)
-        self._desk.note(ref, "arrived from", sender)
+        self._peers.note(ref, "arrived from", sender)
         if sender == self.node:
             self._loops.remove(fork)  # it has been held since it was sent
-            return _NOTHING
-        if ref[0] == self.node:
-            return self._owning.arrived(ref, fork, sender)
-        return self._holding.arrived(ref, fork, sender)
+        elif ref[0] == self.node:
+            self._owner.arrived(ref, fork, sender)
+        else:
+            self._holder.arrived(ref, fork, sender)
+        return self._peers.take_actions()
 
-    def dropped(self, fork: Fork) -> Sequence[Action]:
+    def dropped(self, fork: Fork) -> list[Action]:
         """The message that should have carried a fork, from here, was never sent."""
         ref = ref_of(fork)
-        self._desk.note(ref, "dropped", self.node)
+        self._peers.note(ref, "dropped", self.node)
         if fork in self._loops:
             self._loops.remove(fork)
             return self.release(ref)
         if ref[0] == self.node:
-            return self._owning.dropped(ref, fork)
-        return self._holding.dropped(ref, fork)
+            self._owner.deleted(ref, fork)
+        else:
+            self._holder.dropped(ref, fork)
+        return self._peers.take_actions()
 
-    def adopted(self, fork: Fork, sender: int) -> Sequence[Action]:
+    def adopted(self, fork: Fork, sender: int) -> list[Action]:
         """On the owner: the request to make a value has come, with the fork of its creator.
 
         The value may be freed before it is made, if nobody holds it any more: hold it meanwhile,
         or drop it when it comes.
         """
         ref = ref_of(fork)
-        self._desk.note(ref, "adopted from", sender)
-        return self._owning.adopted(ref, fork, sender)
+        self._peers.note(ref, "adopted from", sender)
+        self._owner.adopted(ref, fork, sender)
+        return self._peers.take_actions()
 
     # -- messages and deaths -----------------------------------------------------------------
 
-    def received(self, message: Message, sender: int) -> Sequence[Action]:
+    def received(self, message: Message, sender: int) -> list[Action]:
         """A control message has come from the `References` of another node."""
         what, number, subject = message
-        if not self._desk.first(sender, number):
-            return _NOTHING
-        if what == records.REGISTER:
+        if not self._peers.first(sender, number):
+            return []
+        if what in self._about_nodes:
+            self._about_nodes[what](subject[0], sender)
+        elif what in self._about_forks or what == records.REGISTER:
             fork = _fork(subject)
-            self._desk.note(fork[:3], what, sender)
-            return self._owning.registered(fork[:3], fork, sender)
-        handler = self._about_forks.get(what)
-        if handler is not None:
-            fork = _fork(subject)
-            self._desk.note(fork[:3], what, sender)
-            return handler(fork[:3], fork)
-        if what == records.ASK:
-            return self._holding.asked(sender, subject[0])
-        if what == records.ANSWER:
-            return self._owning.answered(subject[0], sender)
-        if what == records.DONE:
-            return self._holding.done(sender, subject[0])
-        raise ValueError(f"no message of reference counting: {what!r}")
+            ref = ref_of(fork)
+            self._peers.note(ref, what, sender)
+            if what == records.REGISTER:
+                self._owner.registered(ref, fork, sender)
+            else:
+                self._about_forks[what](ref, fork)
+        else:
+            raise ValueError(f"no message of reference counting: {what!r}")
+        return self._peers.take_actions()
 
-    def lost(self, node: int) -> Sequence[Action]:
+    def lost(self, node: int) -> list[Action]:
         """Another node has died, and all that it had sent here and that was not lost has come."""
-        if node in self._desk.lost:
-            return _NOTHING
+        if node in self._peers.lost:
+            return []
         if node == self.node:
             raise ValueError(f"node {node} can't be told of its own death")
-        self._desk.bury(node)
-        return [*self._holding.lost(node), *self._owning.lost(node)]
+        self._peers.mark_dead(node)
+        self._holder.lost(node)
+        self._owner.lost(node)
+        return self._peers.take_actions()
 
     # -- facts -------------------------------------------------------------------------------
 
@@ -224,7 +232,7 @@ class References:
 
     def broken(self, ref: Ref) -> bool:
         """Whether the owner has died."""
-        return ref[0] in self._desk.lost
+        return ref[0] in self._peers.lost
 
     def refused(self, ref: Ref) -> bool:
         """Whether there is no value and there won't be one.
@@ -235,7 +243,7 @@ class References:
         if ref[0] != self.node:
             return ref in self._held and self._held[ref].refused
         owned = self._owned.get(ref)
-        return self._owning.gone(ref) if owned is None else owned.refused
+        return self._owner.gone(ref) if owned is None else owned.refused
 
     def handles(self, ref: Ref) -> int:
         """How many hold the reference on this node."""
@@ -256,13 +264,13 @@ class References:
 
     def story(self, ref: Ref) -> list[tuple[str, int]]:
         """What has happened to a reference on this node of late, with the node that did it."""
-        return [(what, who) for about, what, who in self._desk.story if about == ref]
+        return [(what, who) for about, what, who in self._peers.story if about == ref]
 
     def is_empty(self) -> bool:
         """Whether nothing is kept: no reference, no message that is waited for."""
-        if self._loops or self._desk.late():
+        if self._loops or self._peers.late():
             return False
-        return self._owning.is_empty() and self._holding.is_empty()
+        return self._owner.is_empty() and self._holder.is_empty()
 
     def validate(self) -> None:
         """Check what must always hold; for tests.
@@ -271,8 +279,8 @@ class References:
         ------
         AssertionError
         """
-        self._owning.validate()
-        self._holding.validate()
+        self._owner.validate()
+        self._holder.validate()
         for fork in self._loops:
             assert fork[3] == self.node and self.handles(fork[:3]), fork
 

@@ -1,12 +1,14 @@
-"""What a node owns for others, and what it refers to: values, and the counting of references.
+"""The reference table of a node: the values that it owns, and what it refers to.
 
-The counting itself is pure state (references.py). The node's lock guards it and `values`; what it
-asks for is done after the lock was let go, since a message that leaves late does no harm.
-Handles, and what a message has brought, are objects; who holds one need not release it, even if an
-interrupt cuts him short. Those that nobody holds any more come into `dropped`, by the callback of a
-weak reference that is C code: it takes no lock, and no interrupt lands in it, as one may in a
-`__del__`. The keeper, or the next call, sees to them. `_handles` holds those weak references;
-single operations on it are atomic.
+The counting itself is pure state (counting.py). The node's lock guards it and `values`; the table
+does what the counting asks for after it has let go of the lock, since a message that leaves late
+does no harm.
+
+A handle, and what keeps the references in a message alive, is an object that need not be released,
+even where an interrupt cuts a function short. When the last reference to it goes, the callback of a
+weak reference appends it to `dropped`; that is C code, which takes no lock, and in which no
+interrupt lands, as one may in a `__del__`. The housekeeping thread, or the next call, does the
+rest. `_handles` holds those weak references; single operations on it are atomic.
 """
 
 from __future__ import annotations
@@ -14,29 +16,36 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any
 
-from ..runtime.errors import DiscoError
-from . import messages
-from .outcome import whole
-from .reference_records import Brought, Fork, Free, Ref, Refused, Send
-from .references import References
-from .values import Value
-
-if TYPE_CHECKING:
-    from .node import Node
+from ...runtime.errors import DiscoError
+from ..outcome import Value, whole
+from .counting import References
+from .records import Action, Fork, Free, Keepalive, Message, Ref, Refused, Send
 
 
 class Handle(weakref.ref[Any]):
-    """Somebody's handle, and what is to be done without it: release references, or end a call."""
+    """A weak reference to a handle, and what to do when that goes: release references, or call."""
 
     __slots__ = ("meant",)
 
     meant: Sequence[Ref] | Callable[[], None]
 
 
-class Holdings:
+class ReferenceTable:
     """See the module.
+
+    Parameters
+    ----------
+    node, num_nodes
+        Which of how many nodes this is.
+    lock
+        The node's.
+    send
+        ``send(node, message)`` sends a message of the counting to another node.
+    needed
+        Called when something is entered that the housekeeping thread has to see to.
 
     Attributes
     ----------
@@ -47,10 +56,16 @@ class Holdings:
         See the module.
     """
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._lock = node.lock
-        self._references = References(node.id, 1 if node.alone else node.num_workers)
+    def __init__(
+        self,
+        node: int,
+        num_nodes: int,
+        lock: AbstractContextManager[Any],
+        send: Callable[[int, Message], None],
+        needed: Callable[[], None],
+    ) -> None:
+        self._lock, self._send, self._needed = lock, send, needed
+        self._references = References(node, num_nodes)
         self.values: dict[Ref, Value] = {}
         self.dropped: deque[Handle] = deque()
         self._handles: dict[int, Handle] = {}
@@ -62,12 +77,12 @@ class Holdings:
         with self._lock:
             ref = self._references.own()
             self.values[ref] = value
-        self._node.keeper.begin()
+        self._needed()
         return ref
 
     def create(self, owner: int) -> Fork:
         """A reference to a value that another node is asked to make; held once."""
-        self._node.keeper.begin()
+        self._needed()
         with self._lock:
             return self._references.create(owner)
 
@@ -84,9 +99,7 @@ class Holdings:
 
     def release(self, ref: Ref) -> None:
         """Hold it once less."""
-        with self._lock:
-            actions = self._references.release(ref)
-        self._do(actions)
+        self._count(self._references.release, ref)
 
     def fork(self, ref: Ref, to: int) -> Fork:
         """A fork that travels to another node."""
@@ -96,48 +109,39 @@ class Holdings:
     def undo(self, forks: Iterable[Fork]) -> None:
         """Forks that were not sent after all."""
         for fork in forks:
-            with self._lock:
-                actions = self._references.dropped(fork)
-            self._do(actions)
+            self._count(self._references.dropped, fork)
 
     def arrived(self, fork: Fork, sender: int) -> None:
         """A fork has come from another node; it is held once."""
-        with self._lock:
-            actions = self._references.arrived(fork, sender)
-        self._do(actions)
+        self._count(self._references.arrived, fork, sender)
 
-    def brought(self, forks: Sequence[Fork], sender: int) -> Brought | None:
+    def received(self, forks: Sequence[Fork], sender: int) -> Keepalive | None:
         """Forks have come with a message; what is returned holds them, each once."""
         if not forks:
             return None
-        self._node.keeper.begin()
+        self._needed()
         for fork in forks:
             self.arrived(fork, sender)
-        brought = Brought()
-        self.when_dropped(brought, [fork[:3] for fork in forks])
-        return brought
+        keepalive = Keepalive()
+        self.when_dropped(keepalive, [fork[:3] for fork in forks])
+        return keepalive
 
     def adopted(self, fork: Fork, sender: int, owner: int) -> Value:
         """Another node asks for a value to be made here, and refers to it."""
-        ref = fork[:3]
         with self._lock:
-            value = self.values.setdefault(ref, Value(owner))
-            actions = self._references.adopted(fork, sender)
-        self._node.keeper.begin()
-        self._do(actions)
+            value = self.values.setdefault(fork[:3], Value(owner))
+        self._needed()
+        self._count(self._references.adopted, fork, sender)
         return value
 
-    def heard(self, sender: int, message: Any) -> None:
+    def message_received(self, sender: int, message: Sequence[Any]) -> None:
         """A message of the counting has come."""
-        with self._lock:
-            actions = self._references.received(tuple(message), sender)
-        self._do(actions)
+        what, number, subject = message
+        self._count(self._references.received, (what, number, subject), sender)
 
     def lost(self, node: int) -> None:
         """Another node has died."""
-        with self._lock:
-            actions = self._references.lost(node)
-        self._do(actions)
+        self._count(self._references.lost, node)
         self._refuse_unmade()
 
     # -- values ------------------------------------------------------------------------------
@@ -151,13 +155,13 @@ class Holdings:
             If there is none, and there won't be.
         """
         with self._lock:
-            found = self.values.get(ref)
-            if found is None:
+            value = self.values.get(ref)
+            if value is None:
                 if self._references.refused(ref):
                     raise DiscoError(_NO_VALUE)
                 # the rank is that of the node: more is not known before the request for it comes
-                found = self.values[ref] = Value(ref[0])
-        return found
+                value = self.values[ref] = Value(ref[0])
+        return value
 
     def _refuse_unmade(self) -> None:
         """Say of values that were to come, and can't any more, that it is so."""
@@ -195,22 +199,20 @@ class Holdings:
                     for ref in handle.meant:
                         self.release(ref)
 
-    def _do(self, actions: Sequence[Any]) -> None:
-        if not actions:
-            return
-        node, freed = self._node, []
+    def _count(self, step: Callable[..., list[Action]], *args: Any) -> None:
+        """Take a step of the counting, and do what follows from it."""
+        with self._lock:
+            actions = step(*args)
+        freed = []  # the values themselves go with no lock held
         for action in actions:
-            if type(action) is Send:
-                node.mail.say(action.to, (messages.REFERENCES, action.message))
-            elif type(action) is Free:
-                with self._lock:
-                    freed.append(self.values.pop(action.ref, None))
-            elif type(action) is Refused:
+            if isinstance(action, Send):
+                self._send(action.to, action.message)
+            elif isinstance(action, Free | Refused):
                 with self._lock:
                     value = self.values.pop(action.ref, None)
-                if value is not None:
+                if value is not None and isinstance(action, Refused):
                     value.settle(None, DiscoError(_NO_VALUE))
-        del freed  # the values themselves, with no lock held
+                freed.append(value)
 
     def clear(self, error: DiscoError) -> None:
         """The session is over."""

@@ -1,0 +1,106 @@
+"""Where the calling thread is, and the node of its process: made on first use, ended with it.
+
+A server thread is bound to its place (node.py). A worker's own thread, and threads that it started,
+are known by `current_worker`; everything else is the controller. A node lies in its workers'
+`shared`; `_making` guards the making.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from ..engines.hooks import at_leave, open_sessions
+from ..runtime.errors import SessionError, session_closed
+from ..runtime.link import LISTENERS
+from ..runtime.session import Session
+from ..runtime.worker import Worker, current_worker_or_none
+from .directory import SERVICE
+from .names import CONTROLLER
+from .node import Node, Place, bound_place
+from .outcome import whole
+from .router import open_router
+
+NODE = "discolab.rpc.node"  # where in a worker's `shared` its node is
+
+_making = threading.RLock()  # to be open tells the session's service, which may ask for node 0
+
+
+def place_here() -> Place:
+    """Where the calling thread is.
+
+    Raises
+    ------
+    SessionError
+        On the controller, unless exactly one session is open.
+    """
+    place = bound_place()
+    if place is not None:
+        return place
+    worker = current_worker_or_none()
+    if worker is not None:
+        return Place(node_of_worker(worker), worker.worker_id)
+    sessions = open_sessions()
+    if len(sessions) != 1:
+        many = f"{len(sessions)} sessions are open" if sessions else "no session is open"
+        raise SessionError(
+            f"on the controller, discolab.rpc means the one open session, and {many}: "
+            "use the session's own, as in sess.rpc.rpc_sync(…)"
+        )
+    return Place(node_of_session(sessions[0]), CONTROLLER)
+
+
+def current_node() -> Node:
+    """The node of the calling thread; raises as `place_here`."""
+    return place_here().node
+
+
+def node_of_worker(worker: Worker) -> Node:
+    """The node of a worker's process; made where there is none."""
+    node: Node | None = worker.shared.get(NODE)
+    if node is not None and (node.alone or node.router is not None):
+        return node
+    with whole(), _making:  # or half a node would get what is for the one made in its place
+        node = worker.shared.get(NODE)
+        if node is None:
+            alone = len(worker.peers) == worker.num_workers
+            node = Node(0 if alone else worker.worker_id, worker.peers, worker.num_workers)
+            worker.shared[NODE] = node
+            if not alone:
+                try:
+                    node.router = open_router(worker, node.deliver, node.peer_lost)
+                except BaseException:
+                    del worker.shared[NODE]
+                    raise
+                node.opened.set()
+    return node
+
+
+def node_of_session(session: Session) -> Node:
+    """The node of the controller's process.
+
+    Raises
+    ------
+    SessionClosedError
+    """
+    if session.closed:
+        raise session_closed()
+    node = node_of_worker(session.workers_here()[0])
+    if session.timeout is not None:
+        node.controller_timeout = session.timeout
+    return node
+
+
+def _worker_left(worker: Worker) -> None:
+    """A worker ends; on its own thread."""
+    node: Node | None = worker.shared.get(NODE)
+    if node is not None:
+        node.worker_left(worker.worker_id)
+
+
+def _open(worker: Worker) -> None:
+    """Others use rpc: this node has to be there."""
+    node_of_worker(worker)
+
+
+LISTENERS[SERVICE] = _open
+at_leave(_worker_left)
