@@ -46,8 +46,8 @@ def document(
         lane = _Lane(rank, begin, end, mine)
         written += lane.events()
         written += lane.names(devices.get(rank, ""))
-    for number, one in enumerate(rounds):
-        written += _arrows(one, number, begin, end)
+    for number, round in enumerate(rounds):
+        written += _arrows(round, number, begin, end)
     return {
         "traceEvents": written,
         "displayTimeUnit": "ms",
@@ -79,7 +79,7 @@ class _Lane:
             around = self._commands.get(event.ordinal)
             if thread == MAIN and event.kind == COLLECTIVE and around is not None:
                 end = min(end, around.end or self._end)  # an interrupt closed it later
-            found: dict[str, Any] = {
+            entry: dict[str, Any] = {
                 "name": event.name,
                 "cat": event.kind,
                 "pid": self._rank,
@@ -88,17 +88,17 @@ class _Lane:
                 "args": _arguments(event),
             }
             if event.state in (FAILED, STOPPED):
-                found["cname"] = "terrible"  # red in chrome://tracing
+                entry["cname"] = "terrible"  # red in chrome://tracing
             if event.kind == MARK:
-                yield {**found, "ph": "i", "s": "t"}
+                yield {**entry, "ph": "i", "s": "t"}
             elif thread == ASYNC:  # these overlap each other
                 identity = {"id2": {"local": f"{self._rank}.{event.seq}"}}
-                yield {**found, **identity, "ph": "b"}
-                over = {**found, **identity, "ph": "e", "ts": (end - self._begin) / 1000}
+                yield {**entry, **identity, "ph": "b"}
+                over = {**entry, **identity, "ph": "e", "ts": (end - self._begin) / 1000}
                 over.pop("args")
                 yield over
             else:
-                yield {**found, "ph": "X", "dur": max(end - begin, _LEAST) / 1000}
+                yield {**entry, "ph": "X", "dur": max(end - begin, _LEAST) / 1000}
 
     def names(self, device: str) -> Iterator[dict[str, Any]]:
         """What the worker and its threads are called, and their order."""
@@ -106,40 +106,40 @@ class _Lane:
         name = f"worker {rank}" + (f" ({device})" if device else "")
         yield _about(rank, MAIN, "process_name", {"name": name})
         yield _about(rank, MAIN, "process_sort_index", {"sort_index": rank})
-        for thread, words in sorted(self._used.items()):
-            yield _about(rank, thread, "thread_name", {"name": words})
+        for thread, title in sorted(self._used.items()):
+            yield _about(rank, thread, "thread_name", {"name": title})
             yield _about(rank, thread, "thread_sort_index", {"sort_index": thread})
 
     def _thread(self, event: Event) -> int:
         if event.kind == COLLECTIVE:
-            thread, words = (ASYNC if event.asynchronous else MAIN), ""
+            thread, name = (ASYNC if event.asynchronous else MAIN), ""
         elif event.kind == CPU:
-            thread, words = PROFILER, ""
+            thread, name = PROFILER, ""
         elif event.kind == GPU:
             thread = FIRST_GPU + self._threads.setdefault(event.detail, len(self._threads))
-            words = event.detail
+            name = event.detail
         elif event.kind == SPAN and event.detail:  # a span on a thread that the worker started
             thread = FIRST_THREAD + self._threads.setdefault(event.detail, len(self._threads))
-            words = event.detail
+            name = event.detail
         else:
             return MAIN
-        self._used.setdefault(thread, words or _NAMES[thread])
+        self._used.setdefault(thread, name or _NAMES[thread])
         return thread
 
 
 def _arguments(event: Event) -> dict[str, Any]:
-    found: dict[str, Any] = {"state": event.state}
+    arguments: dict[str, Any] = {"state": event.state}
     if event.site:
-        found["called at"] = event.site
+        arguments["called at"] = event.site
     if event.ordinal >= 0:
-        found["call"] = event.ordinal
+        arguments["call"] = event.ordinal
     if event.kind == COLLECTIVE:
-        found |= {"data": event.detail, "bytes": event.size, "group": list(event.group)}
+        arguments |= {"data": event.detail, "bytes": event.size, "group": list(event.group)}
         if event.number >= 0:
-            found["number"] = event.number
+            arguments["number"] = event.number
     if not event.end:
-        found["unfinished"] = True
-    return found
+        arguments["unfinished"] = True
+    return arguments
 
 
 def _about(rank: int, thread: int, name: str, args: dict[str, Any]) -> dict[str, Any]:
@@ -147,20 +147,20 @@ def _about(rank: int, thread: int, name: str, args: dict[str, Any]) -> dict[str,
             "args": args}  # fmt: skip
 
 
-def _arrows(one: Round, number: int, begin: int, end: int) -> Iterator[dict[str, Any]]:
+def _arrows(round: Round, number: int, begin: int, end: int) -> Iterator[dict[str, Any]]:
     """From who came last to each of the others, at the moment at which it came."""
-    if one.slowest is None or one.asynchronous:
+    if round.slowest is None or round.asynchronous:
         return
-    last = one.begins[one.slowest]
-    for rank in one.group:
-        if rank == one.slowest or not one.begins[rank] <= last < (one.ends[rank] or end):
+    last = round.begins[round.slowest]
+    for rank in round.group:
+        if rank == round.slowest or not round.begins[rank] <= last < (round.ends[rank] or end):
             continue
         arrow = {
-            "name": one.name,
+            "name": round.name,
             "cat": "waits for",
             "id": f"{number}.{rank}",
             "tid": MAIN,
             "ts": (last - begin) / 1000,
         }
-        yield {**arrow, "ph": "s", "pid": one.slowest}
+        yield {**arrow, "ph": "s", "pid": round.slowest}
         yield {**arrow, "ph": "f", "bp": "e", "pid": rank}

@@ -71,8 +71,8 @@ def records(worker: Worker) -> bool:
 def is_on(session: Session, timeout: float = 0.3) -> dict[int, bool]:
     """Whether each worker records at this moment; who does not answer is not in it."""
     _check(session)
-    found: dict[int, bool] = session.look(records, timeout=timeout)
-    return found
+    recording: dict[int, bool] = session.look(records, timeout=timeout)
+    return recording
 
 
 def collect(session: Session, since: Trace | None = None, timeout: float = _ANSWER) -> Trace:
@@ -141,9 +141,9 @@ def tracing(
     finally:
         try:
             follower.catch_up(patience)
-            found = follower.trace()
-            error = max(found.clock_error.values(), default=0)
-            trace.fill(found.between(begun - error, clock() + error))
+            recorded = follower.trace()
+            error = max(recorded.clock_error.values(), default=0)
+            trace.fill(recorded.between(begun - error, clock() + error))
         finally:
             if not already:
                 _stop_quietly(session)

@@ -171,7 +171,7 @@ def _joined(
     last = np.maximum.reduceat(ends[places], starts)
     bad = np.maximum.reduceat(worst[places], starts)
     waits = np.add.reduceat(waited[places], starts)
-    found = []
+    spans = []
     for i, longest in enumerate(places[longest_of]):
         event = events[longest]
         state = event.state
@@ -181,13 +181,13 @@ def _joined(
         row, count = int(columns[2, longest]), int(lasts[i] - starts[i] + 1)
         times = int(first[i]), int(last[i])
         what = event.kind, event.name, state
-        found.append(Span(row, *times, *what, count, event.seq, int(waits[i])))
-    return found
+        spans.append(Span(row, *times, *what, count, event.seq, int(waits[i])))
+    return spans
 
 
 def _longest(lengths: Numbers, starts: Numbers, lasts: Numbers) -> Numbers:
     """Where the longest of each group is, the first of several."""
     counts = lasts - starts + 1
     most = np.repeat(np.maximum.reduceat(lengths, starts), counts)
-    found = np.flatnonzero(lengths == most)
-    return found[np.searchsorted(found, starts)]
+    places = np.flatnonzero(lengths == most)
+    return places[np.searchsorted(places, starts)]

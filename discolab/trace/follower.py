@@ -15,8 +15,8 @@ from ..runtime.errors import DiscoError
 from ..runtime.session import Session
 from .events import COLLECTIVE, COMMAND, CPU, FAILED, GPU, STOPPED, Event, event_of
 from .folding import Columns, Span, fold, fold_columns
-from .looks import clock_shifts, news, profiled
 from .packing import unpack
+from .reading import clock_shifts, news, profiled
 from .recorder import CAPACITY
 from .result import Trace
 from .rounds import Matcher, waits_of
@@ -240,17 +240,17 @@ class Follower:
         """
         session, asked = self._session, time.perf_counter_ns()
         wanted = [lane.question() for lane in self._lanes.values()]
-        found: dict[int, dict[str, Any]] = {}
+        answers: dict[int, dict[str, Any]] = {}
         try:
             self._compare_clocks(timeout)
-            found = session.look(news, wanted, most or A_LOOK, timeout=timeout)
-            found = {rank: answer for rank, answer in found.items() if rank in self._shifts}
+            answers = session.look(news, wanted, most or A_LOOK, timeout=timeout)
+            answers = {rank: answer for rank, answer in answers.items() if rank in self._shifts}
         except DiscoError:
             pass  # one of them can't be looked at: said below
-        self.on = {rank: answer["on"] for rank, answer in found.items()}
+        self.on = {rank: answer["on"] for rank, answer in answers.items()}
         self.behind = False
-        changed = self._miss([rank for rank in self._lanes if rank not in found])
-        for rank, answer in found.items():
+        changed = self._miss([rank for rank in self._lanes if rank not in answers])
+        for rank, answer in answers.items():
             self._lanes[rank].seen = asked
             events, more = self._lanes[rank].take(answer, self._shifts[rank][0])
             self.behind |= more
@@ -331,9 +331,9 @@ class Follower:
             lane.profiled, lane.extra = 0, []
         if there == lane.profiled:
             return 0
-        found = self._session.look(profiled, lane.profiled, A_LOOK, ranks=[rank], timeout=timeout)
+        answers = self._session.look(profiled, lane.profiled, A_LOOK, ranks=[rank], timeout=timeout)
         shift = self._shifts[rank][0]
-        events = [event_of(values, shift) for values in found.get(rank, ())]
+        events = [event_of(values, shift) for values in answers.get(rank, ())]
         lane.extra += events
         lane.profiled += len(events)
         lane.pending = lane.profiled < there

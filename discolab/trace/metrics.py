@@ -2,18 +2,21 @@
 
 `sample` is a probe, so it works while workers compute or hang. It reads what there is and changes
 nothing: CUDA is never initialised by a look, and what is not there is None or -1. It reads files of
-``/proc`` where there are any; elsewhere it asks psutil, if installed.
+``/proc`` where there are any; elsewhere it asks psutil, if installed. NVML is asked through pynvml,
+if that is installed; which GPU of NVML a device of torch is, or that it is none, is remembered in
+`_handles` for the life of the process.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +27,10 @@ from ..ccl.board.rounds import in_words
 from ..ccl.call import WAITING, Call
 from ..runtime.probes import probe
 from ..runtime.worker import Worker
-from .nvml import gpu_facts
 from .recorder import recorder_of
 
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+_handles: dict[str, tuple[Any, Any, str]] = {}  # by device: pynvml or None, handle, UUID
 
 
 @probe
@@ -159,6 +162,50 @@ def _memory(device: torch.device) -> dict[str, int] | None:
         "free": free,
         "total": total,
     }
+
+
+def gpu_facts(device: torch.device) -> dict[str, Any] | None:
+    """``utilisation`` in %, ``memory`` in bytes, ``temperature`` in °C, ``power`` in W, ``uuid``.
+
+    Single facts that the GPU does not tell are None; None if there is no such GPU, or no pynvml.
+    """
+    if device.type != "cuda" or not torch.cuda.is_initialized():
+        return None
+    key = str(device)
+    if key not in _handles:
+        _handles[key] = _find(device)
+    nvml, handle, uuid = _handles[key]
+    if nvml is None:
+        return None
+    return {
+        "utilisation": _ask(lambda: int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)),
+        "memory": _ask(lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).used)),
+        "temperature": _ask(
+            lambda: int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
+        ),
+        "power": _ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),
+        "uuid": uuid,
+    }
+
+
+def _find(device: torch.device) -> tuple[Any, Any, str]:
+    """The device by its UUID, as CUDA_VISIBLE_DEVICES changes the numbers."""
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        uuid = str(torch.cuda.get_device_properties(device).uuid)
+        if not uuid.startswith(("GPU-", "MIG-")):
+            uuid = f"GPU-{uuid}"
+        return nvml, nvml.nvmlDeviceGetHandleByUUID(uuid), uuid
+    except Exception:
+        return None, None, ""
+
+
+def _ask(question: Callable[[], Any]) -> Any:
+    try:
+        return question()
+    except Exception:  # not supported by this GPU, or lost
+        return None
 
 
 def _collective(worker: Worker) -> dict[str, Any] | None:

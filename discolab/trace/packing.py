@@ -40,10 +40,10 @@ def _values(column: list[Any], count: int) -> Any:
     how, values, numbers = column
     if how == _SAME:
         return repeat(_plain(values), count)
-    found = array("q", bytes(numbers))
+    unpacked = array("q", bytes(numbers))
     if how == _NUMBERS:
-        return found
-    return map([_plain(value) for value in values].__getitem__, found)
+        return unpacked
+    return map([_plain(value) for value in values].__getitem__, unpacked)
 
 
 def _plain(value: Any) -> Any:

@@ -113,13 +113,13 @@ def _share(profiler: torch.profiler.profile, workers: list[Worker]) -> int:
     if results is None:
         raise ArgumentError("merge_profiler: this profiler has no events; stop it first")
     events = results.events_of_all() if isinstance(results, Part) else results.events()
-    found = _by_worker(events, workers, _clocks())
+    of_worker = _by_worker(events, workers, _clocks())
     for worker in workers:
         recorder = recorder_of(worker)
         if recorder is not None:  # a new list: it may be read beside
-            mine = found[worker.worker_id]
+            mine = of_worker[worker.worker_id]
             recorder.profiled = [*recorder.profiled, *mine][-MOST:]
-    return sum(map(len, found.values()))
+    return sum(map(len, of_worker.values()))
 
 
 def _by_worker(
@@ -128,7 +128,7 @@ def _by_worker(
     """The events of each worker, as `Event` has them."""
     threads = {native_id(worker): worker.worker_id for worker in workers}
     devices = {w.device.index or 0: w.worker_id for w in workers if w.device.type == "cuda"}
-    found: dict[int, list[tuple[Any, ...]]] = {worker.worker_id: [] for worker in workers}
+    of_rank: dict[int, list[tuple[Any, ...]]] = {worker.worker_id: [] for worker in workers}
     launched: dict[int, int] = {}
     kernels = []
     for event in events:
@@ -138,15 +138,15 @@ def _by_worker(
         rank = threads.get(event.device_resource_id())
         if rank is not None:
             launched[event.correlation_id()] = rank
-            found[rank].append(_plain(event, CPU, "", shift))
+            of_rank[rank].append(_plain(event, CPU, "", shift))
     for event in kernels:
         rank = launched.get(event.correlation_id(), devices.get(event.device_index()))
         if rank is not None:
             stream = f"cuda:{event.device_index()} stream {event.device_resource_id()}"
-            found[rank].append(_plain(event, GPU, stream, shift))
-    for mine in found.values():
+            of_rank[rank].append(_plain(event, GPU, stream, shift))
+    for mine in of_rank.values():
         mine.sort(key=lambda values: (values[3], -values[4]))
-    return found
+    return of_rank
 
 
 def _plain(event: Any, kind: str, detail: str, shift: int) -> tuple[Any, ...]:

@@ -2,7 +2,7 @@
 
 A `Recorder` belongs to one worker and lies in `Worker.shared`, so it ends with it. The worker's own
 thread alone writes: it appends to `ring` and holds what is not over in `open` and `spans`. Others
-read (looks.py). While recording is off nothing of this is on any path.
+read (reading.py). While recording is off nothing of this is on any path.
 
 The ring keeps no argument, tensor or function: commands and spans are tuples of strings and
 numbers, with call sites as code objects; a collective is the ledger's own `Call`, which tells of
@@ -46,11 +46,11 @@ Opened = tuple[str, str, Any, int, int, str]
 """The command that runs: its name, the file name if it is a cell, site, begin, ordinal, and
 `INTERNAL` if it is discolab's own."""
 
-Told = tuple[int, str, str, str, Any, int, int, str, int, int, str]
+Entry = tuple[int, str, str, str, Any, int, int, str, int, int, str]
 """A command, span or mark in the ring: its number, kind, name, the file name of a cell, site,
 begin, end, state, ordinal, depth, and the thread if it is not the worker's own, or `INTERNAL`."""
 
-Noted = tuple[int, Call]
+CollectiveEntry = tuple[int, Call]
 """A collective in the ring. All are plain tuples: a named one takes longer than all the rest."""
 
 _mine = threading.local()  # the recorder of a worker, on its own thread
@@ -77,7 +77,7 @@ class Recorder:
 
     def __init__(self, worker: Worker, capacity: int) -> None:
         self.worker = worker
-        self.ring: deque[Told | Noted] = deque(maxlen=capacity)
+        self.ring: deque[Entry | CollectiveEntry] = deque(maxlen=capacity)
         self.cleared = 0
         self.open: Opened | None = None
         self.spans: list[span] = []
@@ -104,18 +104,18 @@ class Recorder:
         cell, whose, ordinal = "", "", worker.executed
         if type(func) is FunctionType:
             name = func.__qualname__
-            words = getattr(func, "disco_command", None)
+            title = getattr(func, "disco_command", None)
         else:
-            name, words = _names(func)
-        if type(words) is str:
-            if words == OWN_WORDS:
+            name, title = _names(func)
+        if type(title) is str:
+            if title == OWN_WORDS:
                 self._plain(command)
                 return
-            if words in CALLS:
+            if title in CALLS:
                 cell = _cell_of(command)
             else:
                 whose = INTERNAL
-            name = words
+            name = title
         del func
         site = command[-1]
         begin = clock()
@@ -142,10 +142,10 @@ class Recorder:
         )
         self.open = None
 
-    def _has(self, one: span) -> bool:
+    def _has(self, opened: span) -> bool:
         """Whether a span is in the ring already: an interrupt came as it was left."""
         last = self.ring[-1] if self.ring else None
-        return last is not None and len(last) > 2 and (last[1], last[5]) == (SPAN, one.begin)
+        return last is not None and len(last) > 2 and (last[1], last[5]) == (SPAN, opened.begin)
 
     def _settle(self) -> None:
         while True:
@@ -161,12 +161,12 @@ class Recorder:
         ordinal = -1 if opened is None else opened[4]
         for depth in range(len(left) - 1, -1, -1):
             if self.on and not self._has(left[depth]):
-                self.ring.append(left[depth].told(self, end, state, ordinal, depth))
+                self.ring.append(left[depth].entry(self, end, state, ordinal, depth))
         left.clear()
         if opened is not None and self.on:
             name, cell, site, begin, ordinal, whose = opened
-            told = self.next(), COMMAND, name, cell, site, begin, end, state, ordinal, 0, whose
-            self.ring.append(told)
+            entry = self.next(), COMMAND, name, cell, site, begin, end, state, ordinal, 0, whose
+            self.ring.append(entry)
         self.open = None
 
 
@@ -186,8 +186,8 @@ def _names(func: Any) -> tuple[str, Any]:
 
 def recorder_of(worker: Worker) -> Recorder | None:
     """The recorder of a worker, None if there never was one."""
-    found = worker.shared.get(_KEY)
-    return None if found is None else found.get(worker.worker_id)
+    recorders = worker.shared.get(_KEY)
+    return None if recorders is None else recorders.get(worker.worker_id)
 
 
 _recording: weakref.WeakSet[Recorder] = weakref.WeakSet()  # those that are on, of this process
@@ -311,15 +311,15 @@ class span:  # noqa: N801 - used like a function
         """End it on another thread, or in another order than it was entered."""
         ordinal, spans = recorder.worker.executed, recorder.spans
         if self in spans:
-            recorder.ring.append(self.told(recorder, end, state, ordinal, spans.index(self)))
+            recorder.ring.append(self.entry(recorder, end, state, ordinal, spans.index(self)))
             spans.remove(self)
         elif getattr(_mine, "recorder", None) is not recorder:
             thread = threading.current_thread().name
-            recorder.ring.append(self.told(recorder, end, state, ordinal, 0, thread))
+            recorder.ring.append(self.entry(recorder, end, state, ordinal, 0, thread))
 
-    def told(
+    def entry(
         self, recorder: Recorder, end: int, state: str, ordinal: int, depth: int, thread: str = ""
-    ) -> Told:
+    ) -> Entry:
         """As it goes in the ring."""
         what = recorder.next(), SPAN, self.name, "", self.place
         return (*what, self.begin, end, state, ordinal, depth, thread)

@@ -146,12 +146,12 @@ def match(events: Iterable[tuple[int, Event]]) -> tuple[Round, ...]:
 
 def _round(members: dict[int, Event]) -> Round:
     ranks = sorted(members)
-    one = members[ranks[0]]
-    whole = len(members) == len(one.group)
+    first = members[ranks[0]]
+    whole = len(members) == len(first.group)
     waits = waits_of(members) if whole else {}
     slowest = max(ranks, key=lambda rank: (members[rank].begin, -rank)) if len(waits) > 1 else None
     return Round(
-        one.name, one.detail, one.site, one.ordinal, one.number, one.group, one.size,
+        first.name, first.detail, first.site, first.ordinal, first.number, first.group, first.size,
         {rank: members[rank].begin for rank in ranks},
         {rank: members[rank].end for rank in ranks},
         waits, slowest, any(event.state in (FAILED, STOPPED) for event in members.values()),

@@ -75,30 +75,30 @@ def _waiting(
 def _by_begin(rounds: Iterable[Round], end: int) -> dict[tuple[int, int, int], int]:
     """How long each member of each has waited, by its rank, its begin and the number."""
     return {
-        (rank, one.begins[rank], one.number): waited
-        for one in rounds
-        for rank, waited in one.waits_until(end).items()
+        (rank, round.begins[rank], round.number): waited
+        for round in rounds
+        for rank, waited in round.waits_until(end).items()
     }
 
 
 def _sites(rounds: Iterable[Round], end: int) -> tuple[SiteTime, ...]:
     """By place in the program and operation."""
     by_place: dict[tuple[str, str], list[Round]] = {}
-    for one in rounds:
-        by_place.setdefault((one.site, one.name), []).append(one)
+    for round in rounds:
+        by_place.setdefault((round.site, round.name), []).append(round)
     sites = []
     for (site, name), mine in by_place.items():
-        last = Counter(one.slowest for one in mine if one.slowest is not None)
+        last = Counter(round.slowest for round in mine if round.slowest is not None)
         sites.append(
             SiteTime(
                 name,
                 site,
                 len(mine),
-                sum(sum(one.waits_until(end).values()) for one in mine),
+                sum(sum(round.waits_until(end).values()) for round in mine),
                 tuple(sorted(last.items(), key=lambda item: (-item[1], item[0]))),
-                sum(one.size * len(one.begins) for one in mine),
-                sum(one.failed for one in mine),
-                sum(one.goes_on and not one.failed for one in mine),
+                sum(round.size * len(round.begins) for round in mine),
+                sum(round.failed for round in mine),
+                sum(round.goes_on and not round.failed for round in mine),
             )
         )
     return tuple(sorted(sites, key=lambda site: (-site.waited, site.site, site.name)))

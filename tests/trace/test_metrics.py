@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from discolab import Session, ccl, current_worker, trace
-from discolab.trace.nvml import gpu_facts
+from discolab.trace.metrics import gpu_facts
 
 
 def spin(path: str) -> None:

@@ -1,7 +1,7 @@
-"""Looking at recorders from beside their workers: the probes, and the clocks of other machines.
+"""Reads recorders from beside their workers, by probes, and compares the clocks of machines.
 
-What travels is plain: an event is a list in the order of `Event`, many are packed. Only what is new
-is asked for, in pieces of a bounded size, and what was not over is asked for again until it is.
+What travels is plain: an event is a list in the order of `Event`, many are packed. The controller
+asks only for new events, in pieces of a bounded size, and again for events that were not over.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..runtime.sources import display_name, is_cell
 from ..runtime.worker import Worker
 from .events import COLLECTIVE, COMMAND, DONE, FAILED, NOW, RUNNING, SPAN, STOPPED
 from .packing import pack
-from .recorder import Noted, Recorder, Told, recorder_of
+from .recorder import CollectiveEntry, Entry, Recorder, recorder_of
 
 _number = itemgetter(0)  # of an entry
 _AHEAD = 100  # the last entries, whose commands are told before it is their turn
@@ -58,13 +58,13 @@ def news(worker: Worker, wanted: Sequence[Sequence[Any]], most: int) -> dict[str
     ring = _tail(recorder, newest - min([since, *(number - 1 for number in unfinished)]))
     start = bisect_right(ring, since, key=_number)
     fresh = ring[start : start + most]
-    told = Words(worker)
+    formatter = Formatter(worker)
     ahead = [entry for entry in ring[start + most :][-_AHEAD:] if _is_command(entry)]
     return {
         "on": recorder.on,
-        "again": pack([told.of(entry) for entry in _by_number(ring, unfinished)]),
-        "fresh": pack([told.of(entry) for entry in fresh]),
-        "now": [*([NOW, *told.of(entry)[1:]] for entry in ahead), *now],  # they come again
+        "again": pack([formatter.format(entry) for entry in _by_number(ring, unfinished)]),
+        "fresh": pack([formatter.format(entry) for entry in fresh]),
+        "now": [*([NOW, *formatter.format(entry)[1:]] for entry in ahead), *now],  # they come again
         "first": first,
         "newest": newest,
         "cleared": recorder.cleared,
@@ -87,32 +87,34 @@ def _ends(recorder: Recorder) -> tuple[int, int]:
         return 0, -1
 
 
-def _tail(recorder: Recorder, count: int) -> list[Told | Noted]:
+def _tail(recorder: Recorder, count: int) -> list[Entry | CollectiveEntry]:
     """The last entries, in the order of their numbers."""
     while count > 0:
         try:
-            found = list(islice(reversed(recorder.ring), count))
+            entries = list(islice(reversed(recorder.ring), count))
         except RuntimeError:  # something was appended just then
             continue
-        found.sort(key=_number)  # a thread of the worker's may have come in between
-        return found
+        entries.sort(key=_number)  # a thread of the worker's may have come in between
+        return entries
     return []
 
 
 def _running(recorder: Recorder) -> list[Any]:
     """The command that runs and the spans that are open in it."""
-    opened, spans, words = recorder.open, recorder.spans.copy(), Words(recorder.worker)
+    opened, spans, formatter = recorder.open, recorder.spans.copy(), Formatter(recorder.worker)
     if opened is None or not recorder.on:
         return []
     name, cell, site, begin, ordinal, whose = opened
-    found: list[Told] = [(NOW, COMMAND, name, cell, site, begin, 0, RUNNING, ordinal, 0, whose)]
-    for depth, one in enumerate(spans):
-        what = NOW, SPAN, one.name, "", one.place
-        found.append((*what, one.begin, 0, RUNNING, ordinal, depth, ""))
-    return [words.of(entry) for entry in found]
+    entries: list[Entry] = [(NOW, COMMAND, name, cell, site, begin, 0, RUNNING, ordinal, 0, whose)]
+    for depth, span in enumerate(spans):
+        what = NOW, SPAN, span.name, "", span.place
+        entries.append((*what, span.begin, 0, RUNNING, ordinal, depth, ""))
+    return [formatter.format(entry) for entry in entries]
 
 
-def _by_number(ring: Sequence[Told | Noted], numbers: Sequence[int]) -> list[Told | Noted]:
+def _by_number(
+    ring: Sequence[Entry | CollectiveEntry], numbers: Sequence[int]
+) -> list[Entry | CollectiveEntry]:
     places = [bisect_left(ring, number, key=_number) for number in numbers]
     return [
         ring[place]
@@ -121,22 +123,22 @@ def _by_number(ring: Sequence[Told | Noted], numbers: Sequence[int]) -> list[Tol
     ]
 
 
-def _is_command(entry: Told | Noted) -> bool:
+def _is_command(entry: Entry | CollectiveEntry) -> bool:
     return len(entry) > 2 and entry[1] == COMMAND
 
 
-class Words:
-    """Puts entries of a ring in words; made for one look, as it remembers call sites."""
+class Formatter:
+    """Makes entries of a ring plain; made for one question, as it remembers call sites."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._sites: dict[Any, str] = {}
 
-    def of(self, entry: Told | Noted) -> list[Any]:
-        """An entry as the line carries it."""
-        return self._told(entry) if len(entry) > 2 else self._collective(*entry)
+    def format(self, entry: Entry | CollectiveEntry) -> list[Any]:
+        """An entry as it travels."""
+        return self._event(entry) if len(entry) > 2 else self._collective(*entry)
 
-    def _told(self, entry: Any) -> list[Any]:
+    def _event(self, entry: Any) -> list[Any]:
         seq, kind, name, cell, site, begin, end, state, ordinal, depth, thread = entry
         if cell:
             name, site = (display_name(cell) if is_cell(cell) else name), None
@@ -160,11 +162,11 @@ class Words:
     def _site(self, site: Any) -> str:
         if site is None:
             return ""
-        words = self._sites.get(site)
-        if words is None:
-            words = site_text(_with_line(*site) if len(site) == 3 else site)
-            self._sites[site] = words
-        return words
+        text = self._sites.get(site)
+        if text is None:
+            text = site_text(_with_line(*site) if len(site) == 3 else site)
+            self._sites[site] = text
+        return text
 
 
 def _with_line(code: CodeType, instruction: int, _: None) -> tuple[CodeType, int]:
@@ -183,17 +185,17 @@ def _state(call: Call, worker: Worker) -> str:
 
 @lru_cache(maxsize=1024)
 def _contents(signature: Signature) -> tuple[str, int]:
-    """What a collective moves, in words and in bytes."""
-    words = [signature.of.removeprefix(" of ")] if signature.kinds else []
+    """What a collective moves, as text and in bytes."""
+    facts = [signature.of.removeprefix(" of ")] if signature.kinds else []
     if signature.reduction:
-        words.append(signature.reduction)
+        facts.append(signature.reduction)
     if signature.op in P2P:
         whom = "any worker" if signature.root is None else f"worker {signature.root}"
-        words.append(f"{'to' if signature.op == 'send' else 'from'} {whom}")
+        facts.append(f"{'to' if signature.op == 'send' else 'from'} {whom}")
     elif signature.root is not None:
-        words.append(f"root worker {signature.root}")
+        facts.append(f"root worker {signature.root}")
     size = sum(math.prod(shape or ()) * dtype.itemsize for dtype, shape in signature.kinds)
-    return ", ".join(words), size
+    return ", ".join(facts), size
 
 
 # -- clocks ----------------------------------------------------------------------------------
@@ -215,16 +217,16 @@ def _machine() -> str:
 
 
 def clock_shifts(session: Session, timeout: float) -> dict[int, tuple[int, int]]:
-    """How far each worker's clock is ahead of ours, and the bound of the error, in ns.
+    """How far each worker's clock is ahead of the controller's, and the bound of the error, in ns.
 
     Workers of this machine have our clock; the others are asked a few times each, and the fastest
     answer counts. A worker that does not answer is not in it.
     """
     began = time.perf_counter_ns()
-    found = session.look(clock_here, timeout=timeout)
+    answers = session.look(clock_here, timeout=timeout)
     ended = time.perf_counter_ns()
     shifts: dict[int, tuple[int, int]] = {}
-    for rank, (there, machine) in found.items():
+    for rank, (there, machine) in answers.items():
         if machine == _machine() and began <= there <= ended:
             shifts[rank] = 0, 0
         else:
@@ -239,13 +241,13 @@ def _ask_often(session: Session, rank: int, timeout: float) -> tuple[int, int] |
     for _ in range(_PINGS):
         began = time.perf_counter_ns()
         try:
-            found = session.look(clock_here, ranks=[rank], timeout=timeout)
+            answers = session.look(clock_here, ranks=[rank], timeout=timeout)
         except DiscoError:
             return best
         ended = time.perf_counter_ns()
-        if rank not in found:
+        if rank not in answers:
             return best
         half = (ended - began + 1) // 2
         if best is None or half < best[1]:
-            best = found[rank][0] - (began + half), half
+            best = answers[rank][0] - (began + half), half
     return best
