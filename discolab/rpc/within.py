@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from types import TracebackType
 from typing import Any
 
 
@@ -19,10 +18,5 @@ class within:  # noqa: N801 - used as a function
         self._before = getattr(self._local, self._name, None)
         setattr(self._local, self._name, self._value)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: Any) -> None:
         setattr(self._local, self._name, self._before)

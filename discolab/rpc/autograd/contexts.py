@@ -14,7 +14,6 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -334,12 +333,7 @@ class Scope:
         self._entered.append((made, block))
         return Context(made.id)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: Any) -> None:
         made, block = self._entered.pop()
-        block.__exit__(kind, exc, trace)
+        block.__exit__(*exc)
         self._node.autograd.contexts.drop(made.id, self._node.id)

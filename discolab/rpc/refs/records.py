@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 # (owner, creator, number): the value lives on `owner`; `creator` has counted it, by owner.
@@ -99,33 +100,32 @@ class Window:
         return number <= self.low or number in self.above
 
 
+@dataclass(slots=True, eq=False)
 class Owned:
     """What the owner knows of a value.
 
     Attributes
     ----------
+    adopted
+        Whether the request has come.
+    refused
+        Whether it can't come any more.
     handles
         How many hold it here.
     forks
         The forks that are out, each with the node that holds it or that it is on its way to.
     expected
         Forks whose nodes wait to hear that the value is there: its request has not come yet.
-    adopted
-        Whether the request has come.
-    refused
-        Whether it can't come any more.
     """
 
-    __slots__ = ("adopted", "expected", "forks", "handles", "refused")
-
-    def __init__(self, *, adopted: bool, refused: bool = False) -> None:
-        self.handles = 0
-        self.forks: dict[Fork, int] = {}
-        self.expected: dict[Fork, int] = {}
-        self.adopted = adopted
-        self.refused = refused
+    adopted: bool
+    refused: bool = False
+    handles: int = 0
+    forks: dict[Fork, int] = field(default_factory=dict)
+    expected: dict[Fork, int] = field(default_factory=dict)
 
 
+@dataclass(slots=True, eq=False)
 class Held:
     """What a node knows of a reference to a value of another node.
 
@@ -143,14 +143,11 @@ class Held:
         Whether the owner has refused all forks.
     """
 
-    __slots__ = ("children", "handles", "kept", "refused", "waiting")
-
-    def __init__(self) -> None:
-        self.handles = 0
-        self.kept: Fork | None = None
-        self.waiting: set[Fork] = set()
-        self.children: dict[Fork, int] = {}
-        self.refused = False
+    handles: int = 0
+    kept: Fork | None = None
+    waiting: set[Fork] = field(default_factory=set)
+    children: dict[Fork, int] = field(default_factory=dict)
+    refused: bool = False
 
 
 class Peers:
