@@ -20,9 +20,9 @@ from typing import Any
 from ..debugger import raised
 from ..debugger.given import given_names
 from ..runtime.dref import DRef
-from ..runtime.dref_book import OWN
 from ..runtime.errors import ArgumentError, DiscoError, WaitTimeoutError
 from ..runtime.failures import Failure, name_ranks
+from ..runtime.registers import OWN
 from ..runtime.session import Session
 from ..runtime.sources import place
 from ..runtime.worker import Worker, current_worker

@@ -13,7 +13,6 @@ A command is a plain tuple whose first item is the action and whose second is a 
     (DEBUG_GET_FROM_REMOTE, reg, tell, ticket)  reply with the register's value
     (DEBUG_SET_REGISTER, reg, value, ticket)
     (END_INTERRUPT, 0, ticket)                  everything before this was cancelled
-    (COUNT_FROM, 0, number)                     some workers may have missed a command
     (TOLD, 0, told)                             somebody was told of these failures
 
 `told` is ``calls, victims, others``: ordinals of calls; of calls of which only those failures were
@@ -53,7 +52,6 @@ class DiscoAction(IntEnum):
     DEBUG_GET_FROM_REMOTE = 7
     DEBUG_SET_REGISTER = 8
     END_INTERRUPT = 64
-    COUNT_FROM = 65
     TOLD = 66
 
 

@@ -7,6 +7,8 @@ waited for is in controller.py, Disco's methods are in session.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
+from operator import call
 from time import monotonic
 from types import FunctionType
 from typing import Any
@@ -59,7 +61,7 @@ class Caller(Controller):
         """
         # other names: `func`, `args` and `kwargs` hold DRefs whose registers this call reads
         what, given, named, bind, site = self._encode_call(func, args, kwargs)
-        if self._sent >= self._look_at:
+        if self._is_look_due():
             self._throttle()
         with self._lock:
             if self._closed:
@@ -68,26 +70,12 @@ class Caller(Controller):
             if len(registers.dropped) > 1:
                 self._flush_dropped()
             reg = registers.take()
-            try:
-                ref = DRef(reg, self)  # type: ignore[arg-type]  # it is a Session
-            except BaseException:
-                registers.give_back(reg)
-                raise
+            ref = DRef(reg, self)  # type: ignore[arg-type]  # it is a Session
             command = (_CALL_PACKED, reg, what, given, named, bind, site)
-            if self._torn:
-                self._mend()
-            self._torn = True
-            try:
-                for send in self._in_turn:
-                    send(command)
-            except BaseException:
-                self._mend()
-                raise
-            self._torn = False
-            self._sent += 1
+            self._run_steps(map(call, self._to_all_as_call, repeat(command)))  # as `_broadcast`
             book = self._book
             if book is not None:
-                book[reg] = (weakref(ref), site, monotonic(), book.cell, self._sent - self._others)
+                book[reg] = (weakref(ref), site, monotonic(), book.cell, self.calls_sent)
         return ref
 
     def call_without_result(self, func: Any, /, *args: Any, **kwargs: Any) -> None:
@@ -96,7 +84,7 @@ class Caller(Controller):
         What fails is told by the next wait for that worker, be it a sync or a fetch.
         """
         command = self._encode_call(func, args, kwargs)
-        if self._sent >= self._look_at:
+        if self._is_look_due():
             self._throttle()
         with self._lock:
             self._broadcast((_CALL_PACKED, 0, *command))

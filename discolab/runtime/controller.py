@@ -4,6 +4,10 @@ Any thread may call it. `_lock` makes the total order of commands: whoever holds
 register id and appends one command to each channel. Nothing waits under it.
 `_registers.dropped` needs no lock (see registers.py).
 
+A broadcast is one call of C code (`_run_steps`): it puts a command in each channel and counts it.
+Ctrl-C comes before it or after it, so that no worker misses a command that others have, and the
+count of calls is the workers' own. Where sending takes Python code, it runs in a shield.
+
 Every wait goes through `wait` (or `_throttle`): it ticks (50 ms) to look whether workers
 live, can be interrupted by Ctrl-C, and has a deadline if `timeout` was given to the call or
 the session. Ctrl-C in a wait also ends what the workers run: after it they are ready again.
@@ -18,16 +22,17 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import repeat
 from numbers import Real
+from operator import call
 from types import CodeType
 from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from .actions import DiscoAction
+from .actions import Command, DiscoAction
 from .arguments import Register
 from .channel import Channel, Ticket
-from .dref_book import DRefBook
 from .errors import (
     ArgumentError,
     DiscoError,
@@ -38,9 +43,9 @@ from .errors import (
     session_closed,
 )
 from .failures import name_ranks
-from .interruptible import TICK, waiting_threads
+from .interrupts import TICK, Count, reentrant_lock, run_steps, shield, waiting_threads
 from .probes import look_here, name_of
-from .registers import RegisterFile
+from .registers import DRefBook, RegisterFile
 from .status import SessionStatistics, WorkerStatus
 from .worker import Worker, current_worker_or_none
 
@@ -48,7 +53,7 @@ R = TypeVar("R")
 
 _OWN_MODULES = __name__.partition(".")[0] + "."
 _MOST_QUEUED = 16_384  # commands a worker may be behind before calls wait for it
-_COUNT_EVERY = 512  # commands between two looks at that
+_LOOK_EVERY = 512  # calls between two looks at that
 
 
 class Controller:
@@ -82,23 +87,27 @@ class Controller:
         self.name: str | None = None
         self._channels = tuple(channels)
         self._sends = tuple(channel.send for channel in channels)
-        self._in_turn = self._sends  # in the order in which a broadcast goes out
+        self._calls, self._others = Count(), Count()  # commands that all workers were sent
+        self._send_by(self._sends)
         self._num_groups = num_groups
         self._devices = tuple(devices)
         self._worker_zero_data = worker_zero_data
         self._tokens = itertools.count()
         self._registers = RegisterFile()
         self._functions: dict[str, Register] = {}
-        self._lock = threading.RLock()
+        self._lock = reentrant_lock()
         self._closed = False
         self._seed: int | None = torch.initial_seed()  # None: no warning needed
-        self._sent = 0
-        self._others = 0  # of these, what is no call: workers count calls
         self._book: DRefBook | None = None
         self._told_dead: set[int] = set()
-        self._torn = False  # whether a command may have gone to some workers only
-        self._look_at = _COUNT_EVERY
+        self._is_look_due = itertools.cycle([False] * (_LOOK_EVERY - 1) + [True]).__next__
         self.held_up: Callable[[], str] | None = None  # why no worker goes on; "" if they do
+
+    def _send_by(self, sends: Iterable[Callable[[Command], object]], *, in_c: bool = True) -> None:
+        """Say what sends a command to all workers, in this order, and whether that is C code."""
+        self._to_all = tuple(sends)
+        self._to_all_as_call = (*self._to_all, self._calls.add)
+        self._run_steps = run_steps if in_c else _run_steps_shielded
 
     # -- facts -----------------------------------------------------------------------------
 
@@ -121,6 +130,16 @@ class Controller:
     def closed(self) -> bool:
         """Whether it was shut down."""
         return self._closed
+
+    @property
+    def calls_sent(self) -> int:
+        """How many calls all workers were sent; a worker that is done has executed as many."""
+        return self._calls.value
+
+    @property
+    def commands_sent(self) -> int:
+        """How many commands all workers were sent, calls among them."""
+        return self._calls.value + self._others.value
 
     def status(self) -> list[WorkerStatus]:
         """What each worker does now; never waits."""
@@ -180,7 +199,7 @@ class Controller:
 
     def statistics(self) -> SessionStatistics:
         """Counts for tests and displays; never waits."""
-        return SessionStatistics(self._registers.live, self._sent, tuple(self.status()))
+        return SessionStatistics(self._registers.live, self.commands_sent, tuple(self.status()))
 
     def __repr__(self) -> str:
         kind = type(self).__name__
@@ -303,10 +322,11 @@ class Controller:
 
     def _flush_dropped(self) -> None:
         """Tell the workers to forget what no DRef holds any more; under the lock."""
-        ids = self._registers.collect()
-        if ids and not self._closed:
-            for send in self._in_turn:
-                send((DiscoAction.KILL_REG, 0, ids))
+        self._registers.collect(self._forget)
+
+    def _forget(self, ids: tuple[int, ...]) -> None:
+        if not self._closed:
+            self._run_steps(map(call, self._to_all, repeat((DiscoAction.KILL_REG, 0, ids))))
 
     def forget_dropped(self) -> None:
         """Have the workers forget what no DRef holds any more, without waiting for a command."""
@@ -315,32 +335,10 @@ class Controller:
                 self._flush_dropped()
 
     def _broadcast(self, command: tuple[Any, ...]) -> None:
-        """Append a command to every channel; under the lock."""
+        """Append a command to every channel, and count it; under the lock."""
         self._check_open()
-        if self._torn:
-            self._mend()
-        self._torn = True
-        try:
-            for send in self._in_turn:
-                send(command)
-        except BaseException:
-            self._mend()
-            raise
-        self._torn = False
-        self._sent += 1
-        if command[0] != DiscoAction.CALL_PACKED:
-            self._others += 1
-
-    def _mend(self) -> None:
-        """Ctrl-C came between two sends: let all workers count calls from one number again.
-
-        Another one may come within: then the next command does it, for `_torn` is set until then.
-        """
-        self._sent += 1
-        self._others = 0
-        for send in self._in_turn:
-            send((DiscoAction.COUNT_FROM, 0, self._sent))
-        self._torn = False
+        count = self._calls if command[0] == DiscoAction.CALL_PACKED else self._others
+        self._run_steps(map(call, (*self._to_all, count.add), repeat(command)))
 
     def _knows_dead(self) -> bool:
         """Whether workers have died, and the user was told of each."""
@@ -391,11 +389,10 @@ class Controller:
                 self._flush_dropped()
             command = (int(action), *head, ticket)
             if len(ranks) == len(self._channels):
-                for send in self._in_turn:
-                    send(command)
-            else:
-                for rank in reversed(ranks):  # worker 0 last: its thread would take the GIL from us
-                    self._sends[rank](command)
+                sends = self._to_all
+            else:  # worker 0 last: its thread would take the GIL from us
+                sends = tuple([self._sends[rank] for rank in reversed(ranks)])
+            self._run_steps(map(call, sends, repeat(command)))
         return ticket
 
     def _check_caller(self) -> None:
@@ -492,7 +489,6 @@ class Controller:
 
     def _throttle(self) -> None:
         """Wait while a worker is too far behind, so that memory stays bounded."""
-        self._look_at = self._sent + _COUNT_EVERY
         worker = current_worker_or_none()
         if worker is not None and worker.channel in self._channels:
             return  # a worker that feeds its own session must not wait for itself
@@ -518,6 +514,11 @@ class Controller:
         except KeyboardInterrupt:
             self._after_ctrl_c()
             raise
+
+
+def _run_steps_shielded(steps: Iterable[object]) -> None:
+    with shield():
+        run_steps(steps)
 
 
 def check_timeout(timeout: Any) -> float | None:

@@ -1,4 +1,4 @@
-"""Register ids: pure state, no thread and no channel.
+"""Register ids, and the book of the DRefs that hold them: pure state, no thread and no channel.
 
 A session owns a `RegisterFile` and touches it only under its lock, except `dropped`: a deque to
 which the death of a DRef, on any thread and in the garbage collector, appends its handle. A weak
@@ -10,8 +10,12 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from .dref import DRef
 
 
 class Handle(weakref.ref[Any]):
@@ -28,19 +32,12 @@ class Handle(weakref.ref[Any]):
     reg_id: int
 
 
-class _GivenBack:
-    """In the place of the handle of a DRef that was never finished."""
-
-    __slots__ = ("reg_id",)
-
-    def __init__(self, reg_id: int) -> None:
-        self.reg_id = reg_id
-
-
 class RegisterFile:
-    """Gives out register ids from 1; the id freed last is given out first.
+    """Gives out register ids from 1, those that are free first.
 
-    An id goes round: `take` -> `hold` (a DRef lives) -> `dropped` -> `collect` or `take` -> ….
+    An id goes round: `take` -> `hold` (a DRef lives) -> `dropped` -> `take`, or `collect` and
+    `take`. It changes hands in `hold`, by one store: whatever is in `dropped` or in `_free` counts
+    only while `_held` names the same handle. So an exception between any two lines loses no id.
 
     Attributes
     ----------
@@ -51,64 +48,121 @@ class RegisterFile:
     """
 
     def __init__(self) -> None:
-        self.dropped: deque[Handle | _GivenBack] = deque()
+        self.dropped: deque[Handle] = deque()
         self.drop: Callable[[Any], None] = self.dropped.append
-        self._held: dict[int, Handle | _GivenBack] = {}
-        self._free: list[int] = []
+        self._held: dict[int, Handle | None] = {}  # the last handle of each id; None: kept for ever
+        self._free: list[Handle] = []
         self._next = 1
 
     def take(self) -> int:
-        """An unused id. A dropped one is reused at once: the new value replaces the old."""
-        while self.dropped:
-            reg_id = self._released(self.dropped.pop())
-            if reg_id:
-                return reg_id
-        if self._free:
-            return self._free.pop()
-        reg_id = self._next
-        self._next = reg_id + 1
-        return reg_id
+        """An id that nothing holds: the caller's, once it calls `hold` or `keep`.
+
+        A dropped one comes first, as the new value replaces the old on the workers.
+        """
+        held, dropped, free = self._held, self.dropped, self._free
+        while dropped:
+            handle = dropped[0]
+            if held[handle.reg_id] is handle:
+                return handle.reg_id
+            dropped.popleft()
+        while free:
+            handle = free[-1]
+            if held[handle.reg_id] is handle:
+                return handle.reg_id
+            free.pop()
+        while self._next in held:
+            self._next += 1
+        return self._next
 
     def hold(self, reg_id: int, ref: object) -> None:
         """Tie a register to the life of the DRef that has taken it."""
         handle = Handle(ref, self.drop)
         handle.reg_id = reg_id
         self._held[reg_id] = handle
+        dropped = self.dropped
+        if dropped and dropped[0].reg_id == reg_id:
+            dropped.popleft()
 
-    def give_back(self, reg_id: int) -> None:
-        """Take back an id whose DRef was torn in the making, and whose death means nothing now."""
-        handle = self._held.get(reg_id)
-        if isinstance(handle, Handle) and handle() is None:
-            return  # it is dead already, and its handle has come
-        given_back = self._held[reg_id] = _GivenBack(reg_id)
-        self.dropped.append(given_back)
+    def keep(self, reg_id: int) -> None:
+        """Never give a register out again."""
+        self._held[reg_id] = None
 
-    def collect(self) -> tuple[int, ...]:
-        """Take back all dropped ids; the caller must have the workers forget them first."""
-        count = len(self.dropped)
-        ids = tuple(filter(None, [self._released(self.dropped.popleft()) for _ in range(count)]))
-        self._free.extend(ids)
-        return ids
+    def collect(self, forget: Callable[[tuple[int, ...]], None]) -> None:
+        """Take back all dropped ids, after `forget` has had the workers forget what is in them.
 
-    def _released(self, handle: Handle | _GivenBack) -> int:
-        """The id that a handle sets free, 0 if another one has it meanwhile."""
-        reg_id = handle.reg_id
-        if self._held.get(reg_id) is not handle:
-            return 0
-        del self._held[reg_id]
-        return reg_id
+        If an exception comes in between, the next call does it once more.
+        """
+        handles = tuple(self.dropped)
+        ids = tuple([h.reg_id for h in handles if self._held[h.reg_id] is h])
+        if ids:
+            forget(ids)
+        for handle in handles:
+            self._free.append(handle)
+            self.dropped.popleft()
 
-    def _idle(self) -> list[int]:
-        dropped = [h.reg_id for h in tuple(self.dropped) if self._held.get(h.reg_id) is h]
-        return [*self._free, *dropped]
+    def _idle(self) -> dict[int, Handle]:
+        waiting = (*self._free, *tuple(self.dropped))
+        return {h.reg_id: h for h in waiting if self._held[h.reg_id] is h}
 
     @property
     def live(self) -> int:
         """How many ids are in use."""
-        return self._next - 1 - len(self._idle())
+        return len(self._held) - len(self._idle())
 
     def validate(self) -> None:
-        """Assert that no id is free twice, and none that was never given out."""
+        """Assert that what is idle is held by nobody, and what nobody holds is idle."""
         idle = self._idle()
-        assert len(idle) == len(set(idle)), f"an id is free twice: {sorted(idle)}"
-        assert all(0 < i < self._next for i in idle), f"never given out: {sorted(idle)}"
+        dead = {n for n, h in tuple(self._held.items()) if h is not None and h() is None}
+        assert idle.keys() == dead, f"idle: {sorted(idle)}, held by nobody: {sorted(dead)}"
+        assert all(0 < reg_id <= self._next for reg_id in self._held)
+
+
+# -- the book of DRefs -------------------------------------------------------------------------
+
+OWN = "(discolab's own)"
+"""The name of a DRef that discolab makes for its own ends: views leave it out."""
+
+
+Site: TypeAlias = tuple[Any, int] | None
+Entry: TypeAlias = "tuple[weakref.ref[DRef], Site, float, int, int]"
+"""What is known of one DRef: ``(ref, site, made, cell, calls)``; a plain tuple is made fastest.
+
+`ref` gives the DRef while it lives; `site` is where the user's code called discolab, a code object
+and a line; `made` is when, on the clock of `time.monotonic`; `cell` the number of the notebook's
+cell that ran then, 0 outside of cells. On a worker that has executed `calls` calls the value is
+there.
+"""
+
+
+class DRefBook(dict[int, Entry]):
+    """Register id -> its last `Entry`: which DRefs are alive, and since when, and who made them.
+
+    Kept by a session that was asked to (`Session.track_registers`); written under its lock, where a
+    DRef is made, and only looked up elsewhere. Nothing is taken out when a DRef dies: its weak
+    reference shows it, and the id's next entry replaces the old one. So there are never more
+    entries than ids.
+
+    Attributes
+    ----------
+    cell
+        The number of the cell that runs now; a notebook sets it.
+    values_set
+        How many times `DRef.debug_copy_from` was asked to set a value.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = 0
+        self.values_set = 0
+
+    def enter(self, ref: DRef, site: Site, calls: int) -> None:
+        """Note a DRef; `Session.call_packed` does the same, written out for speed."""
+        self[ref.reg_id] = weakref.ref(ref), site, monotonic(), self.cell, calls
+
+    def alive(self) -> Iterator[tuple[int, DRef, Entry]]:
+        """All DRefs that live now; any thread may ask."""
+        for reg_id in list(self):  # ids alone: ten thousand tuples would wake the collector
+            entry = self.get(reg_id)
+            ref = entry[0]() if entry is not None else None
+            if entry is not None and ref is not None:
+                yield reg_id, ref, entry

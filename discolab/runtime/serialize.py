@@ -36,8 +36,8 @@ import numpy as np
 import torch
 
 from .arguments import Pickled, Register
-from .ctrl_c import held_back
 from .errors import ArgumentError, DiscoError
+from .interrupts import shield
 from .regions import ALIGN, bare, dressed, find_regions, is_plain, span, view_in
 
 Place = Callable[[torch.Tensor, torch.device], torch.Tensor]
@@ -82,7 +82,7 @@ def encode(value: Any) -> Message:
     if builtins.__import__ is _plain_import:
         return _encode(value)
     # the pickler imports by a function of Python, and loses an exception that comes within that
-    with held_back():
+    with shield():
         return _encode(value)
 
 

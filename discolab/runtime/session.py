@@ -28,6 +28,7 @@ from .controller import call_site, check_timeout
 from .dref import DModule, DPackedFunc, DRef
 from .errors import ArgumentError, WorkerError
 from .mesh import Mesh, make_mesh, set_mesh
+from .registers import Site
 
 R = TypeVar("R", bound=DRef)
 
@@ -87,10 +88,11 @@ class Session(Caller):
         """
         if not isinstance(name, str):
             raise ArgumentError(f"a function's name is a string, got {name!r}")
-        ref = DPackedFunc(self._look_up(name), self)
-        if self._book is not None:
-            with self._lock:
-                self._book.enter(ref, call_site(), self._sent - self._others)
+        site = call_site()
+        with self._lock:
+            ref = DPackedFunc(self._look_up(name, site), self)
+            if self._book is not None:
+                self._book.enter(ref, site, self.calls_sent)
         return ref
 
     def import_python_module(self, name: str) -> None:
@@ -396,17 +398,11 @@ class Session(Caller):
     def _check_name(self, name: str) -> None:
         """Raise for an unknown function name where the registry of the workers is at hand."""
 
-    def _look_up(self, name: str) -> Register:
-        """Have the workers look a function up; the register belongs to the caller."""
+    def _look_up(self, name: str, site: Site) -> Register:
+        """Have the workers look a function up; under the lock. The caller holds the register."""
         self._check_name(name)
-        site = call_site()
-        with self._lock:
-            reg = Register(self._next_register())
-            try:
-                self._broadcast((DiscoAction.GET_GLOBAL_FUNC, reg, name, site))
-            except BaseException:
-                self._registers.give_back(reg)
-                raise
+        reg = Register(self._next_register())
+        self._broadcast((DiscoAction.GET_GLOBAL_FUNC, reg, name, site))
         return reg
 
     def _function(self, name: str) -> Register:
@@ -415,8 +411,11 @@ class Session(Caller):
         if reg is None:
             with self._lock:
                 self._check_open()
-                reg = self._functions.get(name) or self._look_up(name)
-                self._functions[name] = reg
+                reg = self._functions.get(name)
+                if reg is None:
+                    reg = self._look_up(name, call_site(3))
+                    self._registers.keep(reg)
+                    self._functions[name] = reg
         return reg
 
     def _call(self, name: str, *args: Any) -> DRef:

@@ -35,11 +35,10 @@ from .errors import (
 from .failures import Failure, is_own_file
 from .frames import frame_of
 from .functions import find_func
-from .interruptible import Interruptible
+from .interrupts import Interruptible, bind_waiter
 from .link import Link, WorkerState
 from .sources import is_cell, place
 from .untold import Untold
-from .waiter import bind_waiter
 
 if TYPE_CHECKING:  # a circle: a mesh asks which worker it is on
     from .mesh import Mesh
@@ -245,13 +244,7 @@ class Worker(Interruptible):
         self.thread_id = threading.get_ident()
         bind_thread(self)
         bind_waiter(self)
-        while not self.ended:
-            try:
-                if self.current is not None:
-                    self._finish_interrupted()
-                self._loop()
-            except WorkerInterrupted:
-                continue  # it landed between two statements of ours; _finish_interrupted mends
+        self.serve_on(self._serve)
         if os.getpid() != self._pid:  # the command forked, and has come back in the child too
             _end_child(None)
 
@@ -268,7 +261,9 @@ class Worker(Interruptible):
         bind_thread(None)
         bind_waiter(None)
 
-    def _loop(self) -> None:
+    def _serve(self) -> None:
+        if self.current is not None:
+            self._finish_interrupted()
         recv, do = self.channel.recv, self.dispatch
         while not self.ended:
             command = recv()
@@ -289,7 +284,6 @@ class Worker(Interruptible):
         do[DiscoAction.DEBUG_GET_FROM_REMOTE] = self._debug_get_from_remote
         do[DiscoAction.DEBUG_SET_REGISTER] = self._debug_set_register
         do[DiscoAction.END_INTERRUPT] = self._end_interrupt
-        do[DiscoAction.COUNT_FROM] = self._count_from
         do[DiscoAction.TOLD] = self._told
         return do
 
@@ -517,13 +511,11 @@ class Worker(Interruptible):
         self.channel.reply(ticket, self.worker_id, failure)
 
     def _end_interrupt(self, command: Command) -> None:
-        with self._guard:
+        with self._guard:  # nothing runs now, so that no exception comes
             self.interrupts = max(0, self.interrupts - 1)
+            self._async_sent = self._async_sent and self.interrupts > 0
         self.resumed_at = self.executed
         self.channel.reply(command[2], self.worker_id, None)
-
-    def _count_from(self, command: Command) -> None:
-        self.resumed_at = self.executed = command[2]
 
     def _told(self, command: Command) -> None:
         calls, victims, others = command[2]

@@ -1,5 +1,6 @@
 """RegisterFile against a model: ids in use are never given out, dropped ones always come back."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -26,26 +27,31 @@ class Model(RuleBasedStateMachine):
         assert reg > 0
         assert reg not in self.held
         if self.dropped:
-            assert reg == self.dropped.pop()
+            assert reg == self.dropped.pop(0)
         self.held.append(reg)
         self.refs[reg] = Ref()
         self.file.hold(reg, self.refs[reg])
         self.ever = max(self.ever, len(self.held) + len(self.dropped))
 
-    @rule(torn=st.sampled_from(["before", "dead", "alive"]))
-    def tear(self, torn: str) -> None:
-        """A DRef is torn before it holds its register, or after, and dies before or later."""
+    @rule(holds=st.booleans())
+    def tear(self, holds: bool) -> None:
+        """A DRef is torn in the making, before it holds its register or after that."""
         reg = self.file.take()
+        if holds:
+            if self.dropped:
+                self.dropped.pop(0)
+            self.ever = max(self.ever, len(self.held) + len(self.dropped) + 1)
+            self.file.hold(reg, Ref())
+            self.dropped.append(reg)
+
+    @rule()
+    def tear_a_collection(self) -> None:
+        def forget(ids: tuple[int, ...]) -> None:
+            raise KeyboardInterrupt
+
         if self.dropped:
-            assert reg == self.dropped.pop()
-        self.ever = max(self.ever, len(self.held) + len(self.dropped) + 1)
-        ref = Ref()
-        if torn != "before":
-            self.file.hold(reg, ref)
-        if torn == "dead":
-            del ref
-        self.file.give_back(reg)
-        self.dropped.append(reg)
+            with pytest.raises(KeyboardInterrupt):
+                self.file.collect(forget)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -56,7 +62,9 @@ class Model(RuleBasedStateMachine):
 
     @rule()
     def collect(self) -> None:
-        assert list(self.file.collect()) == self.dropped
+        forgotten: list[int] = []
+        self.file.collect(forgotten.extend)
+        assert forgotten == self.dropped
         self.dropped.clear()
 
     @invariant()
@@ -79,5 +87,13 @@ def test_ids_start_at_1_and_the_last_freed_is_the_first_reused() -> None:
         refs[reg] = Ref()
         file.hold(reg, refs[reg])
     del refs[2], refs[4]
-    assert file.collect() == (2, 4)
-    assert [file.take() for _ in range(3)] == [4, 2, 5]
+    forgotten: list[int] = []
+    file.collect(forgotten.extend)
+    assert forgotten == [2, 4]
+    for reg in (4, 2, 5):
+        assert file.take() == reg
+        refs[reg] = Ref()
+        file.hold(reg, refs[reg])
+    assert file.take() == 6
+    file.keep(6)
+    assert file.take() == 7

@@ -13,7 +13,7 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 
 from discolab import Session, current_worker
-from discolab.runtime.dref_book import OWN
+from discolab.runtime.registers import OWN
 from discolab.views import render_html, render_text
 from discolab.views.registers.facts import fact_of
 from discolab.views.registers.registers_view import registers_parts

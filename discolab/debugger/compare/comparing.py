@@ -14,8 +14,8 @@ from typing import Any
 
 from ...loader.plans.patterns import matcher
 from ...runtime.dref import DRef
-from ...runtime.dref_book import OWN
 from ...runtime.errors import ArgumentError, WaitTimeoutError, WorkerError
+from ...runtime.registers import OWN
 from ...runtime.session import Session
 from . import remote
 from .averages import count_of_parts, judged_averages

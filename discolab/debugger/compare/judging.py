@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ...runtime.dref import DRef
-from ...runtime.dref_book import OWN
+from ...runtime.registers import OWN
 from ...runtime.session import Session
 from ...views.dref.replicas import place_of
 from . import remote

@@ -22,9 +22,11 @@ from ...runtime.channel import Channel, ThreadChannel
 from ...runtime.controller import check_timeout
 from ...runtime.errors import ArgumentError, DiscoError, SessionClosedError
 from ...runtime.failures import name_ranks
+from ...runtime.interrupts import shield
 from ...runtime.link import Service
 from ...runtime.probes import SERVICE as PROBES
 from ...runtime.probes import Probes, name_of
+from ...runtime.registers import Site
 from ...runtime.session import Session
 from ...runtime.status import WorkerStatus
 from ...runtime.worker import Worker
@@ -80,7 +82,7 @@ class RemoteSession(Session):
         host_data: dict[int, torch.Tensor] = {}
         super().__init__(channels, num_groups, devices, host_data, timeout)
         # worker 0 last: it sends on what the others' channels have held back (exchange.py)
-        self._in_turn = (exchange.send_all, self._sends[0])
+        self._send_by((exchange.send_all, self._sends[0]), in_c=False)
         self._local = LocalWorkers([channel], num_workers, num_groups, devices, host_data)
         exchange.adopt(self._local.workers[0], channel)
         self._registered: dict[str, Any] = {}
@@ -278,7 +280,7 @@ class RemoteSession(Session):
         packed.message = messages.encode_call(what, given, named, site)
         return what, packed, named, bind, site
 
-    def _look_up(self, name: str) -> Register:
+    def _look_up(self, name: str, site: Site) -> Register:
         """As in `Session`; what is registered here only is sent along."""
         found = functions.registered(name)
         if found is not None and self._registered.get(name) is not found:
@@ -286,20 +288,19 @@ class RemoteSession(Session):
             if not there or name in self._registered:
                 self.call_without_result(functions.register_there, name, found)
                 self._registered[name] = found
-        return super()._look_up(name)
+        return super()._look_up(name, site)
 
-    def _flush_dropped(self) -> None:
+    def _forget(self, ids: tuple[int, ...]) -> None:
         """Remote workers forget with the next command that goes to them; under the lock."""
-        ids = self._registers.collect()
-        if not ids or self._closed:
+        if self._closed:
             return
-        self._sends[0]((DiscoAction.KILL_REG, 0, ids))
-        more = tuple(ids)
-        for channel in self._exchange.channels.values():
-            if len(channel.forget) + len(more) > messages.MOST_FORGOTTEN:
-                channel.send((DiscoAction.KILL_REG, 0, [*channel.take_forgotten(), *more]))
-            else:
-                channel.forget = (*channel.forget, *more) if channel.forget else more
+        with shield():
+            self._sends[0]((DiscoAction.KILL_REG, 0, ids))
+            for channel in self._exchange.channels.values():
+                if len(channel.forget) + len(ids) > messages.MOST_FORGOTTEN:
+                    channel.send((DiscoAction.KILL_REG, 0, [*channel.take_forgotten(), *ids]))
+                else:
+                    channel.forget = (*channel.forget, *ids) if channel.forget else ids
 
     def forget_dropped(self) -> None:
         """As in `Session`."""

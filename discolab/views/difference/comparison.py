@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import torch
 
 from ...runtime.dref import DRef
-from ...runtime.dref_book import OWN
 from ...runtime.errors import ArgumentError
+from ...runtime.registers import OWN
 from ..dref.compare import grouped
 from ..facts.guard import FAILURES, error_text, safe_repr, type_name
 from ..facts.storage import why_no_data

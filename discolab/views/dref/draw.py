@@ -12,9 +12,9 @@ from numbers import Real
 from typing import Any, Literal
 
 from ...runtime.dref import DRef
-from ...runtime.dref_book import OWN
 from ...runtime.errors import ArgumentError, DiscoError
 from ...runtime.failures import Failure
+from ...runtime.registers import OWN
 from ..facts.describe import describe
 from ..parts import Part
 from ..render.bundle import Shown, bundle_of

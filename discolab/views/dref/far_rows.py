@@ -9,8 +9,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ...runtime.dref_book import OWN
 from ...runtime.errors import DiscoError
+from ...runtime.registers import OWN
 from ..facts.guard import FAILURES
 from ..facts.rest import FIRST, block_size, rest_blocks, rest_rows
 from .answers import answers_of

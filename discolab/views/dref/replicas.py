@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from ...runtime.dref_book import OWN
 from ...runtime.errors import DiscoError
 from ...runtime.failures import Failure
+from ...runtime.registers import OWN
 from ..facts.distances import distances
 from ..facts.guard import FAILURES
 from ..formats import format_number, format_workers

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...runtime.dref import DRef
-from ...runtime.dref_book import Entry
+from ...runtime.registers import Entry
 from ..formats import format_bytes
 from .facts import Fact
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ...runtime.dref import DRef
-from ...runtime.dref_book import OWN, Entry
 from ...runtime.errors import DiscoError
 from ...runtime.failures import fold_ranks
+from ...runtime.registers import OWN, Entry
 from ...runtime.session import Session
 from ...runtime.sources import is_cell, is_installed, place
 from ..formats import printable
@@ -115,14 +115,14 @@ class RegisterTable:
                 self._waiting.clear()
                 self.version += 1
             return False
-        sent, live = session._sent, session._registers.live
+        sent, live = session.commands_sent, session._registers.live
         if (sent, live, turn) != self._seen:
             self._seen = sent, live, turn
             self._take_stock()
         if self._holders is not None and (sent, live, turn) != self._held:
             self._held = sent, live, turn
             self._ask_holders(self._holders())
-        return self._ask_workers(sent, timeout)
+        return self._ask_workers(timeout)
 
     def look_well(self, seconds: float = 1.0) -> None:
         """Look at all anew until all is known that can be, for `seconds` at most."""
@@ -187,11 +187,11 @@ class RegisterTable:
 
     # -- what workers say --------------------------------------------------------------------
 
-    def _ask_workers(self, sent: int, timeout: float) -> bool:
+    def _ask_workers(self, timeout: float) -> bool:
         """One look at what is not known yet, or may have changed."""
         now = time.monotonic()
         ranks = [r for r in range(len(self._executed)) if self._silent.get(r, 0.0) <= now]
-        calls = sent - self.session._others
+        calls = self.session.calls_sent
         busy = any(self._executed[r] < calls for r in ranks)
         self._begin_sweep()
         if not self._waiting and not self._again and not busy:

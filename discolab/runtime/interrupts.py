@@ -1,0 +1,488 @@
+"""How a thread is interrupted, how it waits, and how it finishes what must not be cut in two.
+
+Three kinds of thread can be interrupted at any place in Python code: a worker's thread and a thread
+that serves RPC calls, each an `Interruptible`, by an exception that another thread sends
+(`PyThreadState_SetAsyncExc`); and the main thread, by Ctrl-C. `shield` delays either.
+
+**An interrupt of an `Interruptible`** does two things at once: `interrupts` > 0 makes every wait of
+discolab raise, and the exception ends a Python loop. The exception must not land in the command
+loop, nor in a shield:
+
+- The sender holds `_guard`. It sends only while `running`, and while no shield is in force; under a
+  shield it sets `_late`, and the shield raises at its end.
+- The thread itself changes its own state first (clears `running`, or enters a shield), then waits
+  until no sender holds the guard (`_let_senders_end`). After that, a sender that has not seen the
+  change has set `_async_sent`, and what it sent is taken back; any later one sees the change.
+
+**Why this holds wherever an exception lands.** CPython raises it, or calls the handler of a signal,
+only where it looks for them: as a Python function begins, as a loop goes back, and after a call of
+something written in C. A store, and one call of C code that calls several things (`run_steps`), are
+not cut. The thread itself never runs Python code while it holds its guard, so the guard is not left
+locked; whoever else takes it is in a shield of its own. `with lock:` alone is not safe on a thread
+that can be interrupted: CPython 3.14 looks after the call of ``lock.__enter__``, so that an
+exception leaves the lock taken for ever. `reentrant_lock` makes one that is.
+
+Ownership: a thread itself writes `running`, `waiting_for`, `ended` and `_shields`. `_guard` guards
+`interrupts`, `_async_sent` and `_late`. Other threads may call `interrupt`, `announce_interrupt`,
+`retry_interrupt` and `wake`. The handler of SIGINT is the main thread's alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import operator
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from itertools import repeat
+from types import FrameType
+from typing import Any, NoReturn
+
+from .errors import WaitTimeoutError, WorkerInterrupted
+
+TICK = 0.05  # seconds between two looks at interrupts and deadlines while waiting
+HOLD_BACK = 10.0  # seconds for which a shield delays an interrupt at most
+FIRST_LOOK = 0.005  # seconds after which `check` is called first; doubled each time, up to a tick
+
+# the threads that wait in discolab now; each adds and removes itself
+waiting_threads: set[int] = set()
+
+_local = threading.local()
+_NO_SHIELD: AbstractContextManager[None] = nullcontext()
+
+run_steps: Callable[[Iterable[Any]], None] = deque[Any](maxlen=0).extend
+"""Exhausts an iterator, and keeps nothing: ``run_steps(map(operator.call, functions))`` calls each
+function, and if all are written in C no interrupt lands between two."""
+
+
+def waiter_here() -> Interruptible | None:
+    """What the calling thread waits as; None on the controller and on threads of the user's."""
+    return getattr(_local, "waiter", None)
+
+
+def bind_waiter(waiter: Interruptible | None) -> None:
+    """Say as what the calling thread waits, and so what an interrupt of its work goes to."""
+    _local.waiter = waiter
+
+
+# -- shields --------------------------------------------------------------------------------------
+
+
+def shield(*, progress: bool = False) -> AbstractContextManager[None]:
+    """Delay an interrupt of the calling thread until the block ends.
+
+    For what must be done as a whole or not at all: to count a reference and send it, to import many
+    modules. Also for starting a thread: until a new thread runs it bears the identifier of its
+    maker, and would get the maker's exception. Waits within raise at once on a worker or an RPC
+    thread, but not for Ctrl-C, so do not wait in a short block. A block that takes longer than
+    `HOLD_BACK` seconds is interrupted all the same.
+
+    Does nothing where no exception can come: on other threads, and between two commands.
+
+    Parameters
+    ----------
+    progress
+        Whether the end of this block restarts those seconds for the block around it.
+
+    Raises
+    ------
+    WorkerInterrupted, KeyboardInterrupt
+        At the end of the outermost block, also if the block itself has raised.
+    """
+    me = waiter_here()
+    if me is not None:
+        return _Shield(me, progress) if me.running else _NO_SHIELD
+    if threading.get_ident() == threading.main_thread().ident:
+        return _CtrlCShield()
+    return _NO_SHIELD
+
+
+class _Shield(AbstractContextManager[None]):
+    """The shield of an `Interruptible`, on its own thread."""
+
+    __slots__ = ("_depth", "_me", "_progress")
+
+    def __init__(self, me: Interruptible, progress: bool) -> None:
+        self._me = me
+        self._progress = progress
+
+    def __enter__(self) -> None:
+        me = self._me
+        shields = me._shields
+        depth = self._depth = len(shields)
+        if not me.is_shielded():
+            me._late = False  # another exception has come in its place
+        while True:
+            try:
+                if len(shields) == depth:
+                    shields.append(time.monotonic())
+                me._let_senders_end()
+                if me._async_sent:
+                    me._late = True
+                    me._take_back()
+                return
+            except WorkerInterrupted:  # it was on its way
+                me._late = True
+            except BaseException:
+                del shields[depth:]
+                raise
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        me = self._me
+        shields = me._shields
+        del shields[self._depth :]
+        if self._progress and shields:
+            shields[-1] = time.monotonic()
+        if me.is_shielded():
+            return
+        me._let_senders_end()
+        if me._late:
+            me._late = False
+            if me.interrupts and not (kind and issubclass(kind, WorkerInterrupted)):
+                raise WorkerInterrupted("interrupted")
+
+
+try:  # what `signal` is made of: that spends ten times as long, on enumerations
+    _signals: Any = importlib.import_module("_signal")
+except ImportError:  # another Python
+    _signals = signal
+_get_handler, _set_handler = _signals.getsignal, _signals.signal
+_SIGINT = int(signal.SIGINT)
+
+
+class _CtrlCShield(AbstractContextManager[None]):
+    """The shield of the main thread: takes the place of the handler of SIGINT for the moment.
+
+    A handler that is set once would not stay: a notebook's kernel sets its own for each cell.
+    """
+
+    __slots__ = ("_before", "_began", "_pressed")
+
+    def __enter__(self) -> None:
+        before = _get_handler(_SIGINT)
+        self._before: Any = None
+        # else it is shielded already, or Ctrl-C does nothing, or is not handled by Python
+        if callable(before) and type(before) is not _CtrlCShield:
+            self._pressed = False
+            self._began = time.monotonic()
+            self._before = before
+            _set_handler(_SIGINT, self)
+
+    def __call__(self, _number: int, _frame: FrameType | None) -> None:
+        """Handle SIGINT."""
+        self._pressed = True
+        if time.monotonic() - self._began > HOLD_BACK:
+            self.__exit__()
+
+    def __exit__(self, *_: object) -> None:
+        before = self._before
+        if before is None:
+            return
+        self._before = None
+        if _get_handler(_SIGINT) is self:  # not if the block has set another one
+            _set_handler(_SIGINT, before)
+        if self._pressed:
+            before(_SIGINT, sys._getframe(1))
+
+
+# -- locks and counts that interrupts do not break ------------------------------------------------
+
+
+def reentrant_lock() -> AbstractContextManager[Any]:
+    """Make a reentrant lock that an interrupt in ``with lock:`` leaves either taken or free."""
+    return _ReentrantLock() if sys.version_info >= (3, 14) else threading.RLock()
+
+
+class _ReentrantLock(type(threading.RLock())):  # type: ignore[misc]  # its `__exit__` stays C code
+    """Gives the lock back if an interrupt comes as it is taken; see the module about 3.14.
+
+    CPython does not look for interrupts after the return of an `__enter__` written in Python.
+    """
+
+    def __enter__(self) -> bool:
+        before = self._recursion_count()
+        try:
+            self.acquire()
+        except BaseException:
+            if self._recursion_count() > before:
+                self.release()
+            raise
+        return True
+
+
+class Count:
+    """A number that goes up by one in a single call of C code.
+
+    Attributes
+    ----------
+    add
+        Adds one; may be given an argument, which it ignores.
+    """
+
+    __slots__ = ("_left", "add")
+
+    def __init__(self) -> None:
+        self._left = repeat(None, sys.maxsize)
+        self.add: Callable[..., None] = partial(next, self._left)
+
+    @property
+    def value(self) -> int:
+        """How often `add` was called."""
+        return sys.maxsize - operator.length_hint(self._left)
+
+
+# -- clocks ---------------------------------------------------------------------------------------
+
+
+class Clock:
+    """A clock that can be stopped: deadlines do not run out while a person looks at a program.
+
+    Seconds as `time.monotonic` counts them, without those in which it was stopped. Any thread may
+    read it; `stop` and `go` are called by one thread at a time, and may be repeated.
+    """
+
+    def __init__(self) -> None:
+        # seconds lost, and since when it stands; one tuple, so that readers see both at one moment
+        self._state: tuple[float, float | None] = 0.0, None
+
+    def now(self) -> float:
+        """The time."""
+        lost, since = self._state
+        return (time.monotonic() if since is None else since) - lost
+
+    def stop(self) -> None:
+        """Stand still."""
+        lost, since = self._state
+        if since is None:
+            self._state = lost, time.monotonic()
+
+    def go(self) -> None:
+        """Go on."""
+        lost, since = self._state
+        if since is not None:
+            self._state = lost + time.monotonic() - since, None
+
+
+# -- threads that can be interrupted --------------------------------------------------------------
+
+
+class Interruptible:
+    """A thread that runs commands, as seen by those who interrupt it or wait with it.
+
+    Attributes
+    ----------
+    running
+        Whether a call runs, so that an exception may be sent.
+    interrupts
+        How many interrupts are under way; while there are any, waits raise and calls end.
+    waiting_for
+        What the thread waits for in `wait_for`, None while it does not.
+    ended
+        Set once the thread takes no more commands.
+    thread_id
+        As `threading.get_ident` gives it, 0 before the thread runs.
+    clock
+        Measures deadlines of waits.
+    """
+
+    def __init__(self) -> None:
+        self.running = False
+        self.interrupts = 0
+        self.waiting_for: Any = None
+        self.ended = False
+        self.thread_id = 0
+        self.clock = Clock()
+        self._async_sent = False  # whether an exception may be on its way
+        self._shields: list[float] = []  # when each shield began, the outermost first
+        self._late = False  # whether a shield has delayed an interrupt, and is to raise
+        self._guard = threading.Lock()
+        self._pass_guard: tuple[Callable[[], Any], ...] = (self._guard.acquire, self._guard.release)
+        self._wakeup = threading.Lock()
+        self._wakeup.acquire()
+
+    # -- interrupts --------------------------------------------------------------------------
+
+    def interrupt(self) -> None:
+        """End the running command and cancel the queued ones, up to END_INTERRUPT."""
+        self.announce_interrupt()
+        self.retry_interrupt()
+
+    def announce_interrupt(self) -> None:
+        """Begin an interrupt; `retry_interrupt` follows.
+
+        To interrupt several workers, announce it to all first: what one of them then does because
+        another has ended is known to come of the interrupt.
+        """
+        with shield(), self._guard:
+            self.interrupts += 1
+
+    def retry_interrupt(self) -> None:
+        """Send the exception once more, for code that swallowed it."""
+        with shield(), self._guard:
+            if self.interrupts and not self.ended:
+                if self.is_shielded():
+                    self._late = True
+                else:
+                    self._async_sent = True
+                    if self.running:
+                        raise_in_thread(self.thread_id, WorkerInterrupted)
+        self.wake()
+
+    def sheltered(self) -> AbstractContextManager[None]:
+        return shield()
+
+    def held_back(
+        self, *, in_any_case: bool = False, progress: bool = False
+    ) -> AbstractContextManager[None]:
+        return shield(progress=progress)
+
+    def is_shielded(self) -> bool:
+        """Whether a shield is in force that has not lasted too long."""
+        began = self._shields[-1:]
+        return bool(began) and time.monotonic() - began[0] < HOLD_BACK
+
+    def _let_senders_end(self) -> None:
+        """Wait until no sender is between its look at this thread's state and what it does."""
+        run_steps(map(operator.call, self._pass_guard))
+
+    def _take_back(self) -> None:
+        """Let no exception come that was sent to this thread, the calling one."""
+        self._async_sent = False
+        take_back_exception()
+
+    def _absorb(self) -> None:
+        """Stop running, and take back an exception that would hit what comes next."""
+        while True:
+            try:
+                self.running = False
+                if self._async_sent:
+                    self._let_senders_end()
+                    self._take_back()
+                return
+            except WorkerInterrupted:
+                continue
+
+    def serve_on(self, serve: Callable[[], None]) -> None:
+        """Call `serve` until it returns; an interrupt that lands outside of a command restarts it.
+
+        After `running` is cleared one exception at most can still come, from a sender that has not
+        seen that. It may land where the inner loop goes back, and is then caught by this one.
+        """
+        while True:
+            try:
+                return self._serve_again(serve)
+            except WorkerInterrupted:
+                continue
+
+    def _serve_again(self, serve: Callable[[], None]) -> None:
+        while True:
+            try:
+                return serve()
+            except WorkerInterrupted:
+                self.running = False
+
+    # -- waiting -----------------------------------------------------------------------------
+
+    def wait_for(
+        self,
+        ready: Callable[[], bool],
+        what: Any,
+        timeout: float | None = None,
+        check: Callable[[], float | None] | None = None,
+    ) -> None:
+        """Wait on this worker's thread until `ready()`; can be interrupted, never for ever.
+
+        Parameters
+        ----------
+        ready
+            Cheap predicate. Whoever makes it true calls `wake` on this worker.
+        what
+            What is waited for; ``str(what)`` is shown in status and errors.
+        timeout
+            Seconds, None for no deadline.
+        check
+            Called after 5 ms, then less and less often, down to once a tick (50 ms), however often
+            the worker is woken; or after as many seconds as it has returned. May raise to end the
+            wait.
+
+        Raises
+        ------
+        WorkerInterrupted
+            If the command is interrupted.
+        WaitTimeoutError
+            At the deadline.
+        """
+        if ready():
+            return
+        now = time.monotonic()
+        deadline = None if timeout is None else self.clock.now() + timeout
+        look = FIRST_LOOK
+        next_check = now + look
+        self.waiting_for = what
+        thread = threading.get_ident()
+        waiting_threads.add(thread)
+        try:
+            while not ready():
+                if self.interrupts:
+                    self._raise_in_wait(what)
+                pause = TICK
+                if deadline is not None:
+                    pause = min(TICK, deadline - self.clock.now())
+                    if pause <= 0:
+                        raise WaitTimeoutError(f"gave up after {timeout:g} s waiting for {what}")
+                if check is not None:
+                    pause = min(pause, max(0.0, next_check - time.monotonic()))
+                self._wakeup.acquire(timeout=pause)
+                if check is not None and time.monotonic() >= next_check and not ready():
+                    look = min(2 * look, TICK)
+                    next_check = time.monotonic() + (check() or look)
+        finally:
+            waiting_threads.discard(thread)
+            self.waiting_for = None
+
+    def _raise_in_wait(self, what: Any) -> NoReturn:
+        """Raise, and let the exception that was sent not come once more in what cleans up."""
+        if self._async_sent:
+            self._let_senders_end()
+            self._take_back()
+        raise WorkerInterrupted(f"interrupted while waiting for {what}")
+
+    def wake(self) -> None:
+        """Have this worker look again at what it waits for. From any thread; never blocks."""
+        # release of a free lock is a RuntimeError: then a wake-up is waiting already
+        try:
+            self._wakeup.release()
+        except RuntimeError:
+            pass
+
+
+class _Nothing(BaseException):
+    """Takes the place of an exception that is not to come any more."""
+
+
+def raise_in_thread(thread_id: int, exception: type[BaseException]) -> None:
+    """Have a thread raise an exception at the next place in Python code at which it can."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread_id), ctypes.py_object(exception)
+    )
+
+
+def take_back_exception() -> None:
+    """Let no exception come to the calling thread that was sent to it before.
+
+    Were it set to none, CPython 3.11 would go on looking for one for ever: slower, and a call under
+    `sys.settrace` then never begins. So another one takes its place, and is caught here.
+    """
+    try:
+        while True:  # it comes at once, or to a thread that has just begun and bears our identifier
+            raise_in_thread(threading.get_ident(), _Nothing)
+            for _ in range(1000):
+                pass
+    except _Nothing:
+        pass
