@@ -58,7 +58,7 @@ class Program:
         values = session.wait(self.ticket, timeout)
         failures = [value for value in values.values() if isinstance(value, Failure)]
         if failures:
-            raise session.told(failures)
+            raise session.report(failures)
         return self.ref
 
 

@@ -189,7 +189,7 @@ def run(session: Session, ref: DRef, board: Board, what: str, timeout: float | N
     failures = [values[rank] for rank in sorted(values) if not isinstance(values[rank], bool)]
     if not failures:
         return
-    error = session.told(failures)
+    error = session.report(failures)
     for failure in failures:
         found = failure.exception
         if isinstance(found, CheckpointError):

@@ -225,7 +225,7 @@ class CellRun:
         if failures and all(f.interrupted for f in failures):
             raise CellInterrupted(self._stops())
         if failures:
-            raise self.session.told(failures)
+            raise self.session.report(failures)
 
     def get(self, timeout: float | None = None, interrupt: bool = True) -> DRef | None:
         """Wait, and return the DRef of the last expression; None if it has no value."""

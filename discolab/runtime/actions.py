@@ -13,11 +13,11 @@ A command is a plain tuple whose first item is the action and whose second is a 
     (DEBUG_GET_FROM_REMOTE, reg, tell, ticket)  reply with the register's value
     (DEBUG_SET_REGISTER, reg, value, ticket)
     (END_INTERRUPT, 0, ticket)                  everything before this was cancelled
-    (TOLD, 0, told)                             somebody was told of these failures
+    (REPORTED, 0, reported)                     somebody was told of these failures
 
-`told` is ``calls, victims, others``: ordinals of calls; of calls of which only those failures were
-told that came of another worker's; and ``(rank, number)`` of failures of what is no call. A call
-that fails on several workers is one failure.
+`reported` is ``calls, victims, others``: ordinals of calls; ordinals of calls of which only those
+failures were raised that came of another worker's; and ``(rank, number)`` of failures of what is no
+call. A call that fails on several workers is one failure.
 Register 0 means "no result". With `tell` an orphan failure (see errors.py) is the reply.
 `func` is a `Register` or a callable; `bind` says, in bits, whether the function
 (BIND_FUNCTION) or the arguments (BIND_ARGUMENTS) must be looked up or copied on the worker, and
@@ -52,7 +52,7 @@ class DiscoAction(IntEnum):
     DEBUG_GET_FROM_REMOTE = 7
     DEBUG_SET_REGISTER = 8
     END_INTERRUPT = 64
-    TOLD = 66
+    REPORTED = 66
 
 
 def site_text(site: tuple[Any, int] | None) -> str:

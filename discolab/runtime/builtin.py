@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import itertools
@@ -136,3 +137,27 @@ def _run_file(file: Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pickle look their module up there
     spec.loader.exec_module(module)
     return module
+
+
+# -- variables of cells -----------------------------------------------------------------------
+
+
+def get_variable(name: str) -> Any:
+    """The value of a global variable of this worker's cells."""
+    namespace = current_worker().namespace
+    try:
+        return namespace[name]
+    except KeyError:
+        near = difflib.get_close_matches(name, list_variables(), n=3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise ArgumentError(f"this worker has no variable named {name!r}{hint}") from None
+
+
+def set_variables(values: dict[str, Any]) -> None:
+    """Set global variables of this worker's cells."""
+    current_worker().namespace.update(values)
+
+
+def list_variables() -> list[str]:
+    """Names that the user gave, sorted."""
+    return sorted(n for n in current_worker().namespace if not n.startswith("_"))

@@ -281,10 +281,10 @@ class Controller:
         if self._why_held_up():
             cancel = True  # nothing will let them go on
         left = self._join(0.0 if cancel else math.inf if limit is None else limit)
-        untold = [failure for values in tuple(last.values.values()) for failure in values]
-        if untold:
+        unreported = [failure for values in tuple(last.values.values()) for failure in values]
+        if unreported:
             warnings.warn(
-                f"the session ends with failures that were never raised: {WorkerError(untold)}",
+                f"the session ends with failures that were never raised: {WorkerError(unreported)}",
                 RuntimeWarning,
                 stacklevel=2,
             )

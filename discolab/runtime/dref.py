@@ -17,6 +17,8 @@ import torch
 
 from .contexts import from_torch_function
 from .errors import ArgumentError
+from .failures import Failure
+from .worker import current_worker
 
 if TYPE_CHECKING:
     from .session import Session
@@ -308,6 +310,56 @@ class DModule(DRef):
             raise ArgumentError(f'module["function name"] expected, got {name!r}')
         get = "runtime.disco.module_get_function"
         return self.session._call_for(DPackedFunc, get, self, name)
+
+
+class FreedDRef(DRef):
+    """What a DRef becomes when its value has been freed on all workers (`Session.free`).
+
+    Names that are bound to the DRef stay, but each use is one clear error. It keeps its register id
+    until it dies, so that a command on its way at that moment meets no other value there, but the
+    failure that `put_failure` has left.
+    """
+
+    __slots__ = ()
+
+    @property
+    def reg_id(self) -> int:  # type: ignore[override]
+        """There is none any more."""
+        raise ArgumentError(freed_text(self))
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        """As of a `DPackedFunc`, which it may have been."""
+        raise ArgumentError(freed_text(self))
+
+    def __dir__(self) -> list[str]:
+        return ["name", "placements", "session"]
+
+    def __repr__(self) -> str:
+        return f"<DRef r{_id_of(self)}, freed>"
+
+
+def _id_of(ref: DRef) -> int:
+    """The register id, past `FreedDRef.reg_id`."""
+    number: int = vars(DRef)["reg_id"].__get__(ref)
+    return number
+
+
+def freed_text(ref: DRef) -> str:
+    """What to say when a freed DRef is used."""
+    name = f"{ref.name!r}, " if ref.name else ""
+    return (
+        f"{name}register {_id_of(ref)}, was freed on all workers: its value is gone. "
+        "Run the cell that makes it again"
+    )
+
+
+def put_failure(text: str) -> Failure:
+    """What stands in the register afterwards (a worker function)."""
+    rank = current_worker().worker_id
+    return Failure(rank, "a value that was freed", "", ArgumentError.__name__, text, reported=True)
+
+
+put_failure.disco_command = "freeing a value"  # type: ignore[attr-defined]  # for status
 
 
 def _first_dref(value: Any) -> DRef | None:

@@ -6,6 +6,7 @@ the exception object itself (kept where both sides share an address space).
 
 from __future__ import annotations
 
+import itertools
 import os
 import traceback
 from collections.abc import Iterable, Sequence
@@ -19,6 +20,7 @@ _MOST_GROUPS = 4  # tracebacks shown of one error
 _MOST_FRAMES = 12  # frames shown of one traceback
 _LONGEST = 2_000  # characters of a message or a line
 _MOST_LINES = 40  # of a message
+_MOST_UNREPORTED = 16  # failures that a worker keeps of each kind
 _AROUND = 2  # source lines shown before and after the line of a cell
 
 
@@ -124,6 +126,62 @@ class Failure:
         """Whether the two would read the same but for their ranks."""
         mine = (self.headline, self.frames, self.details, self.earlier)
         return mine == (other.headline, other.frames, other.details, other.earlier)
+
+
+class UnreportedFailures:
+    """The failures of one worker that nobody was told of yet, in the order in which they came.
+
+    Pure state, of the worker's own thread. Orphans of commands without a result are kept apart: a
+    crowd of results that nobody reads must not push them out. Of each kind the first ones are kept,
+    for those are the causes; one more record counts the others.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._results: list[Failure] = []
+        self._orphans: list[Failure] = []
+        self._counts = {False: 0, True: 0}
+        self._numbers = itertools.count(-1, -1)  # the workers count theirs from 1
+
+    def add(self, failure: Failure) -> None:
+        """Keep a failure, or count it."""
+        self._forget()
+        kept = self._orphans if failure.orphan else self._results
+        if len(kept) < _MOST_UNREPORTED:
+            kept.append(failure)
+            self._counts[failure.orphan] = 0
+            return
+        self._counts[failure.orphan] += 1
+        count = self._counts[failure.orphan]
+        kept[_MOST_UNREPORTED:] = [
+            Failure(
+                rank=self._rank,
+                command="later commands",
+                call_site="",
+                type_name="DiscoError",
+                message=f"+{count} more failure{'s' if count > 1 else ''} not kept",
+                orphan=failure.orphan,
+                number=next(self._numbers),
+            )
+        ]
+
+    def kept(self) -> list[Failure]:
+        """What is kept, whether it was reported or not."""
+        return [*self._results, *self._orphans]
+
+    def all(self) -> list[Failure]:
+        """What a sync tells. They stay here until `reported`: the wait may have been given up."""
+        self._forget()
+        return [*self._results, *self._orphans]
+
+    def orphan(self) -> Failure | None:
+        """The first one that no register holds, or holds any more; a fetch tells it."""
+        orphans = [f for f in self.kept() if f.orphan and not f.reported]
+        return min(orphans, key=lambda f: abs(f.number), default=None)
+
+    def _forget(self) -> None:
+        self._results = [f for f in self._results if not f.reported]
+        self._orphans = [f for f in self._orphans if not f.reported]
 
 
 def summarize(failures: Sequence[Failure]) -> str:

@@ -1,7 +1,7 @@
 """A worker: it owns a register file and executes commands in order.
 
 One thread runs `Worker.run`; it alone writes `registers`, `namespace`, `current`,
-`executed` and `untold`. Other threads may read `current`, `executed`, `waiting_for`
+`executed` and `unreported`. Other threads may read `current`, `executed`, `waiting_for`
 (for status) and call `interrupt`, `retry_interrupt` and `wake`. `_guard` guards the
 sending of asynchronous exceptions; `interrupts` changes under it.
 Interrupting and waiting are in interruptible.py.
@@ -32,13 +32,12 @@ from .errors import (
     SessionError,
     WorkerInterrupted,
 )
-from .failures import Failure, is_own_file
+from .failures import Failure, UnreportedFailures, is_own_file
 from .frames import frame_of
 from .functions import find_func
 from .interrupts import Interruptible, bind_waiter
 from .link import Link, WorkerState
 from .sources import is_cell, place
-from .untold import Untold
 
 if TYPE_CHECKING:  # a circle: a mesh asks which worker it is on
     from .mesh import Mesh
@@ -184,7 +183,7 @@ class Worker(Interruptible):
         self.process_state: dict[str, Any] = {}
         self.generator = torch.Generator()
         self.random_states: dict[str, Any] = {}
-        self.untold = Untold(worker_id)
+        self.unreported = UnreportedFailures(worker_id)
         self.executed = 0
         self.sat_out = -1
         self.current: Command | None = None
@@ -284,7 +283,7 @@ class Worker(Interruptible):
         do[DiscoAction.DEBUG_GET_FROM_REMOTE] = self._debug_get_from_remote
         do[DiscoAction.DEBUG_SET_REGISTER] = self._debug_set_register
         do[DiscoAction.END_INTERRUPT] = self._end_interrupt
-        do[DiscoAction.TOLD] = self._told
+        do[DiscoAction.REPORTED] = self._reported
         return do
 
     def _call_packed(self, command: Command) -> None:
@@ -379,12 +378,12 @@ class Worker(Interruptible):
             failure = exc.failure
             known = failure.reported or failure.interrupted
             if not reg and known and not self.interrupts:  # or what was not done stays unsaid
-                self.untold.add(self._passed_on(failure, command))
+                self.unreported.add(self._passed_on(failure, command))
         else:
             failure = self._describe(exc, command)
             failure.orphan = reg == 0
             if not failure.interrupted:  # who interrupts knows it
-                self.untold.add(failure)
+                self.unreported.add(failure)
         if reg:
             self.registers[reg] = failure
         if command[0] == DiscoAction.CALL_PACKED:
@@ -452,7 +451,7 @@ class Worker(Interruptible):
                 torch.cuda.current_stream(self.device).synchronize()
             except Exception as exc:
                 self._poison(0, (*command, None), exc)
-        self.channel.reply(command[2], self.worker_id, self.untold.all())
+        self.channel.reply(command[2], self.worker_id, self.unreported.all())
 
     def _copy_from_worker0(self, command: Command) -> None:
         self._copy_worker0(command, "copy_from_worker_0", to_host=True)
@@ -486,7 +485,7 @@ class Worker(Interruptible):
         _, reg, tell, ticket = command
         value = self.registers.get(reg)
         if tell:
-            value = self.untold.orphan() or value
+            value = self.unreported.orphan() or value
         if type(value) is not Failure and not self.channel.copies:
             try:
                 value = arguments.private_copy(value)
@@ -517,9 +516,9 @@ class Worker(Interruptible):
         self.resumed_at = self.executed
         self.channel.reply(command[2], self.worker_id, None)
 
-    def _told(self, command: Command) -> None:
+    def _reported(self, command: Command) -> None:
         calls, victims, others = command[2]
-        for value in (*self.registers.values(), *self.untold.kept()):
+        for value in (*self.registers.values(), *self.unreported.kept()):
             if type(value) is Failure and (
                 value.call in calls
                 or (value.victim and value.call in victims)

@@ -44,7 +44,7 @@ def run(session: Session, source: str, file: str = "Cell In[7]") -> dict[int, An
 def told(session: Session, ref: Any) -> dict[int, Any]:
     """What a call gave; nobody needs to be told of its failures."""
     found = session.peek(ref, tell=True)
-    session.told([v for v in found.values() if isinstance(v, Failure)] or [_NOTHING])
+    session.report([v for v in found.values() if isinstance(v, Failure)] or [_NOTHING])
     return found
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from discolab import ArgumentError, DRef, Pickled, ThreadedSession, WorkerError, current_worker
-from discolab.runtime import calls
+from discolab.runtime import session
 
 BINARY = [
     operator.add,
@@ -241,7 +241,7 @@ def test_a_call_torn_in_the_making_of_its_dref_gives_the_register_back(
         raise KeyboardInterrupt
 
     for torn in (torn_before, torn_after):
-        monkeypatch.setattr(calls, "DRef", torn)
+        monkeypatch.setattr(session, "DRef", torn)
         with pytest.raises(KeyboardInterrupt):
             pair.call_packed(lambda: 0)
         monkeypatch.undo()
