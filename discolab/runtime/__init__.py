@@ -33,7 +33,7 @@ from .errors import (
 from .failures import Failure
 from .functions import list_funcs, register_func
 from .mesh import Mesh
-from .probes import probe
+from .services import probe
 from .session import Session
 from .status import SessionStatistics, WorkerStatus
 from .worker import Worker, current_worker, current_worker_or_none

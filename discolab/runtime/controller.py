@@ -44,8 +44,8 @@ from .errors import (
 )
 from .failures import name_ranks
 from .interrupts import TICK, Count, reentrant_lock, run_steps, shield, waiting_threads
-from .probes import look_here, name_of
 from .registers import DRefBook, RegisterFile
+from .services import look_here, name_of
 from .status import SessionStatistics, WorkerStatus
 from .worker import Worker, current_worker_or_none
 
@@ -161,7 +161,7 @@ class Controller:
         ranks: Iterable[int] | None = None,
         timeout: float = 0.3,
     ) -> dict[int, Any]:
-        """Run a probe beside workers, also while they compute; see probes.py.
+        """Run a probe beside workers, also while they compute; see services.py.
 
         Parameters
         ----------

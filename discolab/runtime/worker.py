@@ -36,7 +36,7 @@ from .failures import Failure, UnreportedFailures, is_own_file
 from .frames import frame_of
 from .functions import find_func
 from .interrupts import Interruptible, bind_waiter
-from .link import Link, WorkerState
+from .services import ServiceChannel, WorkerState
 from .sources import is_cell, place
 
 if TYPE_CHECKING:  # a circle: a mesh asks which worker it is on
@@ -174,7 +174,7 @@ class Worker(Interruptible):
         self.shared = shared
         self.worker_zero_data = worker_zero_data
         self.peers: dict[int, Worker] = {}
-        self.link: Link | None = None
+        self.link: ServiceChannel | None = None
         self.registers: dict[int, Any] = {}
         self.namespace: dict[str, Any] = {}
         self.program: dict[str, Any] | None = None
