@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from . import ccl, loader, rpc
-from .engines import ProcessSession, ThreadedSession, make_session
-from .engines.remote import zygote
+from .engines import ProcessSession, ThreadedSession, forkserver, make_session
 from .runtime import (
     ArgumentError,
     CollectiveAborted,
@@ -105,7 +104,7 @@ Mesh.draw = staticmethod(_later(".views.mesh_view", "mesh_bundle"))
 DRef.__rich__ = _later(".views.render.rich_view", "rich_of")  # type: ignore[attr-defined]
 Session.__rich__ = DRef.__rich__  # type: ignore[attr-defined]
 # workers answer looks of these beside what they compute, where nothing should be imported
-zygote.PRELOAD += [f"{__name__}.views", f"{__name__}.debugger"]
+forkserver.PRELOAD += [f"{__name__}.views", f"{__name__}.debugger"]
 
 
 def load_ipython_extension(shell: Any) -> None:

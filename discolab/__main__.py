@@ -87,9 +87,9 @@ def _add_node(commands: Any) -> None:
 
 
 def _node(args: argparse.Namespace) -> int:
-    from .engines.nodes.keys import load_keys
-    from .engines.nodes.launchers import place_of
-    from .engines.nodes.node import run_nodes
+    from .engines.keys import load_keys
+    from .engines.launchers import place_of
+    from .engines.node import run_nodes
 
     if args.workers is not None and args.workers < 1:
         raise ArgumentError(f"--workers is how many workers to run here, 1 or more: {args.workers}")
@@ -130,7 +130,7 @@ def _add_keys(commands: Any) -> None:
 
 
 def _keys(_args: argparse.Namespace) -> int:
-    from .engines.nodes.keys import default_file, load_keys
+    from .engines.keys import default_file, load_keys
 
     load_keys()
     print(default_file())

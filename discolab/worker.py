@@ -1,7 +1,7 @@
 """``python -m discolab.worker N``: where a session's worker processes come from.
 
 Started by a `ProcessSession`, never by hand; N is the descriptor of the socket to it. See
-engines/remote/zygote.py.
+engines/forkserver.py.
 """
 
 from __future__ import annotations
@@ -14,6 +14,6 @@ if __name__ == "__main__":
             "discolab.worker is started by a session: %disco_session 4 --engine processes, or "
             "discolab.make_session(4, engine='processes'). On another machine use: discolab node"
         )
-    from discolab.engines.remote import zygote
+    from discolab.engines import forkserver
 
-    zygote.main(int(sys.argv[1]), sys.argv[2:])
+    forkserver.main(int(sys.argv[1]), sys.argv[2:])

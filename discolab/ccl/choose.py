@@ -14,8 +14,7 @@ from typing import Any, cast
 
 import torch
 
-from ..engines import hooks
-from ..engines.remote import zygote
+from ..engines import forkserver, hooks
 from ..runtime.errors import ArgumentError
 from ..runtime.link import SERVICES, Service
 from ..runtime.worker import Worker, current_worker
@@ -204,7 +203,7 @@ def _coordinator(exchange: Any) -> Service:
 
 
 SERVICES["ccl"] = _coordinator
-zygote.PRELOAD.append(f"{__package__}.backends.agree")  # and all that it needs
+forkserver.PRELOAD.append(f"{__package__}.backends.agree")  # and all that it needs
 
 
 def _nothing() -> None:

@@ -40,7 +40,7 @@ class _Later:
 ENGINES: dict[str, Any] = {
     "threads": ThreadedSession,
     "processes": ProcessSession,
-    "sockets": _Later(".nodes.spread", "make_socket_session"),
+    "sockets": _Later(".sockets", "make_socket_session"),
     "ray": _Later(".ray", "RaySession"),
 }
 _ELSEWHERE = {"RaySession": ".ray", "SocketSession": ".sockets"}

@@ -1,26 +1,24 @@
 """Workers as processes of this machine, each with its own GIL and device; worker 0 stays here.
 
-Their line is a pair of sockets that nobody else can connect to (remote/local_lines.py), and a
-zygote forks them (remote/zygote.py).
+A fork server forks them (forkserver.py), and pairs of sockets that nobody else can connect to lead
+to them (connections/local.py).
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ..runtime.errors import DiscoError
 from ..transport.local import HAVE_LOCAL, socket_pair
+from .children import Children, process_state, silence
+from .connections.controller_side import WorkerConnections
+from .connections.local import LocalTransport
+from .forkserver import ForkServer, like_here
 from .placement import check_world, place_workers
-from .remote.black_box import BlackBox, new_box
-from .remote.local_lines import LocalLines
-from .remote.process_facts import how_it_ended, process_state, watch_process
-from .remote.session import HEARTBEAT, START_TIMEOUT, Progress, RemoteSession
-from .remote.zygote import Zygote, like_here
+from .remote_session import HEARTBEAT, START_TIMEOUT, Progress, RemoteSession
 
 
 class ProcessSession(RemoteSession):
@@ -72,15 +70,14 @@ class ProcessSession(RemoteSession):
                 "the engine 'processes' needs Linux; here use 'threads', or 'sockets' with a node "
                 "on this machine"
             )
-        self._lines = LocalLines()
-        self._born_of: list[Zygote] = []
-        self._pids: dict[int, int] = {}
-        self._boxes: dict[int, BlackBox] = {}
+        self._transport = LocalTransport()
+        self._children = Children()
         super().__init__(
             num_workers,
             num_groups,
             placed,
-            self._lines,
+            self._transport,
+            _Processes(self._children),
             timeout=timeout,
             heartbeat=heartbeat,
             start_timeout=start_timeout,
@@ -91,71 +88,54 @@ class ProcessSession(RemoteSession):
     def _start_processes(self) -> None:
         if self.num_workers == 1:
             return
-        zygote = self._ready_zygote()
-        self._born_of.append(zygote)
-        common = {
-            "num_workers": self.num_workers,
-            "num_groups": self.num_groups,
-            "threads": max(1, torch.get_num_threads() // self.num_workers),
-            "heartbeat": self.heartbeat,
-            **like_here(),
-        }
+        server = self._ready_fork_server()
+        common = self._settings(
+            threads=max(1, torch.get_num_threads() // self.num_workers), **like_here()
+        )
         for rank in range(1, self.num_workers):
             own = {"rank": rank, "local_rank": rank, "device": str(self._devices[rank])}
-            self._start_process(zygote, rank, common | own)
+            self._start_process(server, rank, common | own)
 
-    def _start_process(self, zygote: Zygote, rank: int, settings: dict[str, Any]) -> None:
-        (cmd, their_cmd), (ctl, their_ctl) = socket_pair(), socket_pair()
+    def _start_process(self, server: ForkServer, rank: int, settings: dict[str, Any]) -> None:
+        (commands, their_commands), (control, their_control) = socket_pair(), socket_pair()
         text, their_text = os.pipe()
-        self._boxes[rank], box = new_box()
         try:
-            theirs = [their_cmd.fileno(), their_ctl.fileno(), box, their_text]
-            self._pids[rank] = pid = zygote.fork(settings, theirs, self._start_timeout)
-            self._lines.add(rank, cmd, ctl, text, watch_process(pid))
+            fds = their_commands.fileno(), their_control.fileno()
+            process = self._children.start(
+                server, rank, settings, their_text, fds, self._start_timeout
+            )
+            self._transport.add(rank, commands, control, text, process)
         finally:
-            their_cmd.close()
-            their_ctl.close()
-            os.close(box)
+            their_commands.close()
+            their_control.close()
             os.close(their_text)
-            if rank not in self._lines:  # a Ctrl-C may come right after it took them over
-                cmd.close()
-                ctl.close()
+            if rank not in self._transport:  # a Ctrl-C may come right after it took them over
+                commands.close()
+                control.close()
                 os.close(text)
 
-    def _end_process(self, rank: int) -> None:
-        for zygote in self._born_of:
-            if rank in self._pids and zygote.usable:
-                zygote.kill(self._pids[rank])
 
-    def _ender(self) -> Callable[[], None]:
-        pids, born_of = self._pids, self._born_of
+class _Processes:
+    """See `WorkerProcesses`."""
 
-        def end() -> None:
-            for zygote in born_of:
-                for pid in pids.values():
-                    with contextlib.suppress(DiscoError):  # it ends too, and they with it
-                        if zygote.usable:
-                            zygote.kill(pid)
+    def __init__(self, children: Children) -> None:
+        self._children = children
+        self.connections: WorkerConnections
 
-        return end
+    def exit_reason(self, rank: int) -> str:
+        """See `WorkerProcesses`; what the worker has not sent is shown first."""
+        children, connections = self._children, self.connections
+        if rank in children.pids:
+            connections.channels[rank].knows_done(children.commands_done(rank))
+            connections.put_out(rank, children.last_output(rank))
+            children.await_end(rank)
+        return f"(pid {children.pids.get(rank)}) {children.exit_reason(rank)}"
 
-    def _why_ended(self, rank: int) -> str:
-        pid = self._pids.get(rank)
-        self._exchange.channels[rank].knows_done(self._boxes[rank].done())
-        self._exchange.put_out(rank, self._boxes[rank].read())
-        code = None
-        try:
-            for zygote in self._born_of:
-                code = zygote.status(pid) if pid is not None else None
-        except DiscoError:  # it has ended too
-            pass
-        return f"(pid {pid}) {how_it_ended(code)}"
+    def frozen(self, rank: int, seconds: float) -> str:
+        """See `WorkerProcesses`."""
+        pid = self._children.pids.get(rank)
+        return silence(f"(pid {pid})", process_state(pid), seconds)
 
-    def _frozen(self, rank: int, seconds: float) -> str:
-        pid = self._pids.get(rank)
-        state = process_state(pid)
-        if state == "R":
-            return ""  # it computes, in a call that holds Python's lock
-        why = {"T": "it is stopped (SIGSTOP)", "t": "a debugger holds it"}.get(state, "")
-        silent = f"(pid {pid}) has given no sign of life for {seconds:.0f} s"
-        return f"{silent}: {why}" if why else silent
+    def end(self, wait: bool = True) -> None:
+        """See `WorkerProcesses`."""
+        self._children.end()

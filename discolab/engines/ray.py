@@ -2,7 +2,7 @@
 
 Worker 0 is a thread of this process. Each other worker is the main thread of an actor's process,
 one bundle of a placement group each (ray_actors.py); it connects to the session's port
-(remote/zmq_lines.py), with keys made for this one session, and commands go that way: no call of
+(connections/tcp.py), with keys made for this one session, and commands go that way: no call of
 Ray's is on the path.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,15 +18,13 @@ import torch
 from ..runtime.arguments import parse_device
 from ..runtime.errors import ArgumentError, DiscoError
 from ..transport.handshake import Keys
-from .nodes.machines import checked_endpoint, machine
-from .nodes.roster import versions
+from .connections.tcp import TcpTransport
+from .machines import checked_endpoint, machine
+from .membership import versions
 from .placement import check_world, place_workers
-from .ray_actors import Actors, Slot
+from .ray_actors import Actors, Slot, gpu_places, seen_here
 from .ray_cluster import Cluster, join, leave
-from .ray_gpus import gpu_places, seen_here
-from .remote.process_facts import process_state
-from .remote.session import HEARTBEAT, START_TIMEOUT, Progress, RemoteSession
-from .remote.zmq_lines import ZmqLines
+from .remote_session import HEARTBEAT, START_TIMEOUT, Progress, RemoteSession
 
 _LOOK = 0.2  # seconds between two looks at who is missing
 
@@ -103,31 +100,30 @@ class RaySession(RemoteSession):
                 )
             self._slot = Slot(num_cpus, gpus)
             self._keys = Keys.fresh()
-            lines = ZmqLines(checked_endpoint(host or cluster.host(), port), self._keys)
+            transport = TcpTransport(checked_endpoint(host or cluster.host(), port), self._keys)
         except BaseException:
             leave(cluster)
             raise
-        self._lines, self._cluster = lines, cluster
-        self._actors = actors = Actors(cluster, lines)
+        self._transport, self._cluster = transport, cluster
+        self._actors = actors = Actors(cluster, transport)
         self._texts: list[int] = []  # ends of pipes that actors have not taken yet
         try:
             super().__init__(
                 num_workers,
                 num_groups,
                 [torch.device(kind, 0) if kind == "cuda" else torch.device(kind)] * num_workers,
-                lines,
+                transport,
+                actors,
                 timeout=timeout,
                 heartbeat=heartbeat,
                 start_timeout=start_timeout,
                 progress=progress,
             )
         except BaseException:
-            lines.close()
+            transport.close()
             actors.end()
             raise
-        self._exchange.services["ray"] = actors
-        exchange = self._exchange
-        lines.settled = lambda rank: exchange.closing or actors.is_settled(rank)
+        self._connections.services["ray"] = actors
         self._deadline = began + self._start_timeout
         try:
             self._begin()
@@ -141,7 +137,7 @@ class RaySession(RemoteSession):
         self.hosts = [machine()]
         if self.num_workers > 1:
             self._start_actors()
-        self._exchange.hosts = self.hosts
+        self._connections.hosts = self.hosts
         link = self._local.workers[0].link
         assert link is not None
         link.host = self._cluster.host()
@@ -150,31 +146,33 @@ class RaySession(RemoteSession):
         actors, remote = self._actors, range(1, self.num_workers)
         bundles = [self._slot.bundle for _ in remote]
         if self._devices[0].type == "cuda":
-            bundles.append(self._seat())  # last, so that the others have their ranks' indexes
+            bundles.append(self._bundle_of_worker_0())  # last: the others have their ranks' indexes
         self._reserve(bundles)
-        crew = [actors.engage(index, bundle) for index, bundle in enumerate(bundles)]
-        seat = crew.pop().gpus.remote() if len(crew) > len(remote) else None
-        actors.ask(crew, sys.path)
-        found, began = None, time.monotonic()
-        while found is None:
-            found = actors.found(_LOOK)
+        handles = [actors.start(index, bundle) for index, bundle in enumerate(bundles)]
+        actors.ask(sys.path)
+        answers, began = None, time.monotonic()
+        while answers is None:
+            answers = actors.answers(_LOOK)
             self._check_deadline("the Ray actors did not start")
             if (seconds := time.monotonic() - began) > 1:
-                self._say(f"starting {len(crew)} Ray actors, which import torch ({seconds:.0f} s)")
-        _check_versions(found)
+                self._say(
+                    f"starting {len(remote)} Ray actors, which import torch ({seconds:.0f} s)"
+                )
+        _check_versions(answers)
         here = machine()
         order = sorted(
-            range(len(crew)),
-            key=lambda i: (found[i]["machine"] != here, found[i]["machine"], found[i]["pid"]),
+            range(len(remote)),
+            key=lambda i: (answers[i]["machine"] != here, answers[i]["machine"], answers[i]["pid"]),
         )
-        facts = [found[index] for index in order]
+        facts = [answers[index] for index in order]
         self.hosts += [fact["machine"] for fact in facts]
         seen: list[Any] = [None for _ in remote]
-        if seat is not None:
-            seen = self._give_gpus(facts, actors.told(_LOOK + self._left(), seat))
+        if len(handles) > len(remote):
+            ours = actors.answer(_LOOK + self._left(), handles[-1].gpus.remote())
+            seen = self._give_gpus(facts, ours)
         for rank, index in zip(remote, order, strict=True):
             settings = self._settings_of(rank, facts[rank - 1]) | {"gpus": seen[rank - 1]}
-            actors.work(rank, crew[index], facts[rank - 1], settings)
+            actors.work(rank, handles[index], facts[rank - 1], settings)
 
     def _reserve(self, bundles: list[dict[str, float]]) -> None:
         actors, count = self._actors, len(bundles)
@@ -197,7 +195,7 @@ class RaySession(RemoteSession):
         if not self._left():
             raise DiscoError(f"{what} within {self._start_timeout:g} s (start_timeout=)")
 
-    def _seat(self) -> dict[str, float]:
+    def _bundle_of_worker_0(self) -> dict[str, float]:
         """The bundle with worker 0's share of this machine's GPUs, which an idle actor holds."""
         here = self._cluster.node_here()
         for node in self._cluster.ray.nodes():
@@ -208,17 +206,17 @@ class RaySession(RemoteSession):
             "start the session on a node with GPUs, or with devices='cpu'"
         )
 
-    def _give_gpus(self, facts: list[dict[str, Any]], seat: list[str]) -> list[str]:
-        """Say where each worker computes; the GPUs that each actor sees."""
+    def _give_gpus(self, facts: list[dict[str, Any]], ours: list[str]) -> list[str]:
+        """Set where each worker computes, worker 0 on `ours`; gives the GPUs each actor sees."""
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         own = seen_here(visible, torch.cuda.device_count())
-        if seat[0] not in own:
+        if ours[0] not in own:
             raise DiscoError(
-                f"Ray gives worker 0 the GPU {seat[0]}, which this process does not see "
+                f"Ray gives worker 0 the GPU {ours[0]}, which this process does not see "
                 f"(CUDA_VISIBLE_DEVICES={visible})"
             )
         places = gpu_places(facts, machine(), own)
-        names = [f"cuda:{own.index(seat[0])}", *(device for _, device in places)]
+        names = [f"cuda:{own.index(ours[0])}", *(device for _, device in places)]
         self._devices = tuple(torch.device(name) for name in names)
         self._local.workers[0].device = self._devices[0]
         return [seen for seen, _ in places]
@@ -227,58 +225,30 @@ class RaySession(RemoteSession):
         host, cpus = self._cluster.host(), max(1, int(self._slot.cpus))
         local, beside = self._cluster.local, facts["machine"] == machine()
         process = {"environ": dict(os.environ), "path": sys.path, "folder": os.getcwd()}
-        return {
-            "rank": rank,
-            "local_rank": self.hosts[:rank].count(self.hosts[rank]),
-            "num_workers": self.num_workers,
-            "num_groups": self.num_groups,
-            "heartbeat": self.heartbeat,
-            "device": str(self._devices[rank]),
-            "threads": max(1, torch.get_num_threads() // self.num_workers) if local else cpus,
-            "host": host if local else facts["address"],
-            "token": self._lines.token.hex(),
-            "keys": self._keys.as_dict(),
-            "connect": self._lines.endpoint.replace("//0.0.0.0:", f"//{host}:"),
-            "argv": sys.argv,
-            "like": process if local else None,
-            "text": self._text_of(rank) if beside else None,
-        }
+        return self._settings(
+            rank=rank,
+            local_rank=self.hosts[:rank].count(self.hosts[rank]),
+            device=str(self._devices[rank]),
+            threads=max(1, torch.get_num_threads() // self.num_workers) if local else cpus,
+            host=host if local else facts["address"],
+            token=self._transport.token.hex(),
+            keys=self._keys.as_dict(),
+            connect=self._transport.endpoint.replace("//0.0.0.0:", f"//{host}:"),
+            argv=sys.argv,
+            like=process if local else None,
+            text=self._text_of(rank) if beside else None,
+        )
 
     def _text_of(self, rank: int) -> tuple[str, int, int]:
         """A pipe for what a worker writes to its descriptors 1 and 2; how it is found."""
         ours, theirs = os.pipe()
         self._texts.append(theirs)
-        self._lines.watch_text(rank, ours)
+        self._transport.watch_text(rank, ours)
         found = os.fstat(theirs)
         return f"/proc/{os.getpid()}/fd/{theirs}", found.st_dev, found.st_ino
 
-    def _workers_per_machine(self) -> int:
+    def _workers_here(self) -> int:
         return self.hosts.count(machine())
-
-    # -- what becomes of the actors ----------------------------------------------------------------
-
-    def _end_all_processes(self) -> None:
-        self._actors.end()
-
-    def _ender(self) -> Callable[[], None]:
-        actors = self._actors
-        return lambda: actors.end(wait=False)
-
-    def _why_ended(self, rank: int) -> str:
-        return self._actors.why_ended(rank, self._exchange.joined.get(rank))
-
-    def _frozen(self, rank: int, seconds: float) -> str:
-        pid = self._exchange.joined.get(rank, 0)
-        if time.monotonic() - self._lines.heard.get(rank, 0.0) < seconds / 2:
-            return ""  # a long message is on its way
-        if self.hosts[rank] == machine():
-            state: str | None = process_state(pid)
-        else:
-            state = self._actors.process_state(rank, pid)
-        if state is None or state == "R":
-            return ""  # it computes, in a call that holds Python's lock
-        silent = f"{self._actors.where(rank, pid)} has given no sign of life for {seconds:.0f} s"
-        return f"{silent}: it is stopped (SIGSTOP)" if state == "T" else silent
 
 
 def _kind(num_workers: int, devices: Any) -> str | None:

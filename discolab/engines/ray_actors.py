@@ -2,7 +2,7 @@
 
 Nothing here knows the session, so that one that was dropped can be collected. The thread that
 starts the session places the actors; Ray's own threads write `_fates`, entry by entry; the reader
-thread looks at them (`Actors.look`), because Ray may know of a machine's end what its connection
+thread reads them (`Actors.look`), because Ray may know of a machine's end what its connection
 does not tell.
 """
 
@@ -17,11 +17,13 @@ from typing import Any
 
 from ..runtime.errors import ArgumentError, DiscoError
 from ..runtime.link import Service
+from .children import process_state, silence
+from .connections.controller_side import WorkerConnections
+from .connections.tcp import TcpTransport
+from .machines import machine
 from .ray_cluster import Cluster, in_short, leave
-from .remote.process_facts import process_state
-from .remote.zmq_lines import ZmqLines
 
-_GRACE = 0.5  # seconds after an actor's death that its line may take to break
+_GRACE = 0.5  # seconds after an actor's death that its connection may take to break
 _END_WITHIN = 1.0  # seconds that actors may take to say that they have ended
 _FREE_WITHIN = 5.0  # seconds that Ray may take to free their slots
 _ASK_EVERY = 3.0  # seconds between two questions what a process does
@@ -92,28 +94,31 @@ def actor_class() -> type:
 
 
 class Actors(Service):
-    """See the module.
+    """See the module. A service of the session, and its `WorkerProcesses`.
 
     Parameters
     ----------
     cluster
         From `join`; left at the end.
-    lines
-        Of the session: those of workers that are dead are ended.
+    transport
+        Of the session: it ends the connections of workers that are dead.
     """
 
-    def __init__(self, cluster: Cluster, lines: ZmqLines) -> None:
-        self._cluster, self._ray, self._lines = cluster, cluster.ray, lines
+    connections: WorkerConnections
+
+    def __init__(self, cluster: Cluster, transport: TcpTransport) -> None:
+        self._cluster, self._ray, self._transport = cluster, cluster.ray, transport
         self._left = False
         self._group: Any = None
-        self._crew: list[Any] = []  # a handle for each bundle
+        self._actors: list[Any] = []  # handles, one for each bundle
         self._asked: list[Any] = []  # what each says of itself, once it is there
         self._by_rank: dict[int, int] = {}
         self._fates: dict[int, str] = {}
-        self._due: dict[int, float] = {}  # when the line of one that is dead is ended
+        self._due: dict[int, float] = {}  # when the connection of one that is dead is ended
         self._states: dict[int, tuple[float, Any]] = {}  # what was asked of a process, and when
         self.facts: dict[int, dict[str, Any]] = {}  # by rank
         self.closing = False
+        transport.settled = self._is_settled
 
     # -- places ------------------------------------------------------------------------------
 
@@ -133,15 +138,15 @@ class Actors(Service):
             for node in nodes
         )
         has, free = self._ray.cluster_resources(), self._ray.available_resources()
-        told = [
+        parts = [
             f"{free.get(name, 0):g} of {has.get(name, 0):g} {name} free" for name in slot.bundle
         ]
         plural = "" if len(nodes) == 1 else "s"
-        return fit, f"the cluster has {len(nodes)} node{plural} with {' and '.join(told)}"
+        return fit, f"the cluster has {len(nodes)} node{plural} with {' and '.join(parts)}"
 
     # -- actors ------------------------------------------------------------------------------
 
-    def engage(self, index: int, bundle: Bundle) -> Any:
+    def start(self, index: int, bundle: Bundle) -> Any:
         """Have an actor started in the bundle of that index."""
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
             placement_group=self._group, placement_group_bundle_index=index
@@ -153,14 +158,14 @@ class Actors(Service):
             max_restarts=0,
             max_task_retries=0,
         ).remote()  # fmt: skip
-        self._crew.append(actor)
+        self._actors.append(actor)
         return actor
 
-    def ask(self, actors: Sequence[Any], path: list[str]) -> None:
-        """Have them say of themselves what `found` gives."""
-        self._asked = [actor.about.remote(path) for actor in actors]
+    def ask(self, path: list[str]) -> None:
+        """Ask all of them for what `answers` gives."""
+        self._asked = [actor.about.remote(path) for actor in self._actors]
 
-    def found(self, timeout: float) -> list[dict[str, Any]] | None:
+    def answers(self, timeout: float) -> list[dict[str, Any]] | None:
         """What each says of itself, once all have; None: not yet.
 
         Raises
@@ -180,7 +185,7 @@ class Actors(Service):
                 ) from None
         return None if missing else self._ray.get(asked)
 
-    def told(self, timeout: float, ref: Any) -> Any:
+    def answer(self, timeout: float, ref: Any) -> Any:
         """The value of a call on one of them.
 
         Raises
@@ -194,9 +199,9 @@ class Actors(Service):
             raise DiscoError(f"a Ray actor does not answer: {in_short(exc)}") from None
 
     def work(self, rank: int, actor: Any, facts: dict[str, Any], settings: dict[str, Any]) -> None:
-        """Have one be a worker."""
+        """Have an actor be a worker."""
         self.facts[rank] = facts
-        self._by_rank[rank] = self._crew.index(actor)
+        self._by_rank[rank] = self._actors.index(actor)
         future = actor.work.remote(settings).future()
         future.add_done_callback(lambda done: self._has_ended(rank, done))
 
@@ -205,11 +210,11 @@ class Actors(Service):
     def _has_ended(self, rank: int, future: Any) -> None:
         """On a thread of Ray's."""
         self._fates[rank] = _fate(future.exception())
-        self._lines.wake()
+        self.connections.look_soon()
 
-    def is_settled(self, rank: int) -> bool:
-        """Whether it is known what became of it; the reader thread asks when its line is broken."""
-        return rank in self._fates or self.closing
+    def _is_settled(self, rank: int) -> bool:
+        """Whether it is known what became of a worker whose connection is broken."""
+        return rank in self._fates or self.closing or self.connections.closing
 
     def next_look(self) -> float | None:
         """See `Service`."""
@@ -222,22 +227,34 @@ class Actors(Service):
         now = time.monotonic()
         for rank, due in self._due.items():
             if due <= now:
-                self._lines.end(rank)
+                self._transport.end(rank)
                 self._due[rank] = float("inf")
 
-    def where(self, rank: int, pid: int | None) -> str:
+    def _where(self, rank: int) -> str:
         """A worker's process in words."""
         facts = self.facts.get(rank)
         if facts is None:
             return "(a Ray actor)"
-        return f"(pid {pid or facts['pid']} on {facts['name']}, a Ray actor)"
+        pid = self.connections.joined.get(rank) or facts["pid"]
+        return f"(pid {pid} on {facts['name']}, a Ray actor)"
 
-    def why_ended(self, rank: int, pid: int | None) -> str:
-        """What became of a worker whose line has ended."""
+    def exit_reason(self, rank: int) -> str:
+        """See `WorkerProcesses`."""
         fate = self._fates.get(rank, "is lost: its connection was cut")
-        return f"{self.where(rank, pid)} {fate}"
+        return f"{self._where(rank)} {fate}"
 
-    def process_state(self, rank: int, pid: int) -> str | None:
+    def frozen(self, rank: int, seconds: float) -> str:
+        """See `WorkerProcesses`."""
+        if time.monotonic() - self._transport.heard.get(rank, 0.0) < seconds / 2:
+            return ""  # a long message is on its way
+        pid = self.connections.joined.get(rank, 0)
+        if self.facts[rank]["machine"] == machine():
+            state: str | None = process_state(pid)
+        else:
+            state = self._process_state(rank, pid)
+        return "" if state is None else silence(self._where(rank), state, seconds)
+
+    def _process_state(self, rank: int, pid: int) -> str | None:
         """What the process of a worker elsewhere does, as its machine says; None: not known yet."""
         now = time.monotonic()
         asked_at, ref = self._states.get(rank, (0.0, None))
@@ -269,9 +286,9 @@ class Actors(Service):
         while self._by_rank.keys() - self._fates.keys() and time.monotonic() < deadline:
             time.sleep(0.005)
         ended = {self._by_rank[rank] for rank, fate in self._fates.items() if fate == _ENDED}
-        left = [actor for index, actor in enumerate(self._crew) if index not in ended]
+        left = [actor for index, actor in enumerate(self._actors) if index not in ended]
         group, self._group = self._group, None
-        self._crew, self._asked, self._states, self._by_rank = [], [], {}, {}
+        self._actors, self._asked, self._states, self._by_rank = [], [], {}, {}
         # where the cluster has lost its head, Ray waits for it for ever
         free = threading.Thread(
             target=self._free, args=(left, group), name="discolab-ray-end", daemon=True
@@ -311,3 +328,45 @@ def _fate(exc: BaseException | None) -> str:
     if "is unavailable" in text:
         return "is lost: Ray does not reach it either"
     return f"has died; Ray says: {in_short(exc)}"
+
+
+def gpu_places(
+    facts: Sequence[dict[str, Any]], here: str, seen_there: Sequence[str]
+) -> list[tuple[str, str]]:
+    """For each actor: which GPUs it sees (as CUDA_VISIBLE_DEVICES), and the device it computes on.
+
+    Actors of one machine see all GPUs of theirs there, so that each has a device of its own name
+    and they reach each other's; on the session's machine they see what its process sees.
+
+    Parameters
+    ----------
+    facts
+        Of each actor ``machine`` and ``gpus``, the numbers that Ray gives.
+    here, seen_there
+        The session's machine, and the GPUs that its process sees (`seen_here`).
+    """
+    places = []
+    for fact in facts:
+        there = [other for other in facts if other["machine"] == fact["machine"]]
+        seen = sorted({gpu for other in there for gpu in other["gpus"]}, key=_number)
+        if fact["machine"] == here:
+            seen = list(seen_there) if set(seen) <= set(seen_there) else seen
+        places.append((",".join(seen), f"cuda:{seen.index(fact['gpus'][0])}"))
+    return places
+
+
+def seen_here(visible: str | None, count: int) -> list[str]:
+    """The GPUs that a process sees, as Ray names them, in the order of torch's indexes.
+
+    Parameters
+    ----------
+    visible, count
+        Its CUDA_VISIBLE_DEVICES, and how many torch sees.
+    """
+    if visible is None:
+        return [str(number) for number in range(count)]
+    return [name.strip() for name in visible.split(",") if name.strip()]
+
+
+def _number(name: str) -> tuple[int, str]:
+    return (int(name), "") if name.isdigit() else (1 << 30, name)

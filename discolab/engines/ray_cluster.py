@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..runtime.errors import ArgumentError, DiscoError
-from .nodes.machines import address_towards, split_endpoint
-from .remote import exchange
+from .connections.controller_side import report_no_deaths
+from .machines import address_towards, split_endpoint
 
 _SLOTS = 64  # CPUs of a cluster of our own: its workers share what there is, as processes do
 _STORE = 80 << 20  # bytes for Ray's objects there, of which we have none
@@ -318,7 +318,7 @@ def _job(ray: Any) -> str:
 
 def _at_exit() -> None:
     """This process ends, and its workers with it: that is not to be reported any more."""
-    exchange._at_exit()
+    report_no_deaths()
     if _keeper is not None:
         _keeper.end.set()
         _await(_keeper, _LEAVE_WITHIN)

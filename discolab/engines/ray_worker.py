@@ -9,11 +9,11 @@ import sys
 import threading
 from typing import Any
 
-from .nodes.machines import machine
-from .nodes.roster import versions
-from .remote import child
-from .remote.session import follow_path
-from .remote.zygote import PRELOAD, import_all
+from .forkserver import PRELOAD, import_all
+from .machines import machine
+from .membership import versions
+from .remote_session import follow_path
+from .worker_process import connect, run
 
 _END_WITHIN = 3.0  # seconds that the end of the process may take
 
@@ -40,30 +40,26 @@ def work(settings: dict[str, Any]) -> None:
     Parameters
     ----------
     settings
-        As for `child.run`; and ``connect``, ``keys``, ``token`` of the session, ``argv``, ``gpus``
-        (which are seen, None: as Ray has it), ``like`` (the process that this one resembles, None:
-        it is elsewhere), ``text`` (a pipe of a process of this machine).
+        As for `worker_process.run`; and ``connect``, ``keys``, ``token`` of the session, ``argv``,
+        ``gpus`` (which are seen, None: as Ray has it), ``like`` (the process that this one
+        resembles, None: it is elsewhere), ``text`` (a pipe of a process of this machine).
 
     Raises
     ------
     EOFError
         If the session does not take the worker in.
     """
-    from ..transport.handshake import Keys
-    from .remote.zmq_lines import ZmqWire
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the session interrupts
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray's handler would only end a command
     _prepare(settings)
     import_all(PRELOAD)
-    keys, token = Keys.of(settings["keys"]), bytes.fromhex(settings["token"])
-    wire = ZmqWire(settings["connect"], keys, token, settings["rank"])
-    child.run(settings, wire)
-    wire.close()
+    end = connect(settings)
+    run(settings, end)
+    end.close()
     # what the program has left running must not keep the process
-    end = threading.Timer(_END_WITHIN, os._exit, (0,))
-    end.daemon = True
-    end.start()
+    timer = threading.Timer(_END_WITHIN, os._exit, (0,))
+    timer.daemon = True
+    timer.start()
 
 
 def _prepare(settings: dict[str, Any]) -> None:

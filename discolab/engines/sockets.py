@@ -1,8 +1,8 @@
 """Workers on several machines: nodes connect to the session over TCP, with the keys of a file.
 
 Worker 0 is a thread of this process, the other workers of node 0 are processes of this machine,
-and each other node is a process that was started on its machine (`discolab node`, nodes/node.py)
-and forks the workers there. All of them are reached over one port (remote/zmq_lines.py).
+and each other node is a process that was started on its machine (`discolab node`, node.py) and
+forks the workers there. All of them are reached over one port (connections/tcp.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,14 @@ import torch
 
 from ..runtime.arguments import parse_device
 from ..runtime.errors import ArgumentError, DiscoError
-from .nodes import node
-from .nodes.gathering import Gathering
-from .nodes.keys import default_file, load_keys
-from .nodes.machines import checked_endpoint, machine, split_endpoint
+from . import node
+from .connections.tcp import TcpTransport
+from .forkserver import ForkServer, like_here, the_fork_server
+from .keys import default_file, load_keys
+from .machines import checked_endpoint, machine, split_endpoint
+from .membership import Nodes
 from .placement import check_world, place_workers
-from .remote.session import HEARTBEAT, START_TIMEOUT, Progress, RemoteSession
-from .remote.zmq_lines import ZmqLines
-from .remote.zygote import Zygote, like_here, the_zygote
+from .remote_session import HEARTBEAT, START_TIMEOUT, Progress, RemoteSession
 
 _LOOK = 0.2  # seconds between two looks at who is missing
 
@@ -95,30 +94,30 @@ class SocketSession(RemoteSession):
         self._here, self._spawn = here, bool(spawn_nodes)
         self._key_file = default_file() if key_file is None else Path(key_file).expanduser()
         self._keys = load_keys(self._key_file)
-        lines = ZmqLines(checked_endpoint(host, port), self._keys)
         self._host = host
+        self._transport = transport = TcpTransport(checked_endpoint(host, port), self._keys)
+        self._nodes = Nodes(transport, here, num_workers - here, here)
         try:
             super().__init__(
                 num_workers,
                 num_groups,
                 placed,
-                lines,
+                transport,
+                self._nodes,
                 timeout=timeout,
                 heartbeat=heartbeat,
                 start_timeout=start_timeout,
                 progress=progress or _print_line,
             )
         except BaseException:
-            lines.close()
+            transport.close()
             raise
-        self._lines = lines
-        self._nodes = Gathering(lines, self._exchange, here, num_workers - here, here)
         self._begin()
 
     @property
     def address(self) -> tuple[str, int]:
         """Host and port at which nodes connect."""
-        host, port = split_endpoint(self._lines.endpoint)
+        host, port = split_endpoint(self._transport.endpoint)
         if host in ("0.0.0.0", "::"):
             import socket
 
@@ -137,20 +136,22 @@ class SocketSession(RemoteSession):
     # -- starting ----------------------------------------------------------------------------
 
     def _start_processes(self) -> None:
-        zygote = the_zygote() if self._here > 1 or self._spawn else None  # it imports meanwhile
+        if self._here > 1 or self._spawn:
+            the_fork_server()  # it imports meanwhile
         if self._spawn and self.num_nodes > 1:
-            zygote = self._ready_zygote()
+            server = self._ready_fork_server()
             for number in range(1, self.num_nodes):
-                self._spawn_node(zygote, number)
+                self._spawn_node(server, number)
         self._await_nodes()
         self._place()
-        self._nodes.welcome(self._common(), self._device_names, self._threads)
+        common = self._settings(token=self._transport.token.hex())
+        self._nodes.welcome(common, self._device_names, self._threads)
         if self._here > 1:
-            zygote = self._ready_zygote()
+            server = self._ready_fork_server()
             for rank in range(1, self._here):
-                self._start_worker(zygote, rank)
+                self._start_worker(server, rank, common)
 
-    def _spawn_node(self, zygote: Zygote, number: int) -> None:
+    def _spawn_node(self, server: ForkServer, number: int) -> None:
         settings = {
             "run": f"{node.__name__}:{node.run_forked.__name__}",
             "node": {
@@ -161,12 +162,13 @@ class SocketSession(RemoteSession):
             },
             **like_here(),
         }
-        self._watch(self._nodes.brood.start(zygote, -number, settings))
+        process = self._nodes.children.start(server, -number, settings)
+        self._transport.watch_process(process, self._nodes.child_ended)
 
-    def _start_worker(self, zygote: Zygote, rank: int) -> None:
+    def _start_worker(self, server: ForkServer, rank: int, common: dict[str, Any]) -> None:
         text, theirs = os.pipe()
         settings = {
-            **self._common(),
+            **common,
             **like_here(),
             "connect": self._endpoint_here(),
             "keys": self._keys.as_dict(),
@@ -176,20 +178,18 @@ class SocketSession(RemoteSession):
             "threads": self._threads[machine()],
             "host": self._local_host(),
         }
-        self._lines.watch_text(rank, text)
+        self._transport.watch_text(rank, text)
         try:
-            self._watch(self._nodes.brood.start(zygote, rank, settings, theirs))
+            process = self._nodes.children.start(server, rank, settings, theirs)
+            self._transport.watch_process(process, self._nodes.child_ended)
         finally:
             os.close(theirs)
 
     def _endpoint_here(self) -> str:
         """Where this machine's own processes connect."""
-        return self._lines.endpoint.replace("//0.0.0.0:", "//127.0.0.1:").replace("[::]", "[::1]")
-
-    def _watch(self, fd: int) -> None:
-        nodes = self._nodes
-        if fd >= 0:
-            self._lines.watch(fd, lambda: nodes.child_ended(fd))
+        return self._transport.endpoint.replace("//0.0.0.0:", "//127.0.0.1:").replace(
+            "[::]", "[::1]"
+        )
 
     def _await_nodes(self) -> None:
         nodes = self._nodes
@@ -198,7 +198,7 @@ class SocketSession(RemoteSession):
             print(f"On the other machines run: {self.command}", flush=True)
         while not nodes.complete:
             self._check_spawned()
-            nodes.tell_refusals()
+            nodes.show_refusals()
             missing, here = nodes.missing()
             if missing and time.monotonic() > deadline:
                 why = "".join(f"\n    refused: {refusal}" for refusal in nodes.refused()[-8:])
@@ -209,15 +209,15 @@ class SocketSession(RemoteSession):
                 )
             if missing and not self._spawn:
                 self._say(f"waiting for {missing} of {self.num_workers} workers; joined: {here}")
-            self._exchange.wait_until(lambda: nodes.complete, _LOOK)
+            self._connections.wait_until(lambda: nodes.complete, _LOOK)
 
     def _check_spawned(self) -> None:
-        ended = [number for number in self._nodes.brood.codes if number < 0]
+        children = self._nodes.children
+        ended = [number for number in children.codes if number < 0]
         if ended and self._spawn:
             raise DiscoError(
-                f"node {-ended[0]}, started on this machine, "
-                f"{self._nodes.brood.in_words(ended[0])}; what it wrote is in the terminal of the "
-                "session's process"
+                f"node {-ended[0]}, started on this machine, {children.exit_reason(ended[0])}; "
+                "what it wrote is in the terminal of the session's process"
             )
 
     def _place(self) -> None:
@@ -225,52 +225,86 @@ class SocketSession(RemoteSession):
         names = [str(device) for device in self._devices]
         self.hosts = [machine()] * self._here
         self._threads = {machine(): torch.get_num_threads()}
-        for party in self._nodes.parties():
-            self.hosts += [party.machine] * party.workers
-            self._threads.setdefault(party.machine, party.cores)
+        for member in self._nodes.members():
+            self.hosts += [member.machine] * member.workers
+            self._threads.setdefault(member.machine, member.cores)
             if self._wanted is None:
-                names[party.first : party.ranks.stop] = party.device_names(None)
+                names[member.ranks.start : member.ranks.stop] = member.device_names(None)
         for name in self._threads:
             self._threads[name] = max(1, self._threads[name] // self.hosts.count(name))
         self._device_names = names
         self._devices = tuple(torch.device(name) for name in names)
-        self._exchange.hosts = self.hosts
+        self._connections.hosts = self.hosts
         link = self._local.workers[0].link
         assert link is not None
         link.host = self._local_host()
 
     def _local_host(self) -> str:
         """Where this machine's workers are reached: as the first node has reached it."""
-        reached = [party.reached for party in self._nodes.parties()]
+        reached = [member.reached for member in self._nodes.members()]
         return reached[0] if reached else "127.0.0.1"
 
-    def _common(self) -> dict[str, Any]:
-        return {
-            "num_workers": self.num_workers,
-            "num_groups": self.num_groups,
-            "heartbeat": self.heartbeat,
-            "token": self._lines.token.hex(),
-        }
-
-    def _workers_per_machine(self) -> int:
+    def _workers_here(self) -> int:
         return self.hosts.count(machine())
 
-    # -- what becomes of the processes -----------------------------------------------------------
 
-    def _end_process(self, rank: int) -> None:
-        self._nodes.end()
+def make_socket_session(
+    num_workers: int,
+    num_groups: int = 1,
+    devices: Any = None,
+    *,
+    nodes: int | str | None = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    key_file: str | os.PathLike[str] | None = None,
+    timeout: float | None = None,
+    heartbeat: float = HEARTBEAT,
+    start_timeout: float = START_TIMEOUT,
+    progress: Progress | None = None,
+) -> SocketSession:
+    """A `SocketSession` by the number of all workers.
 
-    def _end_all_processes(self) -> None:
-        self._nodes.end()
+    Parameters
+    ----------
+    nodes
+        How many nodes, this one included: ``2`` or ``"2"``; ``"local:2"`` starts the others on
+        this machine, to try things out.
+    others
+        As for `SocketSession`.
 
-    def _ender(self) -> Callable[[], None]:
-        return self._nodes.end
-
-    def _why_ended(self, rank: int) -> str:
-        return self._nodes.why_ended(rank)
-
-    def _frozen(self, rank: int, seconds: float) -> str:
-        return self._nodes.frozen(rank, seconds)
+    Raises
+    ------
+    ArgumentError
+        If the workers can't be divided over the nodes.
+    """
+    count, spawn = nodes, False
+    if isinstance(nodes, str):
+        name, _, number = nodes.rpartition(":")
+        spawn = name == "local"
+        count = int(number) if number.isdigit() and name in ("", "local") else None
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        given = "" if nodes is None else f", got {nodes!r}"
+        raise ArgumentError(
+            "on how many nodes, this one included? nodes=2 waits for another one to connect, "
+            f"nodes='local:2' starts it on this machine{given}"
+        )
+    check_world(num_workers, 1)
+    if num_workers % count:
+        raise ArgumentError(f"{num_workers} workers can't be divided equally over {count} nodes")
+    return SocketSession(
+        count,
+        num_workers // count,
+        num_groups,
+        host,
+        port,
+        devices=devices,
+        key_file=key_file,
+        spawn_nodes=spawn,
+        timeout=timeout,
+        heartbeat=heartbeat,
+        start_timeout=start_timeout,
+        progress=progress,
+    )
 
 
 def _positive_integer(value: Any, name: str) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..debugger.stops import Stop
-from ..engines.remote import zygote
+from ..engines import forkserver
 from ..runtime import sources
 from ..runtime.controller import check_timeout
 from ..runtime.dref import DRef
@@ -51,7 +51,7 @@ class Lab(Comparing):
         terminal.install(self.shell)
         self._notebook_cells.install()
         self.watch_for_the_end()
-        zygote.PRELOAD.append(set_up.__module__)
+        forkserver.PRELOAD.append(set_up.__module__)
         sources.namers.append(self.cell_name)
         WorkerError.hint = staticmethod(doctor_hint)
         self.shell.events.register("pre_run_cell", self.cell_begins)
@@ -66,7 +66,7 @@ class Lab(Comparing):
         self.shell.events.unregister("post_run_cell", self._after_cell)
         sources.namers.remove(self.cell_name)
         WorkerError.hint = None
-        zygote.PRELOAD.remove(set_up.__module__)
+        forkserver.PRELOAD.remove(set_up.__module__)
         self._notebook_cells.uninstall()
         self.watch_no_more()
         terminal.uninstall(self.shell)

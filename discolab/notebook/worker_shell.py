@@ -40,15 +40,15 @@ def set_up(known: dict[str, cells.Entry]) -> None:
     """
     worker = current_worker()
     prepare_namespace()
-    outlet = getattr(worker.link, "outlet", None)
-    if outlet is None:  # a worker in the process of the notebook
+    output = getattr(worker.link, "output_buffer", None)
+    if output is None:  # a worker in the process of the notebook
         ends = worker.shared.setdefault(AFTER_CELL, [])
         if _show_figures not in ends:
             ends.append(_show_figures)
         return
     cells.listen(worker, known)
     prompts.install(getpass)
-    shell = WorkerShell.instance(worker, outlet)
+    shell = WorkerShell.instance(worker, output)
     builtins.display = display  # type: ignore[attr-defined]  # as IPython has it in its cells
     builtins.get_ipython = get_ipython  # type: ignore[attr-defined]
     worker.shared.setdefault(AFTER_CELL, []).append(shell.after_cell)
@@ -75,13 +75,13 @@ def _show_figures() -> None:
 class WorkerShell(InteractiveShell):
     """A shell that displays and runs programs; it has no history, no magics and no input."""
 
-    def __init__(self, worker: Worker, outlet: Any) -> None:
+    def __init__(self, worker: Worker, output: Any) -> None:
         SingletonConfigurable.__init__(self)  # not InteractiveShell's, which takes the process over
         self.configurables = [self]
         self.user_ns = worker.namespace
         self.events = EventManager(self, available_events)
         self.init_display_formatter()
-        self.display_pub = _Publisher(outlet)
+        self.display_pub = _Publisher(output)
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
@@ -111,20 +111,20 @@ class WorkerShell(InteractiveShell):
 class _Publisher(DisplayPublisher):
     """Gives bundles to the worker's link."""
 
-    def __init__(self, outlet: Any) -> None:
+    def __init__(self, output: Any) -> None:
         super().__init__()
-        self._outlet = outlet
+        self._output = output
 
     def publish(self, data: Any, metadata: Any = None, *_: Any, **__: Any) -> None:
         """See IPython; an update of an earlier display is one more display."""
         bundle = _plain(data)
         bundle.pop(_WIDGET, None)  # its model would be in a kernel, and there is none here
-        self._outlet.add(("display", bundle, _plain(metadata or {})))
+        self._output.add(("display", bundle, _plain(metadata or {})))
 
     def clear_output(self, wait: bool = False) -> None:
         """Forget what nobody has seen yet."""
-        self._outlet.clear()
-        self._outlet.add(("clear", ""))
+        self._output.clear()
+        self._output.add(("clear", ""))
 
 
 def _plain(bundle: Any) -> dict[str, Any]:

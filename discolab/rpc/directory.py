@@ -15,7 +15,7 @@ import os
 import threading
 from typing import Any, NamedTuple
 
-from ..engines.nodes.machines import machine
+from ..engines.machines import machine
 from ..runtime.link import SERVICES, Service
 from ..transport.handshake import Keys, new_token
 from ..transport.local import HAVE_LOCAL
@@ -132,7 +132,7 @@ class RpcService(Service):
             self._addresses.pop(rank, None)
             opened = self._opened
         if opened:
-            self._tell_all(("lost", rank, self._exchange.obituary(rank)), but=rank)
+            self._tell_all(("lost", rank, self._exchange.exit_text(rank)), but=rank)
 
     def close(self) -> None:
         """See `Service`."""

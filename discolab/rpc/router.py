@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from ..engines.nodes.machines import endpoint_of
+from ..engines.machines import endpoint_of
 from ..runtime.errors import DiscoError
 from ..runtime.serialize import Message
 from ..runtime.worker import Worker, bind_thread

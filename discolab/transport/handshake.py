@@ -26,7 +26,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class Hello(NamedTuple):
-    """Who has connected: a worker's rank, and which of its connections this is."""
+    """What a peer says first: its rank, and which of its connections this is."""
 
     rank: int
     role: int = 0
@@ -48,7 +48,7 @@ def is_hello(data: bytes) -> bool:
 
 
 def hear_hello(data: bytes, token: bytes) -> Hello | None:
-    """Who has sent a first message; None if he does not know the token, or says something else."""
+    """Read a first message; None if its sender does not know the token, or says something else."""
     if len(data) != SIZE or not is_hello(data):
         return None
     _, given, rank, role = _HELLO.unpack(data)
@@ -103,7 +103,7 @@ class Keys:
 
 
 class Unauthenticated(Generic[T]):
-    """Connections that have not said who they are. There is room for so many only.
+    """Connections that have not proved which peer they are from; there is room for `most`.
 
     So they can't use up the file descriptors of this process. One thread uses it.
     """
@@ -113,7 +113,7 @@ class Unauthenticated(Generic[T]):
         self._all: dict[T, None] = {}  # the oldest first
 
     def add(self, connection: T) -> None:
-        """Someone has connected; the oldest may be hung up on for that."""
+        """Take in a new connection; the oldest may be hung up on for that."""
         self._all[connection] = None
         while len(self._all) > self._most:
             oldest = next(iter(self._all))
@@ -121,7 +121,7 @@ class Unauthenticated(Generic[T]):
             self._hang_up(oldest)
 
     def remove(self, connection: T) -> bool:
-        """One is known now, or gone; whether it was here."""
+        """A peer is known now, or gone; gives whether it was here."""
         return self._all.pop(connection, self) is None
 
     def all(self) -> tuple[T, ...]:

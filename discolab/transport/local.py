@@ -37,7 +37,7 @@ from .handshake import Unauthenticated
 from .loop import PORTABLE, READ, WRITE, EventLoop
 
 HAVE_LOCAL = hasattr(socket, "AF_UNIX") and hasattr(os, "fork")
-MOST_STRANGERS = 64  # connections that have not said who they are
+MOST_UNAUTHENTICATED = 64  # connections that have not said which process they are from
 MOST_HELD = 64  # shared buffers that wait to be sent to one peer; more wait as plain bytes
 MOST_LENT = 256  # buffers that peers may hold, a descriptor each; of more they take copies
 MOST_FREED = 1000  # numbers of buffers in one message
@@ -427,7 +427,9 @@ class LocalPort(Port):
         self._arrived = arrived
         self._incoming: dict[int, _Incoming] = {}
         self._outgoing: list[_Outgoing] = []
-        self.strangers: Unauthenticated[LocalSocket] = Unauthenticated(MOST_STRANGERS, self._drop)
+        self.unauthenticated: Unauthenticated[LocalSocket] = Unauthenticated(
+            MOST_UNAUTHENTICATED, self._drop
+        )
         self._folder = ""
         if PORTABLE:
             self._folder = tempfile.mkdtemp(prefix="discolab-")  # for this user alone
@@ -468,45 +470,45 @@ class LocalPort(Port):
             if not _is_same_user(sock):
                 sock.close()
                 continue
-            stranger = local_socket(sock)
-            self._loop.watch(sock.fileno(), partial(self._greet, stranger))
-            self._loop.later(handshake.WITHIN, partial(self._hang_up, stranger))
-            self.strangers.add(stranger)
+            connected = local_socket(sock)
+            self._loop.watch(sock.fileno(), partial(self._greet, connected))
+            self._loop.later(handshake.WITHIN, partial(self._hang_up, connected))
+            self.unauthenticated.add(connected)
 
-    def _greet(self, stranger: LocalSocket, _mask: int = READ) -> None:
+    def _greet(self, connected: LocalSocket, _mask: int = READ) -> None:
         """Read the first message on a connection."""
-        if stranger not in self.strangers:
+        if connected not in self.unauthenticated:
             return
         try:
-            said = stranger.recv(wait=False, most=handshake.SIZE)
+            received = connected.recv(wait=False, most=handshake.SIZE)
         except BlockingIOError:
             return
         except OSError:
-            said = None
-        for fd in said[1] if said else ():
+            received = None
+        for fd in received[1] if received else ():
             os.close(fd)
-        hello = handshake.hear_hello(said[0], self._token) if said else None
+        hello = handshake.hear_hello(received[0], self._token) if received else None
         sender = -1 if hello is None else hello.rank
         if not 0 <= sender < self._count or sender in self._incoming:
-            self._hang_up(stranger)
+            self._hang_up(connected)
             return
-        self.strangers.remove(stranger)
-        self._loop.forget(stranger.fileno())
-        self._incoming[sender] = _Incoming(self._loop, stranger, sender, self._arrived)
+        self.unauthenticated.remove(connected)
+        self._loop.forget(connected.fileno())
+        self._incoming[sender] = _Incoming(self._loop, connected, sender, self._arrived)
 
-    def _hang_up(self, stranger: LocalSocket) -> None:
-        if self.strangers.remove(stranger):
-            self._drop(stranger)
+    def _hang_up(self, connected: LocalSocket) -> None:
+        if self.unauthenticated.remove(connected):
+            self._drop(connected)
 
-    def _drop(self, stranger: LocalSocket) -> None:
-        self._loop.forget(stranger.fileno())
-        stranger.close()
+    def _drop(self, connected: LocalSocket) -> None:
+        self._loop.forget(connected.fileno())
+        connected.close()
 
     def drain(self, sender: int, since: float) -> bool:
-        """See `Port`. What a dead process has said is all here."""
+        """See `Port`. All that a dead process has sent is here already."""
         self._accept()
-        for stranger in self.strangers.all():
-            self._greet(stranger)
+        for connected in self.unauthenticated.all():
+            self._greet(connected)
         incoming = self._incoming.get(sender)
         if incoming is None:
             return True
@@ -519,8 +521,8 @@ class LocalPort(Port):
         """See `Port`."""
         self._loop.forget(self._listener.fileno())
         self._listener.close()
-        for stranger in self.strangers.all():
-            self._hang_up(stranger)
+        for connected in self.unauthenticated.all():
+            self._hang_up(connected)
         for incoming in self._incoming.values():
             incoming.close()
         if self._folder:
@@ -565,7 +567,7 @@ def _is_same_user(sock: socket.socket) -> bool:
 
 
 class _Outgoing(LocalConnection):
-    """A connection on which this process says things."""
+    """A connection on which this process sends."""
 
     def __init__(self, loop: EventLoop, connect: Callable[[], LocalSocket], most_lent: int) -> None:
         super().__init__(loop, ready=self._take_back, connect=connect)
@@ -590,7 +592,7 @@ class _Outgoing(LocalConnection):
 
 
 class _Incoming(LocalConnection):
-    """A connection on which another process says things."""
+    """A connection on which another process sends."""
 
     def __init__(self, loop: EventLoop, sock: LocalSocket, sender: int, arrived: Arrived) -> None:
         self._sender, self._arrived = sender, arrived

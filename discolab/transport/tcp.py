@@ -1,14 +1,14 @@
 """Connections between machines: zmq over TCP, encrypted and authenticated by CURVE.
 
-A `TcpServer` has one port. Who connects must have the keys (`handshake.Keys`): without them nobody
-gets further than zmq's own handshake. The first message on a connection then says who it is; until
-that is accepted the connection is a stranger's, and there is room for so many only. A connection
-that breaks is never taken up again: what was on its way is lost with it.
+A `TcpServer` has one port. A process that connects must have the keys (`handshake.Keys`): without
+them it gets no further than zmq's own handshake. The first message on a connection then says which
+peer it is; until that is accepted the connection is unauthenticated, and there is room for so many
+only. A connection that breaks is never taken up again: what was on its way is lost with it.
 
-A message is one zmq frame; a large one is cut in pieces, each a mark and a frame: so a stranger
-can't have memory allocated by claiming a size, encryption and transport go side by side, and each
-piece is a sign of life. What ends in an empty frame is void: an acknowledgement, or what a signal
-has torn between two frames.
+A message is one zmq frame; a large one is cut in pieces, each a mark and a frame: so nobody can
+have memory allocated by claiming a size, encryption and transport go side by side, and each piece
+is a sign of life. What ends in an empty frame is void: an acknowledgement, or what a signal has
+torn between two frames.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .frame import Frame
 from .handshake import WITHIN, Keys, Unauthenticated, hear_hello, is_hello, say_hello
 from .loop import EventLoop
 
-MOST_STRANGERS = 128  # connections that have not said who they are
+MOST_UNAUTHENTICATED = 128  # connections that have not said which peer they are
 PIECE = 1 << 20  # bytes in one frame
 SILENCE = 60.0  # seconds of silence after which a connection is taken for cut
 LINGER = 500  # ms that closing waits for what was said to be on its way
@@ -50,7 +50,7 @@ _OVERHEAD = 4096  # bytes of encryption and framing
 _PING = 2.0  # seconds between two signs of life of a connection
 _AT_ONCE = 64  # messages received before others have their turn
 _PARTED = 3.0  # seconds that the end of a dead process's connection may take to come
-_SILENT = 0.5  # seconds that the first word of one that is dead may take
+_SILENT = 0.5  # seconds that the first message of a dead process may take
 _EVENT = struct.Struct("=HI")
 
 
@@ -60,7 +60,7 @@ _EVENT = struct.Struct("=HI")
 def set_options(sock: zmq.Socket[bytes], endpoint: str, keys: Keys, server: bool) -> None:
     """Prepare a socket, before it is bound or connected."""
     for option, value in (
-        (zmq.SNDHWM, 0),  # whoever sends too much is held back elsewhere
+        (zmq.SNDHWM, 0),  # senders are throttled elsewhere
         (zmq.RCVHWM, 0),
         (zmq.LINGER, LINGER),
         (zmq.MAXMSGSIZE, PIECE + _OVERHEAD),
@@ -234,9 +234,9 @@ class TcpServer:
     endpoint
         To bind: ``tcp://127.0.0.1:*`` or ``ipc:///path``.
     greet
-        ``greet(connection, data)`` is called with the first message on a connection, and gives who
-        that is, or None, as if nothing had come. `connection` names it, and may be what it gives.
-        A `Hello` is acknowledged by an empty message.
+        ``greet(connection, data)`` is called with the first message on a connection, and gives the
+        peer, or None, as if nothing had come. `connection` names the connection, and may be the
+        peer. A `Hello` is acknowledged by an empty message.
     received
         ``received(peer, data)`` is called with each later message, and with None for a piece.
     parted
@@ -270,7 +270,9 @@ class TcpServer:
         self._connections: dict[Any, bytes] = {}  # by peer
         self._early: dict[Any, list[Any]] = {}  # sent before the peer is there
         self._by_fd: dict[int, bytes] = {}  # whose connection it is
-        self._strangers: Unauthenticated[int] = Unauthenticated(MOST_STRANGERS, _hang_up)
+        self._unauthenticated: Unauthenticated[int] = Unauthenticated(
+            MOST_UNAUTHENTICATED, _hang_up
+        )
         self._gone: list[bytes] = []
         self._more = self._closed = False
         self._key = z85.decode(keys.node_public.encode())
@@ -344,18 +346,18 @@ class TcpServer:
         self.look()
 
     def look(self) -> None:
-        """Receive what has come, and see who has gone."""
+        """Receive what has come, and tell of peers that have parted."""
         if self._closed:
             return
         self._authenticate()
-        self._watch()  # before what they said: after it, all of that is there
+        self._watch()  # before receiving: all that these peers have sent is there then
         gone, self._gone = self._gone, []
         self._take()
         while gone and self._more:
             self._take()
         for connection in gone:
             peer, _ = self._peers.pop(connection)
-            if peer == connection:  # else nobody else can be that one
+            if peer == connection:  # a rank is taken for good
                 del self._connections[peer]
             self._parted(peer)
         if self._more or self._gone:
@@ -372,22 +374,22 @@ class TcpServer:
 
     def _authenticate(self) -> None:
         """Answer zmq's question whether a key is known (ZAP)."""
-        door = self._authenticator
-        while _readable(door):
-            asked = door.recv_multipart()
+        authenticator = self._authenticator
+        while _readable(authenticator):
+            asked = authenticator.recv_multipart()
             known = len(asked) == 7 and asked[5] == b"CURVE" and asked[6] == self._key
             status = (b"200", b"OK") if known else (b"400", b"")
             version, request = (*asked, b"", b"")[:2]
-            door.send_multipart([version, request, *status, b"", b""])
+            authenticator.send_multipart([version, request, *status, b"", b""])
 
     def _watch(self) -> None:
-        """Note who connects, and whose connections have ended."""
+        """Note connections that begin, and those that have ended."""
         while _readable(self._monitor):
             event, fd = event_of(self._monitor.recv_multipart())
             if event == zmq.EVENT_ACCEPTED:
-                self._strangers.add(fd)
+                self._unauthenticated.add(fd)
                 continue
-            self._strangers.remove(fd)
+            self._unauthenticated.remove(fd)
             connection = self._by_fd.pop(fd, None)
             if connection is not None:
                 self._gone.append(connection)
@@ -424,7 +426,7 @@ class TcpServer:
             return
         self._watch()  # what was said of this descriptor before is of another connection
         fd = int(frame.get(zmq.SRCFD))
-        self._strangers.remove(fd)
+        self._unauthenticated.remove(fd)
         self._by_fd[fd] = connection
         self._peers[connection] = peer, Joiner()
         self._connections[peer] = connection
@@ -434,7 +436,7 @@ class TcpServer:
             self._send_on(connection, early)
 
     def close(self, linger: int = LINGER) -> None:
-        """Close it, and all sockets of `context`; what was said may take `linger` ms."""
+        """Close it, and all sockets of `context`; sending the rest may take `linger` ms."""
         with self._lock:
             if self._closed:
                 return
@@ -446,7 +448,7 @@ class TcpServer:
 
 
 class TcpPort(Port):
-    """A port that other processes of a session connect to, which have the keys and the token.
+    """A port at which processes of a session connect that have its keys and its token.
 
     Parameters
     ----------
@@ -490,7 +492,7 @@ class TcpPort(Port):
         )
 
     def drain(self, sender: int, since: float) -> bool:
-        """See `Port`. What a dead process has said ends with its connection."""
+        """See `Port`. All that a dead process has sent is here once its connection has ended."""
         self.server.look()
         wait = _PARTED if self.server.has(sender) else _SILENT
         return sender in self._parted or time.monotonic() > since + wait
@@ -501,7 +503,7 @@ class TcpPort(Port):
 
 
 class _Outgoing(Connection):
-    """A connection on which this process says things."""
+    """A connection on which this process sends."""
 
     def __init__(self, connect: Callable[[], TcpConnection]) -> None:
         self._connect = connect

@@ -11,7 +11,7 @@ import torch
 
 from discolab import DiscoError, Session, WorkerError, ccl, current_worker, make_session
 from discolab.ccl.backends import remote_mpi
-from discolab.engines.nodes.keys import default_file, load_keys
+from discolab.engines.keys import default_file, load_keys
 
 SIZE = 3
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from discolab import ProcessSession, current_worker
-from discolab.engines.remote import messages
+from discolab.engines.connections import messages
 from discolab.transport import frame as frames
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
@@ -88,20 +88,23 @@ def test_what_ctrl_c_has_half_sent_is_done_once(
         return int(names["count"])
 
     trio.sync_all()
-    lines = trio._exchange.lines
-    send, ranks = lines.send, []
+    ranks: list[int] = []
 
-    def interrupted(rank: int, frame: frames.Frame) -> None:
-        send(rank, frame)
-        ranks.append(rank)
-        if len(ranks) == 1:
-            raise KeyboardInterrupt
+    def interrupted(channel: Any, write: Any) -> Any:
+        def write_then_raise(frame: frames.Frame) -> None:
+            write(frame)
+            ranks.append(channel.rank)
+            if len(ranks) == 1:
+                raise KeyboardInterrupt
 
-    with trio._exchange.cork:  # worker 0 can't send it on first
+        return write_then_raise
+
+    with trio._connections.cork:  # worker 0 can't send it on first
         ref = trio.call_packed(count)
-        monkeypatch.setattr(lines, "send", interrupted)
+        for channel in trio._connections.channels.values():
+            monkeypatch.setattr(channel, "write", interrupted(channel, channel.write))
         with pytest.raises(KeyboardInterrupt):
-            trio._exchange.flush_held()
+            trio._connections.flush_held()
     assert ref.debug_get_from_all() == [1, 1, 1]
     assert trio.call_packed(count).debug_get_from_all() == [2, 2, 2]
     assert len(ranks) > 3, "nothing was sent a second time: this test tests nothing"

@@ -10,7 +10,7 @@ import pytest
 
 from discolab import DiscoError
 from discolab.__main__ import main
-from discolab.engines.nodes.keys import Keys, default_file, load_keys
+from discolab.engines.keys import Keys, default_file, load_keys
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ import pytest
 from discolab import DiscoError, WaitTimeoutError
 from discolab.__main__ import main
 from discolab.engines import SocketSession
-from discolab.engines.nodes.brood import Brood
-from discolab.engines.nodes.keys import Keys, default_file, load_keys
-from discolab.engines.nodes.machines import NO_SESSION, look_for_session
-from discolab.engines.remote.zygote import the_zygote
+from discolab.engines.children import Children
+from discolab.engines.forkserver import the_fork_server
+from discolab.engines.keys import Keys, default_file, load_keys
+from discolab.engines.machines import NO_SESSION, look_for_session
 
 SOON = 2.0  # seconds within which a fault is to be known
 
@@ -239,8 +239,8 @@ def test_who_comes_late_or_with_other_keys_is_refused_on_both_sides(
     pair: SocketSession, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert why_it_ended(pair, load_keys()) == (
-        f"discolab node: refused by the session at {pair._lines.endpoint}: all 2 workers that the "
-        f"session wants from its nodes have come: {socket.gethostname()} (2)"
+        f"discolab node: refused by the session at {pair._transport.endpoint}: all 2 workers that "
+        f"the session wants from its nodes have come: {socket.gethostname()} (2)"
     )
     assert "have come" in capfd.readouterr().err
     ours, other = load_keys(), Keys.fresh()
@@ -253,20 +253,24 @@ def test_who_comes_late_or_with_other_keys_is_refused_on_both_sides(
 
 def why_it_ended(session: SocketSession, keys: Keys) -> str:
     """What a further node says that tries to join a session."""
-    brood, (text, theirs) = Brood(), os.pipe()
-    os.close(brood.start(the_zygote(), 1, node_settings(session._lines.endpoint, keys), theirs))
+    children, (text, theirs) = Children(), os.pipe()
+    os.close(
+        children.start(
+            the_fork_server(), 1, node_settings(session._transport.endpoint, keys), theirs
+        )
+    )
     os.close(theirs)
     with os.fdopen(text) as stream:
         said = stream.read()
-    assert eventually(lambda: bool(brood.look() or brood.codes))
-    assert brood.codes == {1: 1}
+    assert eventually(lambda: bool(children.look() or children.codes))
+    assert children.codes == {1: 1}
     return said.strip()
 
 
 def node_settings(endpoint: str, keys: Keys, rank: int | None = None) -> dict[str, Any]:
-    """For a node that the zygote is to fork."""
+    """For a node that the fork server is to fork."""
     return {
-        "run": "discolab.engines.nodes.node:run_forked",
+        "run": "discolab.engines.node:run_forked",
         "node": {"connect": endpoint, "keys": keys.as_dict(), "rank": rank, "workers": 2},
         "environ": dict(os.environ),
         "path": sys.path,
@@ -276,18 +280,18 @@ def node_settings(endpoint: str, keys: Keys, rank: int | None = None) -> dict[st
 
 
 def test_a_node_may_stay_for_the_next_session() -> None:
-    brood, port = Brood(), free_port()
+    children, port = Children(), free_port()
     settings = node_settings(f"tcp://127.0.0.1:{port}", load_keys())
     settings["node"]["stay"] = True
-    assert the_zygote().ready(60)
-    os.close(brood.start(the_zygote(), 1, settings))
+    assert the_fork_server().ready(60)
+    os.close(children.start(the_fork_server(), 1, settings))
     try:
         for _ in range(3):
             with SocketSession(2, 2, port=port, devices="cpu", timeout=20) as session:
                 assert len(session.call_packed(os.getpid).debug_get_from_all()) == 4
-        assert brood.look() == {}
+        assert children.look() == {}
     finally:
-        brood.end()
+        children.end()
 
 
 # -- losing some of it -----------------------------------------------------------------------------
@@ -363,7 +367,7 @@ def test_a_worker_that_exits_is_named(pair: SocketSession) -> None:
 
 
 def test_a_killed_node_is_named_and_takes_its_workers_along(pair: SocketSession) -> None:
-    node, pids = pair._nodes.brood.pids[-1], pair.processes()
+    node, pids = pair._nodes.children.pids[-1], pair.processes()
     told = lost(pair, lambda: os.kill(node, signal.SIGKILL))
     assert re.search(rf"worker [23] \(pid \d+\) is lost: its node 1 on .* \(pid {node}\) has", told)
     assert eventually(lambda: not any(is_alive(pids[rank]) for rank in (2, 3)), SOON)
@@ -443,12 +447,12 @@ class Proxy:
 @contextmanager
 def through_a_proxy(**options: Any) -> Iterator[tuple[SocketSession, Proxy]]:
     """A session one of whose two nodes is reached through a proxy."""
-    proxy, brood = Proxy(), Brood()
+    proxy, children = Proxy(), Children()
     proxy.target = free_port()
     settings = node_settings(f"tcp://127.0.0.1:{proxy.port}", load_keys(), 1)
-    zygote = the_zygote()
-    assert zygote.ready(60)
-    os.close(brood.start(zygote, 1, settings))
+    server = the_fork_server()
+    assert server.ready(60)
+    os.close(children.start(server, 1, settings))
     session = None
     try:
         session = SocketSession(
@@ -459,7 +463,7 @@ def through_a_proxy(**options: Any) -> Iterator[tuple[SocketSession, Proxy]]:
         proxy.open.set()
         if session is not None:
             session.shutdown(cancel=True)
-        brood.end()
+        children.end()
         proxy.close()
 
 

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from discolab import DiscoError, ProcessSession, WorkerError, WorkerInterrupted, current_worker
-from discolab.engines.remote import zygote
+from discolab.engines import forkserver
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
@@ -273,7 +273,7 @@ def test_a_worker_that_could_not_begin_is_told_and_none_is_left() -> None:
     before = children()
     with pytest.raises(DiscoError, match=r"worker 1 could not start: .*there is no such place"):
         Broken(3, devices="cpu")
-    assert gone(list(children() - before - {zygote.the_zygote().process.pid}))
+    assert gone(list(children() - before - {forkserver.the_fork_server().process.pid}))
 
 
 class Broken(ProcessSession):
@@ -341,7 +341,7 @@ def children(pid: int = 0) -> set[int]:
 def test_a_hundred_sessions_leave_nothing() -> None:
     ProcessSession(2, devices="cpu").shutdown()
     gc.collect()
-    born_of = zygote.the_zygote().process.pid
+    born_of = forkserver.the_fork_server().process.pid
     files, threads, others = open_files(), threading.active_count(), children()
     born_of_files = open_files(born_of)
     for number in range(100):
@@ -358,7 +358,7 @@ def test_a_hundred_sessions_leave_nothing() -> None:
     assert threading.active_count() <= threads
     assert open_files() == files
     assert open_files(born_of) == born_of_files
-    zygote.let_go()
+    forkserver.end_fork_server()
     assert gone([born_of])
 
 
@@ -501,10 +501,10 @@ def test_ctrl_c_in_a_terminal_interrupts_the_work_and_ends_no_worker(program: An
     assert gone(pids)
 
 
-def test_a_zygote_that_is_about_to_end_is_not_asked_for_workers() -> None:
+def test_a_fork_server_that_is_about_to_end_is_not_asked_for_workers() -> None:
     """It closes its line when its minute is over, and then takes a while to end."""
     ProcessSession(2, devices="cpu").shutdown()
-    ending = zygote.the_zygote()
+    ending = forkserver.the_fork_server()
     whole = ending._socket
     ending._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.close()
@@ -512,4 +512,16 @@ def test_a_zygote_that_is_about_to_end_is_not_asked_for_workers() -> None:
     assert ending.process.poll() is None
     with ProcessSession(2, devices="cpu", timeout=20) as session:
         assert session.call_packed(int, 3).debug_get_from_all() == [3, 3]
-    assert zygote.the_zygote() is not ending
+    assert forkserver.the_fork_server() is not ending
+
+
+def test_to_look_which_workers_have_ended_waits_for_none(pair: ProcessSession) -> None:
+    began = time.monotonic()
+    for _ in range(10):
+        assert pair._children.look() == {}
+    assert time.monotonic() - began < 0.3
+    os.kill(pair.processes()[1], signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while not pair._children.codes and time.monotonic() < deadline:
+        pair._children.look()
+    assert pair._children.codes == {1: -signal.SIGKILL}

@@ -16,10 +16,9 @@ import torch
 
 from discolab import ArgumentError, DiscoError, Session, WorkerError, current_worker, make_session
 from discolab.engines import ENGINES
-from discolab.engines.ray_actors import Slot, _fate
+from discolab.engines.children import process_state
+from discolab.engines.ray_actors import Slot, _fate, gpu_places, seen_here
 from discolab.engines.ray_cluster import in_short
-from discolab.engines.ray_gpus import gpu_places, seen_here
-from discolab.engines.remote.process_facts import process_state
 
 ray = pytest.importorskip("ray")
 
@@ -148,8 +147,9 @@ def test_a_stopped_worker_is_told_and_may_come_back(
             shared.sync_worker(1)
         assert eventually(lambda: "SIGSTOP" in shared.status()[1].detail, 30)
         # of another machine that machine is asked
-        assert eventually(lambda: shared._actors.process_state(1, pid) == "T", 30)
-        monkeypatch.setattr(shared, "hosts", ["here", "there", "there"])
+        assert eventually(lambda: shared._actors._process_state(1, pid) == "T", 30)
+        for facts in shared._actors.facts.values():
+            monkeypatch.setitem(facts, "machine", "there")
         with pytest.raises(DiscoError, match=words):
             shared.sync_worker(1)
     finally:
@@ -170,19 +170,21 @@ def test_actors_that_die_are_named(
             ctypes.string_at(0)
         time.sleep(60)
 
-    actors = session._actors._crew.copy()
+    actors = session._actors._actors.copy()
     session.call_packed(crash)
     with pytest.raises(DiscoError, match=r"worker 3 \(pid .* was killed or has crashed") as told:
         session.sync_all()
     assert "crash' (called at" in str(told.value)
     assert "its last output:\n" in str(told.value)
     assert "Fatal Python error: Segmentation fault" in capsys.readouterr().out
-    assert eventually(lambda: session._exchange.said[1] and session._exchange.said[2])
+    assert eventually(
+        lambda: all(session._connections.last_output[rank].lines() for rank in (1, 2))
+    )
     began = time.monotonic()
     os.kill(session.processes()[2], signal.SIGKILL)
-    assert eventually(lambda: 2 in session._exchange.lost, 2)
+    assert eventually(lambda: 2 in session._connections.lost, 2)
     ray.kill(actors[session._actors._by_rank[1]])
-    assert eventually(lambda: 1 in session._exchange.lost, 2)
+    assert eventually(lambda: 1 in session._connections.lost, 2)
     assert time.monotonic() - began < 8
     with pytest.raises(DiscoError, match=r"%disco_restart") as told:
         session.sync_all()
@@ -365,7 +367,7 @@ def test_a_cluster_that_was_there_stays(run_python: Any) -> None:
         print(said[-1])
         session = make_session(2, "ray", devices="cpu", address="auto", timeout=20)
         print(session.call_packed(abs, 5).debug_get_from_all())
-        print(session._lines.endpoint.startswith(f"tcp://{ray.util.get_node_ip_address()}:"))
+        print(session._transport.endpoint.startswith(f"tcp://{ray.util.get_node_ip_address()}:"))
         session.shutdown()
         print(ray.is_initialized())
         session = make_session(2, "ray", devices="cpu", address="auto", timeout=20)

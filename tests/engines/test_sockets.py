@@ -15,10 +15,10 @@ import zmq
 
 from discolab import ArgumentError, DiscoError, Session, current_worker, make_session
 from discolab.engines import ENGINES, SocketSession
-from discolab.engines.nodes.keys import load_keys
-from discolab.engines.nodes.machines import address_towards, endpoint_of, machine, split_endpoint
-from discolab.engines.nodes.roster import versions
-from discolab.engines.remote.zmq_lines import ZmqLines
+from discolab.engines.connections.tcp import TcpTransport
+from discolab.engines.keys import load_keys
+from discolab.engines.machines import address_towards, endpoint_of, machine, split_endpoint
+from discolab.engines.membership import versions
 from discolab.transport.tcp import PIECE, set_options
 
 Make = Callable[..., Session]
@@ -200,22 +200,23 @@ def test_what_is_not_ours_is_passed_over(start: Make) -> None:
 
 def test_a_torn_message_takes_nothing_with_it() -> None:
     """Ctrl-C between two frames: what comes after arrives whole, at whom it is for."""
-    lines = ZmqLines("tcp://127.0.0.1:*", load_keys())
+    transport = TcpTransport("tcp://127.0.0.1:*", load_keys())
     context = zmq.Context()
     try:
         nodes = []
         for name in ("a", "b"):
             sock = context.socket(zmq.DEALER)
-            set_options(sock, lines.endpoint, load_keys(), server=False)
-            sock.connect(lines.endpoint)
+            set_options(sock, transport.endpoint, load_keys(), server=False)
+            sock.connect(transport.endpoint)
             sock.send(json.dumps({"name": name}).encode())
             deadline = time.monotonic() + 5
-            found: list[Any] = []
-            while not found and time.monotonic() < deadline:
-                found = lines.receive(0.05)
-            nodes.append((sock, found[0].data[0]))
+            said: list[Any] = []
+            transport.node_said = lambda *args, said=said: said.append(args)
+            while not said and time.monotonic() < deadline:
+                transport.loop.turn(0.05)
+            nodes.append((sock, said[0][0]))
         (a, who_a), (b, who_b) = nodes
-        writer, calls = lines._server._writer, 0
+        writer, calls = transport._server._writer, 0
         send = writer._send
 
         def torn(*args: Any, **options: Any) -> Any:
@@ -227,22 +228,22 @@ def test_a_torn_message_takes_nothing_with_it() -> None:
 
         writer._send = torn
         with pytest.raises(KeyboardInterrupt):
-            lines.tell_node(who_a, {"lost": 1})
-        lines.tell_node(who_b, {"for": "b"})
-        lines.tell_node(who_a, {"for": "a"})
+            transport.tell_node(who_a, {"lost": 1})
+        transport.tell_node(who_b, {"for": "b"})
+        transport.tell_node(who_a, {"for": "a"})
         assert json.loads(b.recv()) == {"for": "b"}
         assert a.recv() == b""
         assert json.loads(a.recv()) == {"for": "a"}
         assert not b.poll(50)
     finally:
         context.destroy(0)
-        lines.close()
+        transport.close()
 
 
 def test_a_finalizer_may_send_in_the_middle_of_a_send() -> None:
-    lines = ZmqLines(f"ipc://@discolab-test-{os.getpid()}", load_keys())
+    transport = TcpTransport(f"ipc://@discolab-test-{os.getpid()}", load_keys())
     try:
-        server = lines._server
+        server = transport._server
         server._holder = threading.get_ident()
         server.send(b"nobody", b"")  # would wait for itself
         assert len(server._later) == 1
@@ -250,12 +251,12 @@ def test_a_finalizer_may_send_in_the_middle_of_a_send() -> None:
         server.send(b"nobody", b"")
         assert not server._later
     finally:
-        lines.close()
+        transport.close()
 
 
 def test_a_dropped_session_ends_its_nodes(start: Make) -> None:
     session = make_session(2, "sockets", nodes="local:2", devices="cpu", timeout=20)
-    pids = [*session.processes().values(), *session._nodes.brood.pids.values()]  # type: ignore[attr-defined]
+    pids = [*session.processes().values(), *session._nodes.children.pids.values()]  # type: ignore[attr-defined]
     session.call_without_result(lambda: None)
     del session
     deadline = time.monotonic() + 10
@@ -282,7 +283,7 @@ def test_starting_and_stopping_leaves_nothing(start: Make) -> None:
     before, pids = facts(), []
     for _ in range(4):
         session = start(2)
-        pids += [*session.processes().values(), *session._nodes.brood.pids.values()]  # type: ignore[attr-defined]
+        pids += [*session.processes().values(), *session._nodes.children.pids.values()]  # type: ignore[attr-defined]
         session.sync_all()
         session.shutdown()
     deadline = time.monotonic() + 5

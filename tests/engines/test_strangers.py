@@ -14,11 +14,11 @@ import pytest
 import zmq
 
 from discolab.engines import SocketSession
-from discolab.engines.nodes.keys import load_keys
-from discolab.engines.remote.zmq_lines import OUT
+from discolab.engines.connections.tcp import REPLIES
+from discolab.engines.keys import load_keys
 from discolab.transport.frame import pack
 from discolab.transport.handshake import Keys, say_hello
-from discolab.transport.tcp import MOST_STRANGERS, set_options
+from discolab.transport.tcp import MOST_UNAUTHENTICATED, set_options
 from tests.bombs import Bombs
 
 # how zmq begins: a signature, version 3.1, the mechanism, and that we are no server
@@ -100,7 +100,13 @@ def test_random_bytes(session: SocketSession) -> None:
 def test_a_peer_without_keys_hears_nothing_of_ours(session: SocketSession) -> None:
     heard = knock(session, GREETING)
     assert len(heard) == len(GREETING)  # that it is zmq, and wants keys
-    for word in (b"disco", b"torch", b"2.", socket.gethostname().encode(), session._lines.token):
+    for word in (
+        b"disco",
+        b"torch",
+        b"2.",
+        socket.gethostname().encode(),
+        session._transport.token,
+    ):
         assert word not in heard
 
 
@@ -117,12 +123,12 @@ def test_the_right_handshake_with_a_wrong_key(session: SocketSession, whose: str
     ours, other = load_keys().as_dict(), Keys.fresh().as_dict()
     names = {"both": ours, "ours": ("node_public", "node_secret"), "session": ("session_public",)}
     keys = Keys(**{name: (other if name in names[whose] else ours)[name] for name in ours})
-    endpoint = session._lines.endpoint
+    endpoint = session._transport.endpoint
     with zmq.Context() as context, context.socket(zmq.DEALER) as sock:
         set_options(sock, endpoint, keys, server=False)
         monitor = sock.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
         sock.connect(endpoint)
-        sock.send(say_hello(session._lines.token, 1, OUT))
+        sock.send(say_hello(session._transport.token, 1, REPLIES))
         sock.send(b'{"hello": {}}')
         assert monitor.poll(5000)
         assert monitor.recv_multipart()[0][:2] == struct.pack("=H", zmq.EVENT_DISCONNECTED)
@@ -135,12 +141,12 @@ def test_the_right_key_without_the_token_is_no_worker(
 ) -> None:
     bombs = Bombs(tmp_path / "unpickled")
     packed = [pack(*parts).data for bomb in bombs for parts in ((bomb,), (b"", [bomb]))]
-    endpoint = session._lines.endpoint
+    endpoint = session._transport.endpoint
     with zmq.Context() as context:
         for join in (
-            say_hello(bytes(32), 1, OUT),
-            say_hello(session._lines.token, 1, OUT),  # is there already
-            say_hello(session._lines.token, 1, 9),
+            say_hello(bytes(32), 1, REPLIES),
+            say_hello(session._transport.token, 1, REPLIES),  # is there already
+            say_hello(session._transport.token, 1, 9),
         ):
             with context.socket(zmq.DEALER) as sock:
                 set_options(sock, endpoint, load_keys(), server=False)
@@ -214,12 +220,12 @@ def test_a_thousand_silent_connections(session: SocketSession) -> None:
         deadline = time.monotonic() + 5
         while True:
             held = len(os.listdir("/proc/self/fd")) - before - len(strangers)
-            if held <= MOST_STRANGERS + 20 or time.monotonic() > deadline:
+            if held <= MOST_UNAUTHENTICATED + 20 or time.monotonic() > deadline:
                 break
             time.sleep(0.05)
-        assert held <= MOST_STRANGERS + 20
+        assert held <= MOST_UNAUTHENTICATED + 20
         # and who has the keys still comes in
-        endpoint = session._lines.endpoint
+        endpoint = session._transport.endpoint
         with zmq.Context() as context, context.socket(zmq.DEALER) as sock:
             set_options(sock, endpoint, load_keys(), server=False)
             sock.connect(endpoint)

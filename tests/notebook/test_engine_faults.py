@@ -147,8 +147,10 @@ def test_a_kernel_that_goes_leaves_no_process(way: str) -> None:
     kernel = Kernel()
     try:
         kernel.ok("%load_ext discolab\n%disco_session 3 --devices cpu --engine processes")
-        kernel.ok("from discolab.engines.remote import zygote\nimport os")
-        found = "[os.getpid(), zygote.the_zygote().process.pid, *sess.processes().values()]"
+        kernel.ok("from discolab.engines import forkserver\nimport os")
+        found = (
+            "[os.getpid(), forkserver.the_fork_server().process.pid, *sess.processes().values()]"
+        )
         pids = [int(pid) for pid in kernel.ok(found).text.strip("[]").split(",")]
         kernel.client.execute("%%disco\nwhile True: pass")
         time.sleep(0.5)

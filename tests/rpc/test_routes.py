@@ -432,10 +432,10 @@ def test_strangers_are_hung_up_on_and_hurt_nothing(pair: Session) -> None:
         assert is_hung_up(sock)
     crowd = [knock(address) for _ in range(200)]  # who say nothing
     assert is_hung_up(crowd[0])
-    eventually(lambda: len(end.strangers) <= local.MOST_STRANGERS)
+    eventually(lambda: len(end.unauthenticated) <= local.MOST_UNAUTHENTICATED)
     for sock in crowd:
         sock.close()
-    eventually(lambda: not len(end.strangers))
+    eventually(lambda: not len(end.unauthenticated))
     node.send(1, b"echo")
     eventually(lambda: len(node.got) == 3)
     assert not node.lost

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ...engines.nodes.launchers import SERVED_BEFORE, place_of
+from ...engines.launchers import SERVED_BEFORE, place_of
 from ...runtime.errors import DiscoError, WaitTimeoutError
 from ...runtime.worker import Worker
 from .mpi import INSTALL, Communicator, MpiBackend

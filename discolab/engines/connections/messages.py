@@ -1,4 +1,4 @@
-"""What is said on a line, as messages: commands, control, and all that a worker says.
+"""What a controller and its worker processes say to each other, as messages.
 
 A command is ``u8 action, u64 register, u64 turn, u16 n, n x u64`` and then, by
 runtime/serialize.py, a tuple of the rest. `turn` counts the commands that go to all workers, 0 for
@@ -6,18 +6,21 @@ others: one that comes twice, as after a Ctrl-C in the middle of sending, is don
 registers to forget first, so that this takes no message of its own.
 
 Any other message is the tuple of its kind, one of the constants here, and its contents; only the
-reply that there is nothing to tell, as most are, has a form of its own (`DONE`). A ticket travels
+reply of a command without a failure, as most are, has a form of its own (`DONE`). A ticket travels
 as its number, a call site as ``(name of the file for people, line)``.
 
 Each call and each sync goes through here, in several processes that take turns on few cores: a
-microsecond less here is several for who waits.
+microsecond less here is several for the caller.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import operator
 import struct
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 import cloudpickle
@@ -38,9 +41,9 @@ from ...runtime.link import WorkerState
 from ...runtime.sources import display_name, namers
 from ...transport.frame import BufferPool, Frame, pack
 
-# what a worker says
-REPLY, TELL, STATE, OUTPUT, PROGRESS, HELLO, FAILED = range(7)
-# control: what a session says to a worker's link
+# from a worker
+REPLY, TELL, STATE, OUTPUT, HELLO, FAILED = range(6)
+# to a worker's link
 ANNOUNCE, RETRY, ASK_STATE, SAY, FREE = range(5)
 
 arguments.OPENERS[serialize.LazyPickle] = lambda sealed, lookup: sealed.open(lookup=lookup)
@@ -61,31 +64,22 @@ _known: dict[bytes, tuple[Any, ...]] = {}
 
 
 class SentFunction:
-    """A function that has come to a worker and is not opened yet; says what it is called."""
+    """A function that a worker has received and not opened yet; it knows what it is called."""
 
-    def __init__(self, sealed: serialize.LazyPickle, name: str, words: str) -> None:
-        self.sealed = sealed
+    def __init__(self, pickled: serialize.LazyPickle, name: str, own_text: str) -> None:
+        self.pickled = pickled
         self.__qualname__ = name
-        self.disco_command = words or None
-
-    def open(self, lookup: Callable[[int], Any]) -> Any:
-        """The function itself."""
-        return self.sealed.open(lookup=lookup)
+        self.disco_command = own_text or None
 
 
-arguments.OPENERS[SentFunction] = lambda function, lookup: function.open(lookup)
+arguments.OPENERS[SentFunction] = lambda function, lookup: function.pickled.open(lookup=lookup)
 
 
-def own_words(func: Any) -> str:
-    """What a function says of itself as a command, "" if nothing."""
-    words = attribute(func, "disco_command")
-    return words if isinstance(words, str) else ""
+class EncodedArguments(tuple[Any, ...]):
+    """The arguments of a call, with the whole call as a message, and as text for people."""
 
-
-class Packed(tuple[Any, ...]):
-    """The arguments of a call, with what the whole call is on the wire."""
-
-    message: Any
+    message: serialize.Message
+    text: str
 
 
 def site_for_people(site: Any) -> tuple[str, int] | None:
@@ -104,25 +98,40 @@ def _site_for_people(site: Any, _namers: int) -> tuple[str, int] | None:
     return display_name(str(getattr(code, "co_filename", code))), int(line or 0)
 
 
-def encode_call(func: Any, args: Any, kwargs: Any, site: Any) -> Any:
-    """The rest of CALL_PACKED, to be given its register by `pack_command`.
+def encode_call(func: Any, args: Any, kwargs: Any, site: Any) -> EncodedArguments:
+    """Encode the rest of CALL_PACKED; `pack_command` adds its register.
 
     Raises
     ------
     ArgumentError
         If something in it can't be pickled.
     """
-    if type(func) is Register and not args and not kwargs:
-        return _call_without_arguments(func, site_for_people(site))
+    encoded = EncodedArguments(args)
+    encoded.text = "a call"
     bind = BIND_FUNCTION | (BIND_ARGUMENTS if args or kwargs else 0)
-    name, words = "", ""
+    name = own_text = ""
     if type(func) is not Register:
-        name, words = function_text(func), own_words(func)
-    return serialize.encode((func, name, words, args, kwargs, bind, site_for_people(site)))
+        name, own_text = _texts_of(func)
+        encoded.text = own_text or f"call of '{name}'"
+    elif not args and not kwargs:
+        encoded.message = _call_without_arguments(func, site_for_people(site))
+        return encoded
+    call = func, name, own_text, args, kwargs, bind, site_for_people(site)
+    encoded.message = serialize.encode(call)
+    return encoded
+
+
+def _texts_of(func: Any) -> tuple[str, str]:
+    """What a function is called, and its own text for people as a command, "" if it has none."""
+    if type(func) is FunctionType:  # to ask it for these runs no code of the user's
+        name, own_text = func.__qualname__, func.__dict__.get("disco_command")
+    else:
+        name, own_text = function_text(func), attribute(func, "disco_command")
+    return name, own_text if isinstance(own_text, str) else ""
 
 
 @functools.lru_cache(maxsize=4096)
-def _call_without_arguments(func: Register, site: Any) -> Any:
+def _call_without_arguments(func: Register, site: Any) -> serialize.Message:
     return serialize.encode((func, "", "", (), {}, BIND_FUNCTION, site))
 
 
@@ -133,7 +142,7 @@ def pack_command(
     shared: bool,
     turn: int = 0,
 ) -> Frame:
-    """A command as it goes to a worker.
+    """Make a command's frame.
 
     Parameters
     ----------
@@ -142,10 +151,10 @@ def pack_command(
     forget
         Registers to forget before it, `MOST_FORGOTTEN` at most.
     turn
-        Of a command that goes to all workers its number, from 1.
+        The number, from 1, of a command that goes to all workers.
     """
     action, reg = command[0], command[1]
-    if action == _CALL_PACKED and type(command[3]) is Packed:
+    if action == _CALL_PACKED and type(command[3]) is EncodedArguments:
         message = command[3].message
     elif action == _SYNC:
         message = serialize.encode((number_of(command[2]),))
@@ -165,7 +174,7 @@ def pack_command(
 
 
 def unpack_command(body: Any, frames: list[Any]) -> tuple[Command, tuple[int, ...], int]:
-    """What `pack_command` has packed: the command, the registers to forget before it, its turn."""
+    """What `pack_command` was given: the command, the registers to forget before it, its turn."""
     action, reg, turn, count = _HEAD.unpack_from(body)
     forget = struct.unpack_from(f"<{count}Q", body, _HEAD.size) if count else ()
     packed = body[_HEAD.size + 8 * count :]
@@ -173,9 +182,9 @@ def unpack_command(body: Any, frames: list[Any]) -> tuple[Command, tuple[int, ..
         return (action, reg, *serialize.decode(packed, frames)), forget, turn
     call = _known.get(packed) if type(packed) is bytes else None
     if call is None:
-        func, name, words, args, kwargs, bind, site = serialize.decode(packed, frames)
+        func, name, own_text, args, kwargs, bind, site = serialize.decode(packed, frames)
         if type(func) is serialize.LazyPickle:
-            func = SentFunction(func, name, words)
+            func = SentFunction(func, name, own_text)
         call = func, args, kwargs, bind, site
         if type(func) is Register and args == () and kwargs == {} and type(packed) is bytes:
             if len(_known) >= _MOST_KNOWN:
@@ -185,12 +194,12 @@ def unpack_command(body: Any, frames: list[Any]) -> tuple[Command, tuple[int, ..
 
 
 def pack_done(ticket: int, received: int) -> Frame:
-    """The reply that there is nothing to tell, after so many commands."""
+    """The reply of a command without a failure, after `received` commands."""
     return Frame(DONE.pack(b"DONE", ticket, received))
 
 
 def unpack_done(data: Any) -> tuple[int, int] | None:
-    """The ticket's number and how many commands, if this is such a reply."""
+    """The ticket's number and the count of commands, if `data` is such a reply."""
     if len(data) != DONE.size or data[:4] != b"DONE":
         return None
     _, ticket, received = DONE.unpack(data)
@@ -200,7 +209,7 @@ def unpack_done(data: Any) -> tuple[int, int] | None:
 def pack_message(
     kind: int, *contents: Any, shared: bool = False, pool: BufferPool | None = None
 ) -> Frame:
-    """Anything but a command.
+    """Make the frame of anything but a command.
 
     Raises
     ------
@@ -214,43 +223,41 @@ def pack_message(
 # -- records ---------------------------------------------------------------------------------
 
 
+def _fields_of(cls: type) -> tuple[list[str], Callable[[Any], tuple[Any, ...]]]:
+    names = [field.name for field in dataclasses.fields(cls)]
+    return names, operator.attrgetter(*names)
+
+
+_names, _state_fields = _fields_of(WorkerState)
+serialize.register_plain(WorkerState, _state_fields, WorkerState)
+_names, _all_failure_fields = _fields_of(Failure)
+_EXCEPTION = _names.index("exception")
+
+
 def _failure_fields(failure: Failure) -> tuple[Any, ...]:
-    exception: bytes | None
+    fields = list(_all_failure_fields(failure))
     try:
-        exception = cloudpickle.dumps(failure.exception)
-        cloudpickle.loads(exception)  # many exceptions can be pickled and not unpickled
+        fields[_EXCEPTION] = cloudpickle.dumps(failure.exception)
+        cloudpickle.loads(fields[_EXCEPTION])  # many exceptions can be pickled and not unpickled
     except BaseException:
-        exception = None
-    return (
-        failure.rank, failure.command, failure.call_site, failure.type_name, failure.message,
-        failure.frames, failure.details, failure.earlier, failure.victim, failure.interrupted,
-        exception, failure.orphan, failure.reported, failure.number, failure.call,
-    )  # fmt: skip
+        fields[_EXCEPTION] = None
+    return tuple(fields)
 
 
 def failure_of(*fields: Any) -> Failure:
     """Put together what `_failure_fields` has taken apart."""
-    parts = list(fields)
-    if parts[10] is not None:
+    failure = Failure(*fields)
+    if failure.exception is not None:
         try:
-            parts[10] = cloudpickle.loads(parts[10])
+            failure.exception = cloudpickle.loads(failure.exception)
         except BaseException:
-            parts[10] = None
-        if not isinstance(parts[10], BaseException):
-            parts[10] = None
-    return Failure(*parts)
+            failure.exception = None
+        if not isinstance(failure.exception, BaseException):
+            failure.exception = None
+    return failure
 
 
 serialize.register_plain(Failure, _failure_fields, failure_of)
-
-
-def state_fields(state: WorkerState) -> tuple[Any, ...]:
-    """A state as it travels."""
-    return (
-        state.rank, state.executed, state.sat_out, state.resumed_at, state.ended,
-        state.interrupts, state.received, state.busy, state.state, state.detail, state.seconds,
-        state.failed_calls,
-    )  # fmt: skip
 
 
 def text_of(exc: BaseException) -> str:

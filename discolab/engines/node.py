@@ -22,14 +22,11 @@ from typing import Any
 import torch
 import zmq
 
-from ...runtime.errors import ArgumentError, DiscoError
-from ...transport.handshake import WITHIN, Keys
-from ...transport.tcp import ENDED, LINGER, event_of, milliseconds, set_options
-from ..placement import place_workers
-from ..remote import zygote as zygotes
-from ..remote.zygote import Zygote
-from .brood import Brood
-from .forked_zygote import ForkedZygote
+from ..runtime.errors import ArgumentError, DiscoError
+from ..transport.handshake import WITHIN, Keys
+from ..transport.tcp import ENDED, LINGER, event_of, milliseconds, set_options
+from . import forkserver
+from .children import Children
 from .launchers import SERVED_BEFORE, Place
 from .machines import (
     NO_SESSION,
@@ -40,7 +37,8 @@ from .machines import (
     machine,
     split_endpoint,
 )
-from .roster import versions
+from .membership import versions
+from .placement import place_workers
 
 WAIT = 120.0  # seconds that a session may take to be there
 _BEAT = 1.0  # seconds between two signs of life
@@ -116,11 +114,11 @@ class Node:
             "gpus": gpus,
             "devices": _checked(devices, gpus),
         }
-        zygotes.import_all(zygotes.PRELOAD)
+        forkserver.import_all(forkserver.PRELOAD)
         self._await_session(wait)
-        self._zygote: Zygote = ForkedZygote()
-        self._brood = Brood()
-        self._children: set[int] = set()  # descriptors, readable once a worker has ended
+        self._server = forkserver.ForkServer.forked()
+        self._children = Children()
+        self._fds: set[int] = set()  # readable once a worker has ended
 
     def run(self) -> int:
         """Serve one session; the exit status: 0 if the session has ended as sessions do.
@@ -147,10 +145,10 @@ class Node:
             self._tell({"leaving": why})
             raise
         finally:
-            self._brood.end()
+            self._children.end()
             self._context.destroy(linger)
-            self._zygote.close()
-            for fd in self._children:
+            self._server.close()
+            for fd in self._fds:
                 os.close(fd)
 
     # -- the connection --------------------------------------------------------------------------
@@ -225,30 +223,30 @@ class Node:
         self._poll.register(self._monitor, zmq.POLLIN)
         beat_at = time.monotonic()
         while True:
-            found = dict(self._poll.poll(milliseconds(beat_at - time.monotonic())))
-            if self._socket in found:
+            ready = dict(self._poll.poll(milliseconds(beat_at - time.monotonic())))
+            if self._socket in ready:
                 message = json.loads(self._socket.recv())
                 if "end" in message:
-                    self._brood.end()
+                    self._children.end()
                     self._say("the session has ended")
                     return 0
                 self._hear(message)
-            elif self._monitor in found:
+            elif self._monitor in ready:
                 self._watch_connection()
-            children = [fd for fd in found if isinstance(fd, int)]
-            for fd in children:
+            ended_fds = [fd for fd in ready if isinstance(fd, int)]
+            for fd in ended_fds:
                 self._poll.unregister(fd)
-                self._children.remove(fd)
+                self._fds.remove(fd)
                 os.close(fd)
             beat = time.monotonic() >= beat_at
-            if children or beat:
-                ended = self._brood.look()
+            if ended_fds or beat:
+                ended = self._children.look()
                 if ended:
-                    said = {rank: self._brood.last_words(rank) for rank in ended}
-                    self._tell({"ended": ended, "said": said})
+                    unsent = {rank: self._children.last_output(rank) for rank in ended}
+                    self._tell({"ended": ended, "unsent": unsent})
             if beat:
                 beat_at = time.monotonic() + _BEAT
-                self._tell({"beat": self._brood.states()})
+                self._tell({"beat": self._children.states()})
 
     def _hear(self, message: dict[str, Any]) -> None:
         if "refused" in message:
@@ -266,9 +264,9 @@ class Node:
                 "connect": self._endpoint,
                 "keys": self._keys.as_dict(),
             }
-            fd = self._brood.start(self._zygote, own["rank"], settings)
+            fd = self._children.start(self._server, own["rank"], settings)
             if fd >= 0:
-                self._children.add(fd)
+                self._fds.add(fd)
                 self._poll.register(fd, zmq.POLLIN)
 
     def _watch_connection(self) -> None:
@@ -321,7 +319,7 @@ def run_nodes(
 
 def run_forked(settings: dict[str, Any]) -> int:
     """Be a node in a process that a session has forked to try things out; the exit status."""
-    from ..remote.child import prepare_process
+    from .worker_process import prepare_process
 
     prepare_process(settings)
     own = settings["node"]

@@ -1,16 +1,19 @@
-"""The zygote: a process that has imported torch and discolab, and forks workers from itself.
+"""The fork server: a process that has imported torch and discolab, and forks workers from itself.
 
-It has one thread and never touches a GPU, so forking it is safe; a worker is there in
-milliseconds, and shares the memory of the imported libraries. The controller starts it with its
+It is a zygote: it has one thread and never touches a GPU, so forking it is safe; a worker is there
+in milliseconds, and shares the memory of the imported libraries. The controller starts it with its
 first session (`python -m discolab.worker`), and keeps it: it ends by itself when it has had no
 worker for a minute, and at once, with its workers, when the controller's process ends, however
-that happens.
+that happens. A node forks its server from itself.
 
 Requests and answers are JSON in a frame, one answer a request, each with the request's number:
 
-    {"fork": settings} with three descriptors   {"pid": 123} or {"error": "..."}
-    {"status": pid}                             {"status": null | exit code, negative: a signal}
-    {"kill": pid}                               {"killed": true}     its process group, by SIGKILL
+    {"fork": settings} with descriptors   {"pid": 123} or {"error": "..."}
+    {"status": pid}                       {"status": null | exit code, negative: a signal}
+    {"ended": [pid, …]}                   {"ended": {pid: exit code}}   those that have ended
+    {"kill": pid}                         {"killed": true}     its process group, by SIGKILL
+
+A process that is about to end is waited for a moment before its status is told.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import ctypes
 import importlib
 import itertools
 import json
+import math
 import os
 import select
 import signal
@@ -31,9 +35,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from ...runtime.errors import DiscoError
-from ...transport.frame import has_buffer, pack, unpack
-from ...transport.local import LocalSocket, local_socket, socket_pair
+from ..runtime.errors import DiscoError
+from ..transport.frame import has_buffer, pack, unpack
+from ..transport.local import LocalSocket, local_socket, socket_pair
 
 PRELOAD: list[str] = []
 """Modules that workers will want, by name: a layer above may add to it. They are imported once."""
@@ -44,7 +48,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def like_here() -> dict[str, Any]:
-    """What makes a forked process like this one: settings for `child.prepare_process`."""
+    """Settings for `worker_process.prepare_process`: what makes a forked process like this one."""
     return {
         "environ": dict(os.environ),
         "path": sys.path,
@@ -53,36 +57,64 @@ def like_here() -> dict[str, Any]:
     }
 
 
-class Zygote:
-    """The controller's end. `_lock` guards the socket: one request at a time."""
+class ForkServer:
+    """The controller's end, or a node's. `_lock` guards the socket: one request at a time.
 
-    def __init__(self) -> None:
-        self._socket, theirs = socket_pair()
+    Parameters
+    ----------
+    sock
+        Leads to it.
+    process
+        The process, a child of this one.
+    ready
+        Whether it has imported everything.
+    """
+
+    def __init__(
+        self, sock: LocalSocket, process: subprocess.Popen[bytes] | _Child, ready: bool = False
+    ) -> None:
+        self._socket, self.process, self._ready = sock, process, ready
         self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+
+    @classmethod
+    def start(cls) -> ForkServer:
+        """Start one in a fresh interpreter."""
+        ours, theirs = socket_pair()
         with contextlib.closing(theirs.sock):
             # a session of its own: Ctrl-C in a terminal is for the controller to deal with
-            self.process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "discolab.worker", str(theirs.fileno()), *PRELOAD],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(_paths())},
             )
-        self._lock = threading.Lock()
-        self._ready = False
-        self._numbers = itertools.count(1)
+        return cls(ours, process)
+
+    @classmethod
+    def forked(cls) -> ForkServer:
+        """Fork one from this process, which has imported everything and uses no threads yet."""
+        ours, theirs = socket_pair()
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            _be_forked_server(theirs)
+        theirs.close()
+        return cls(ours, _Child(pid), ready=True)
 
     @property
     def usable(self) -> bool:
         """Whether it can be asked: it lives, is this process's own, and is not about to end."""
         if self._pid != os.getpid() or self.process.poll() is not None:
             return False
-        line = select.poll()
+        poll = select.poll()
         try:
-            line.register(self._socket.fileno(), 0)
+            poll.register(self._socket.fileno(), 0)
         except ValueError:  # closed
             return False
-        return not line.poll(0)  # it closes its end first, and takes a while to end then
+        return not poll.poll(0)  # it closes its end first, and takes a while to end then
 
     def ready(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds until it has imported everything.
@@ -108,8 +140,12 @@ class Zygote:
 
     def status(self, pid: int) -> int | None:
         """How a worker has ended: exit code, or minus a signal's number; None: it lives."""
-        found: int | None = self._ask({"status": pid})["status"]
-        return found
+        code: int | None = self._ask({"status": pid})["status"]
+        return code
+
+    def ended(self, pids: Sequence[int]) -> dict[int, int]:
+        """Those of some workers that have ended, and how; never waits for one to end."""
+        return {int(pid): code for pid, code in self._ask({"ended": pids})["ended"].items()}
 
     def kill(self, pid: int) -> None:
         """End a worker and what it has started, now."""
@@ -152,48 +188,74 @@ class Zygote:
         return answer
 
     def _receive(self) -> dict[str, Any]:
-        found = self._socket.recv()
-        if found is None:
+        received = self._socket.recv()
+        if received is None:
             code = self.process.wait(10)
             raise DiscoError(
                 f"the process that starts workers has ended (exit code {code}); what it wrote is "
                 f"above. Try it by hand: {sys.executable} -c 'import discolab'"
             )
-        body, _ = unpack(found[0])
+        body, _ = unpack(received[0])
         answer: dict[str, Any] = json.loads(bytes(body))
         return answer
 
 
-_zygote: Zygote | None = None
+class _Child:
+    """As much of `subprocess.Popen` as a `ForkServer` needs, for a process that was forked."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float = math.inf) -> int:
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("fork server", timeout)
+            time.sleep(0.005)
+        return code
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+
+_server: ForkServer | None = None
 _start_lock = threading.Lock()
 
 
-def the_zygote() -> Zygote:
-    """The zygote of this process, started if there is none."""
-    global _zygote
+def the_fork_server() -> ForkServer:
+    """The fork server of this process, started if there is none."""
+    global _server
     with _start_lock:
-        if _zygote is None or not _zygote.usable:
-            if _zygote is not None and _zygote._pid == os.getpid():
-                _zygote.close()
-            _zygote = Zygote()
-        return _zygote
+        if _server is None or not _server.usable:
+            if _server is not None and _server._pid == os.getpid():
+                _server.close()
+            _server = ForkServer.start()
+        return _server
 
 
-def let_go() -> None:
-    """End the zygote now rather than after its minute."""
-    global _zygote
+def end_fork_server() -> None:
+    """End it now rather than after its minute."""
+    global _server
     with _start_lock:
-        if _zygote is not None:
-            _zygote.close()
-            _zygote = None
+        if _server is not None:
+            _server.close()
+            _server = None
 
 
-atexit.register(let_go)
+atexit.register(end_fork_server)
 
 
 def _forked() -> None:
-    global _zygote, _start_lock
-    _zygote, _start_lock = None, threading.Lock()
+    global _server, _start_lock
+    _server, _start_lock = None, threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -205,14 +267,14 @@ def _paths() -> list[str]:
     return [path if path else os.getcwd() for path in sys.path]
 
 
-# -- in the zygote -------------------------------------------------------------------------
+# -- in the server ---------------------------------------------------------------------------
 
 
-class _Nursery:
-    """The zygote's own state; it has one thread."""
+class _Server:
+    """The server's own state; it has one thread."""
 
-    def __init__(self, sock: LocalSocket) -> None:
-        self.socket = sock
+    def __init__(self, sock: LocalSocket, linger: float) -> None:
+        self.socket, self.linger = sock, linger
         self.alive: set[int] = set()
         self.ended: dict[int, int] = {}
         self.since = time.monotonic()  # since when there is no worker
@@ -224,14 +286,14 @@ class _Nursery:
         while True:
             self._reap()
             if not poll.poll(200):
-                if not self.alive and time.monotonic() - self.since > LINGER:
-                    self.socket.close()  # who asks for a worker now starts another zygote
+                if not self.alive and time.monotonic() - self.since > self.linger:
+                    self.socket.close()  # who asks for a worker now starts another server
                     return
                 continue
-            found = self.socket.recv()
-            if found is None:
+            received = self.socket.recv()
+            if received is None:
                 return
-            data, fds = found[0], list(found[1])
+            data, fds = received[0], list(received[1])
             self.since = time.monotonic()
             body, _ = unpack(data, fds.pop() if has_buffer(data) else None)
             request = json.loads(bytes(body))
@@ -251,9 +313,15 @@ class _Nursery:
             if pid == 0:
                 _become_worker(request["fork"], fds, self.socket)
             self.alive.add(pid)
+            self.ended.pop(pid, None)  # another process had the number before
             return {"pid": pid}
+        if "ended" in request:
+            self._reap()
+            return {
+                "ended": {pid: self.ended[pid] for pid in request["ended"] if pid in self.ended}
+            }
         if "status" in request:
-            for _ in range(60):  # its line may break a moment before it has ended
+            for _ in range(60):  # its connection may break a moment before it has ended
                 self._reap()
                 if request["status"] not in self.alive:
                     break
@@ -266,8 +334,8 @@ class _Nursery:
 
     def _reap(self) -> None:
         for pid in tuple(self.alive):
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
                 self.alive.remove(pid)
                 self.ended[pid] = os.waitstatus_to_exitcode(status)
                 _kill(pid)  # what it has left behind
@@ -281,31 +349,46 @@ def _kill(pid: int) -> None:
 
 
 def main(fd: int, preload: Sequence[str] = ()) -> None:
-    """Be the zygote; `fd` is its end of the line."""
+    """Be the fork server; `fd` is its end of the socket."""
     sock = local_socket(fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     package = __name__.partition(".")[0]  # what takes time is done here, once
-    import_all((package, f"{__package__}.child", *preload))
+    import_all((package, f"{__package__}.worker_process", *preload))
     sock.send(pack(b'{"ready": true}').data)
-    serve(sock)
+    _serve(sock, LINGER)
+
+
+def _be_forked_server(sock: LocalSocket) -> NoReturn:
+    """In a process that a node has forked."""
+    code = 1
+    try:
+        die_with_parent()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        _serve(sock, math.inf)  # it ends with the node
+        code = 0
+    finally:
+        os._exit(code)
 
 
 def import_all(names: Sequence[str]) -> None:
     """Import what workers will want."""
     for name in names:
-        with contextlib.suppress(Exception):  # who needs it is told when it is imported there
+        with contextlib.suppress(Exception):  # the worker that needs it raises when it imports it
             importlib.import_module(name)
 
 
-def serve(sock: LocalSocket) -> None:
-    """Fork whenever it is asked for, until nobody asks any more; `sock` is our end of the line."""
-    nursery = _Nursery(sock)
+def _serve(sock: LocalSocket, linger: float) -> None:
+    """Fork as requests say, until none come any more; `sock` is our end of the socket."""
+    server = _Server(sock, linger)
     try:
-        nursery.serve()
+        server.serve()
     except (BrokenPipeError, ConnectionResetError):
         pass
     finally:
-        for pid in nursery.alive:
+        for pid in server.alive:
             _kill(pid)
 
 
@@ -316,13 +399,13 @@ def _become_worker(settings: dict[str, Any], fds: list[int], sock: LocalSocket) 
         die_with_parent()
         os.setpgid(0, 0)
         sock.close()
-        line = list(fds)
-        if line and not settings.get("own_text"):  # else it keeps our descriptors 1 and 2
-            text = line.pop()
+        own = list(fds)
+        if own and not settings.get("own_text"):  # else it keeps our descriptors 1 and 2
+            text = own.pop()
             for fd in (1, 2):
                 os.dup2(text, fd)
             os.close(text)
-        code = _body(settings)(settings, *line)
+        code = _body(settings)(settings, *own)
     except BaseException:
         import traceback
 
@@ -336,13 +419,10 @@ def _become_worker(settings: dict[str, Any], fds: list[int], sock: LocalSocket) 
 
 def _body(settings: dict[str, Any]) -> Callable[..., int]:
     """What is to run in a forked process: a worker, or what `settings` names as ``module:name``."""
-    if "run" in settings:
-        module, _, name = settings["run"].partition(":")
-        found: Callable[..., int] = getattr(importlib.import_module(module), name)
-        return found
-    from . import child
-
-    return child.run_connected if "connect" in settings else child.run_forked
+    own = "run_connected" if "connect" in settings else "run_forked"
+    module, _, name = settings.get("run", f"{__package__}.worker_process:{own}").partition(":")
+    body: Callable[..., int] = getattr(importlib.import_module(module), name)
+    return body
 
 
 def die_with_parent() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...runtime.errors import ArgumentError, DiscoError
+from ..runtime.errors import ArgumentError, DiscoError
 
 NO_SESSION = "what listens there is no session of discolab"
 

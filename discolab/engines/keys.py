@@ -13,8 +13,8 @@ import secrets
 import stat
 from pathlib import Path
 
-from ...runtime.errors import DiscoError
-from ...transport.handshake import Keys
+from ..runtime.errors import DiscoError
+from ..transport.handshake import Keys
 
 _ABOUT = (
     "Keys of discolab. Who has this file can run programs on the workers of sessions that use it: "

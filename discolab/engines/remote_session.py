@@ -1,7 +1,7 @@
 """A session whose workers, all but worker 0, live in other processes.
 
-What engines of this kind have in common; how worker processes come to be, and how they are ended,
-is theirs (`_start_processes`, `_end_process`).
+What engines of this kind have in common. An engine says how its processes come to be
+(`_start_processes`), and has a `WorkerProcesses` that knows what became of them and ends them.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from typing import Any
 
 import torch
 
-from ...runtime import functions
-from ...runtime.actions import DiscoAction
-from ...runtime.arguments import Register
-from ...runtime.channel import Channel, ThreadChannel
-from ...runtime.controller import check_timeout
-from ...runtime.errors import ArgumentError, DiscoError, SessionClosedError
-from ...runtime.failures import name_ranks
-from ...runtime.interrupts import shield
-from ...runtime.link import Service
-from ...runtime.probes import SERVICE as PROBES
-from ...runtime.probes import Probes, name_of
-from ...runtime.registers import Site
-from ...runtime.session import Session
-from ...runtime.status import WorkerStatus
-from ...runtime.worker import Worker
-from ..local_workers import LocalWorkers
-from . import messages
-from .exchange import Exchange
-from .lines import Lines
-from .zygote import Zygote, the_zygote
+from ..runtime import functions
+from ..runtime.actions import DiscoAction
+from ..runtime.arguments import Register
+from ..runtime.channel import Channel, ThreadChannel
+from ..runtime.controller import check_timeout
+from ..runtime.errors import ArgumentError, DiscoError, SessionClosedError
+from ..runtime.failures import name_ranks
+from ..runtime.interrupts import shield
+from ..runtime.link import Service
+from ..runtime.probes import SERVICE as PROBES
+from ..runtime.probes import Probes, name_of
+from ..runtime.registers import Site
+from ..runtime.session import Session
+from ..runtime.status import WorkerStatus
+from ..runtime.worker import Worker
+from .connections import messages
+from .connections.controller_side import WorkerConnections, WorkerProcesses
+from .connections.interface import Transport
+from .forkserver import ForkServer, the_fork_server
+from .local_workers import LocalWorkers
 
-HEARTBEAT = 10.0  # seconds without a word after which a worker is taken for frozen
+HEARTBEAT = 10.0  # seconds without a message after which a worker is taken for frozen
 START_TIMEOUT = 120.0  # seconds that worker processes may take to be there
-_SILENT = 3.5  # seconds without a word after which `status` says so; a heartbeat comes every 2
+_SILENT = 3.5  # seconds without a message after which `status` says so; one comes every 2
 _ANSWER = 0.3  # seconds that probes are given
 _LOOK = 0.1  # seconds that `status` waits for what workers say of themselves
 _LOOK_AT_START = 0.2  # seconds between two looks at what is not there yet
@@ -66,7 +66,8 @@ class RemoteSession(Session):
         num_workers: int,
         num_groups: int,
         devices: Sequence[torch.device],
-        lines: Lines,
+        transport: Transport,
+        processes: WorkerProcesses,
         *,
         timeout: float | None,
         heartbeat: float,
@@ -76,15 +77,16 @@ class RemoteSession(Session):
         self.heartbeat = _positive(heartbeat, "heartbeat")
         self._start_timeout = _positive(start_timeout, "start_timeout")
         self._progress, self._said = progress, ""
-        self._exchange = exchange = Exchange(num_workers, lines, weak_method(self._why_ended))
+        self._processes = processes
+        self._connections = WorkerConnections(num_workers, transport, processes)
         channel = ThreadChannel()
-        channels: list[Channel] = [channel, *exchange.channels.values()]
+        channels: list[Channel] = [channel, *self._connections.channels.values()]
         host_data: dict[int, torch.Tensor] = {}
         super().__init__(channels, num_groups, devices, host_data, timeout)
-        # worker 0 last: it sends on what the others' channels have held back (exchange.py)
-        self._send_by((exchange.send_all, self._sends[0]), in_c=False)
+        # worker 0 last: it sends what was held back for the others (connections/controller_side.py)
+        self._send_by((self._connections.send_all, self._sends[0]), in_c=False)
         self._local = LocalWorkers([channel], num_workers, num_groups, devices, host_data)
-        exchange.adopt(self._local.workers[0], channel)
+        self._connections.adopt(self._local.workers[0], channel)
         self._registered: dict[str, Any] = {}
         self._owner = os.getpid()
         _sessions.add(self)
@@ -92,43 +94,48 @@ class RemoteSession(Session):
 
     def _begin(self) -> None:
         """Start all workers, and wait until they are there; on any failure end them all."""
+        connections = self._connections
         try:
-            weakref.finalize(self, _end_dropped, self._exchange, self._ender())
-            self._exchange.start()
+            # a session that is dropped lets its workers do what is queued; nobody waits for that
+            weakref.finalize(self, connections.end_later)
+            connections.start()
             self._start_processes()
-            self._local.start(self, max(1, torch.get_num_threads() // self._workers_per_machine()))
+            connections.processes_started()
+            self._local.start(self, max(1, torch.get_num_threads() // self._workers_here()))
             self._await_workers()
             dtype = torch.get_default_dtype()
             if dtype is not torch.float32:  # that of a fresh process; threads begin with it too
                 self.call_without_result(torch.set_default_dtype, dtype)
         except BaseException:
-            self._closed = True
-            self._exchange.closing = True
+            self._closed = connections.closing = True
             for worker in self._local.workers:
                 worker.interrupt()
                 worker.channel.send((DiscoAction.SHUTDOWN, 0))
             self._local.join(_END_GRACE)
-            self._end_all_processes()
-            self._exchange.stop()
+            self._processes.end()
+            connections.stop()
             raise
 
     def _await_workers(self) -> None:
-        exchange, began = self._exchange, time.monotonic()
-        wanted = set(exchange.channels)
+        connections, began = self._connections, time.monotonic()
+        wanted = set(connections.channels)
         deadline, shown = began + self._start_timeout, False
-        while wanted - set(exchange.joined):
-            exchange.wait_until(
-                lambda: bool(exchange.failed or exchange.lost) or wanted <= set(exchange.joined),
+        while wanted - set(connections.joined):
+            connections.wait_until(
+                lambda: (
+                    bool(connections.failed or connections.lost)
+                    or wanted <= set(connections.joined)
+                ),
                 0.2,
             )
-            if exchange.failed:
-                rank, why = next(iter(exchange.failed.items()))
+            if connections.failed:
+                rank, why = next(iter(connections.failed.items()))
                 raise DiscoError(f"worker {rank} could not start: {why}")
-            if exchange.lost:
-                rank = next(iter(exchange.lost))
-                raise DiscoError(f"{exchange.obituary(rank)}\nno worker was left running")
+            if connections.lost:
+                rank = next(iter(connections.lost))
+                raise DiscoError(f"{connections.exit_text(rank)}\nno worker was left running")
             now = time.monotonic()
-            missing = wanted - set(exchange.joined)
+            missing = wanted - set(connections.joined)
             if missing and now > deadline:
                 raise DiscoError(
                     f"{name_ranks(missing)} did not start within {self._start_timeout:g} s "
@@ -155,10 +162,18 @@ class RemoteSession(Session):
 
     # -- what an engine of this kind provides ------------------------------------------------------
 
-    def _ready_zygote(self) -> Zygote:
+    def _start_processes(self) -> None:
+        """Have the worker processes started; they say HELLO on their connections."""
+        raise NotImplementedError
+
+    def _workers_here(self) -> int:
+        """How many workers share this machine."""
+        return self.num_workers
+
+    def _ready_fork_server(self) -> ForkServer:
         """The process to fork workers from, once it has imported what they need."""
-        zygote, waited = the_zygote(), 0.0
-        while not zygote.ready(_LOOK_AT_START):
+        server, waited = the_fork_server(), 0.0
+        while not server.ready(_LOOK_AT_START):
             waited += _LOOK_AT_START
             if waited > self._start_timeout:
                 raise DiscoError(
@@ -166,48 +181,34 @@ class RemoteSession(Session):
                 )
             if waited > 1:
                 self._say(f"starting {self.num_workers} workers: importing torch ({waited:.0f} s)")
-        return zygote
+        return server
 
-    def _start_processes(self) -> None:
-        """Have the worker processes started; they say HELLO on their lines."""
-        raise NotImplementedError
-
-    def _end_process(self, rank: int) -> None:
-        """End a worker's process now, with what it has started."""
-        raise NotImplementedError
-
-    def _ender(self) -> Callable[[], None]:
-        """What ends all processes of a session that is gone; holds no session."""
-        raise NotImplementedError
-
-    def _why_ended(self, rank: int) -> str:
-        """What became of a worker's process: ``was killed by SIGKILL``."""
-        return "has gone"
-
-    def _frozen(self, rank: int, seconds: float) -> str:
-        """Why a worker may have been silent so long; "" if that is no reason to worry."""
-        return f"has given no sign of life for {seconds:.0f} s"
-
-    def _workers_per_machine(self) -> int:
-        return self.num_workers
+    def _settings(self, **own: Any) -> dict[str, Any]:
+        """Settings of a worker (worker_process.py): the session's, and its own."""
+        return {
+            "num_workers": self.num_workers,
+            "num_groups": self.num_groups,
+            "heartbeat": self.heartbeat,
+            **own,
+        }
 
     # -- facts -----------------------------------------------------------------------------
 
     def status(self) -> list[WorkerStatus]:
         """What each worker does now; waits a tenth of a second at most."""
-        exchange = self._exchange
-        remote = [rank for rank in exchange.channels if rank not in exchange.lost]
-        before = {rank: exchange.states.get(rank) for rank in remote}
+        connections = self._connections
+        remote = [rank for rank in connections.channels if rank not in connections.lost]
+        before = {rank: connections.states.get(rank) for rank in remote}
         if not self._closed:
-            exchange.ask_states(remote)
-            exchange.wait_until(
+            connections.ask_states(remote)
+            connections.wait_until(
                 lambda: all(
-                    exchange.states.get(rank) is not before[rank] or rank in exchange.lost
+                    connections.states.get(rank) is not before[rank] or rank in connections.lost
                     for rank in remote
                 ),
                 _LOOK,
             )
-        return [*self._local.status(), *(self._status_of(rank) for rank in exchange.channels)]
+        return [*self._local.status(), *(self._status_of(rank) for rank in connections.channels)]
 
     def look(
         self,
@@ -218,33 +219,35 @@ class RemoteSession(Session):
         timeout: float = _ANSWER,
     ) -> dict[int, Any]:
         """See `Controller.look`."""
-        name, exchange = name_of(func), self._exchange
+        name, connections = name_of(func), self._connections
         if self._closed:
             return super().look(func, *args, ranks=ranks)
         asked = [
-            rank for rank in self._looked_at(exchange.channels, ranks) if rank not in exchange.lost
+            rank
+            for rank in self._looked_at(connections.channels, ranks)
+            if rank not in connections.lost
         ]
-        probes = exchange.services[PROBES]
+        probes = connections.services[PROBES]
         assert isinstance(probes, Probes)
         number = probes.open()
         for rank in asked:
-            exchange.tell(rank, PROBES, (number, name, args))
+            connections.tell(rank, PROBES, (number, name, args))
         found = super().look(func, *args, ranks=ranks)
-        exchange.wait_until(
-            lambda: all(probes.has(number, rank) or rank in exchange.lost for rank in asked),
+        connections.wait_until(
+            lambda: all(probes.has(number, rank) or rank in connections.lost for rank in asked),
             timeout,
         )
         return dict(sorted({**found, **probes.take(number)}.items()))
 
     def _status_of(self, rank: int) -> WorkerStatus:
-        exchange, device = self._exchange, str(self._devices[rank])
-        channel, state = exchange.channels[rank], exchange.states.get(rank)
+        connections, device = self._connections, str(self._devices[rank])
+        channel, state = connections.channels[rank], connections.states.get(rank)
         if self._closed:
             return WorkerStatus(rank, device, "ended", "", 0.0, 0)
-        if rank in exchange.lost:
-            return WorkerStatus(rank, device, "dead", exchange.lost[rank], 0.0, 0)
-        silent = time.monotonic() - exchange.heard_at.get(rank, time.monotonic())
-        why = self._frozen(rank, silent) if silent > self.heartbeat else ""
+        if rank in connections.lost:
+            return WorkerStatus(rank, device, "dead", connections.lost[rank], 0.0, 0)
+        silent = time.monotonic() - connections.heard_at.get(rank, time.monotonic())
+        why = self._processes.frozen(rank, silent) if silent > self.heartbeat else ""
         if not why and silent > _SILENT:
             why = f"{state.detail if state else ''} (no answer for {silent:.0f} s)".strip()
         if state is None:
@@ -254,16 +257,16 @@ class RemoteSession(Session):
 
     def workers_here(self) -> Mapping[int, Worker]:
         """Worker 0."""
-        return self._exchange.workers_here()
+        return self._connections.workers_here()
 
     @property
     def services(self) -> Mapping[str, Service]:
         """The services of layers above, by name (runtime/link.py)."""
-        return self._exchange.services
+        return self._connections.services
 
     def processes(self) -> dict[int, int]:
         """The process id of each remote worker, by rank."""
-        return dict(self._exchange.joined)
+        return dict(self._connections.joined)
 
     # -- calls -----------------------------------------------------------------------------
 
@@ -275,10 +278,8 @@ class RemoteSession(Session):
             self._folder = folder
             self.call_without_result(follow_to, folder)
         what, given, named, bind, site = super()._encode_call(func, args, kwargs)
-        packed = messages.Packed(given)
-        # checked and packed here: what can't be sent is told before anything is
-        packed.message = messages.encode_call(what, given, named, site)
-        return what, packed, named, bind, site
+        # encoded here: what can't be sent is an error before anything is sent
+        return what, messages.encode_call(what, given, named, site), named, bind, site
 
     def _look_up(self, name: str, site: Site) -> Register:
         """As in `Session`; what is registered here only is sent along."""
@@ -296,21 +297,14 @@ class RemoteSession(Session):
             return
         with shield():
             self._sends[0]((DiscoAction.KILL_REG, 0, ids))
-            for channel in self._exchange.channels.values():
-                if len(channel.forget) + len(ids) > messages.MOST_FORGOTTEN:
-                    channel.send((DiscoAction.KILL_REG, 0, [*channel.take_forgotten(), *ids]))
-                else:
-                    channel.forget = (*channel.forget, *ids) if channel.forget else ids
+            self._connections.forget(ids)
 
     def forget_dropped(self) -> None:
         """As in `Session`."""
         super().forget_dropped()
-        if any(channel.forget for channel in self._exchange.channels.values()):
-            with self._lock:
-                if not self._closed:
-                    for channel in self._exchange.channels.values():
-                        if channel.forget:
-                            channel.send((DiscoAction.KILL_REG, 0, []))
+        with self._lock:
+            if not self._closed:
+                self._connections.flush_forgotten()
 
     def _check_open(self) -> None:
         if self._owner != os.getpid():
@@ -323,9 +317,9 @@ class RemoteSession(Session):
     # -- the end -----------------------------------------------------------------------------
 
     def _interrupt_workers(self) -> None:
-        exchange = self._exchange
-        for rank in exchange.channels:
-            exchange.control(rank, messages.ANNOUNCE)
+        connections = self._connections
+        for rank in connections.channels:
+            connections.control(rank, messages.ANNOUNCE)
         for worker in self._local.workers:
             worker.announce_interrupt()
         self._retry_interrupt(range(self.num_workers))
@@ -333,27 +327,27 @@ class RemoteSession(Session):
     def _retry_interrupt(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
             if rank:
-                self._exchange.control(rank, messages.RETRY)
+                self._connections.control(rank, messages.RETRY)
             else:
                 self._local.workers[0].retry_interrupt()
 
     def _dead(self) -> list[int]:
-        return [*self._local.dead(), *(r for r, why in self._exchange.lost.items() if why)]
+        return [*self._local.dead(), *(r for r, why in self._connections.lost.items() if why)]
 
     def _check_alive(self) -> None:
-        exchange = self._exchange
-        lost = sorted(rank for rank, why in exchange.lost.items() if why)
+        connections = self._connections
+        lost = sorted(rank for rank, why in connections.lost.items() if why)
         if lost:
-            told = "\n".join(exchange.obituary(rank) for rank in lost[:4])
+            told = "\n".join(connections.exit_text(rank) for rank in lost[:4])
             raise DiscoError(
                 f"{told}\nThe session can't go on: make a new one (in a notebook: %disco_restart)"
             )
         now = time.monotonic()
-        for rank, heard in sorted(exchange.heard_at.items(), key=lambda item: item[1]):
-            if now - heard > self.heartbeat and rank not in exchange.lost:
-                why = self._frozen(rank, now - heard)
+        for rank, heard in sorted(connections.heard_at.items(), key=lambda item: item[1]):
+            if now - heard > self.heartbeat and rank not in connections.lost:
+                why = self._processes.frozen(rank, now - heard)
                 if why:
-                    last = exchange.channels[rank].last_command()
+                    last = connections.channels[rank].last_command()
                     raise DiscoError(
                         f"worker {rank} {why}{f' while it ran {last}' if last else ''}. If it "
                         "comes back the session goes on; else make a new one (in a notebook: "
@@ -362,49 +356,33 @@ class RemoteSession(Session):
         super()._check_alive()
 
     def _join(self, timeout: float) -> list[int]:
-        exchange = self._exchange
-        exchange.closing = True
+        connections = self._connections
+        connections.closing = True
         deadline = time.monotonic() + min(timeout, 1e9)
-        remote = set(exchange.channels)
+        remote = set(connections.channels)
         try:
             self._local_late(deadline)
-            exchange.wait_until(lambda: remote <= set(exchange.lost), deadline - time.monotonic())
-            late = remote - set(exchange.lost)
+            connections.wait_until(
+                lambda: remote <= set(connections.lost), deadline - time.monotonic()
+            )
+            late = remote - set(connections.lost)
             if late:
                 for rank in late:
-                    exchange.control(rank, messages.ANNOUNCE)
-                    exchange.control(rank, messages.RETRY)
-                exchange.wait_until(lambda: remote <= set(exchange.lost), _END_GRACE)
+                    connections.control(rank, messages.ANNOUNCE)
+                    connections.control(rank, messages.RETRY)
+                connections.wait_until(lambda: remote <= set(connections.lost), _END_GRACE)
             return self._local.join(max(0.0, deadline - time.monotonic()))
         finally:  # after Ctrl-C too
-            self._end_all_processes()
-            exchange.stop()
+            self._processes.end()
+            connections.stop()
 
     def _local_late(self, deadline: float) -> None:
         """Wait for worker 0, with the others: it may wait for them in a collective."""
         thread = self._local.threads[0]
         while thread.is_alive() and time.monotonic() < deadline:
             thread.join(0.01)
-            if all(rank in self._exchange.lost for rank in self._exchange.channels):
+            if all(rank in self._connections.lost for rank in self._connections.channels):
                 break
-
-    def _end_all_processes(self) -> None:
-        for rank in self._exchange.channels:
-            try:
-                self._end_process(rank)
-            except DiscoError as exc:
-                sys.stderr.write(f"worker {rank}: {exc}\n")
-
-
-def weak_method(method: Any) -> Callable[..., Any]:
-    """A bound method that does not hold its object; gives "" once that is gone."""
-    ref = weakref.WeakMethod(method)
-
-    def call(*args: Any) -> Any:
-        found = ref()
-        return "" if found is None else found(*args)
-
-    return call
 
 
 _sessions: weakref.WeakSet[RemoteSession] = weakref.WeakSet()
@@ -414,7 +392,7 @@ def _in_child() -> None:
     """A forked child has copies of our lines: what it says there is taken for its parent's."""
     for session in list(_sessions):
         session._closed = True
-        session._exchange.leave()
+        session._connections.leave()
 
 
 if hasattr(os, "register_at_fork"):
@@ -445,9 +423,3 @@ def _positive(value: Any, name: str) -> float:
     if not seconds:
         raise ArgumentError(f"{name} is a number of seconds above 0, got {value!r}")
     return seconds
-
-
-def _end_dropped(exchange: Exchange, end: Callable[[], None]) -> None:
-    """The session was dropped: let its workers do what is queued, and end; never waits."""
-    if not exchange.closing:
-        exchange.end_later(end)

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from discolab.engines.nodes.launchers import place_of
-from discolab.engines.nodes.roster import Roster, versions
+from discolab.engines.launchers import place_of
+from discolab.engines.membership import Membership, versions
 
 HELLO: dict[str, Any] = {
     "versions": versions(),
@@ -30,33 +30,33 @@ def hello(**different: Any) -> dict[str, Any]:
     return {**HELLO, **different}
 
 
-def ranks(roster: Roster) -> dict[bytes, list[int]]:
+def ranks(membership: Membership) -> dict[bytes, list[int]]:
     """The workers of each node."""
-    roster.validate()
-    return {node: list(party.ranks) for node, party in roster.parties.items()}
+    membership.validate()
+    return {node: list(member.ranks) for node, member in membership.members.items()}
 
 
 def test_workers_are_counted_in_the_order_of_joining() -> None:
-    roster = Roster(4, first=2, each=2)
-    assert roster.join(b"a", hello()) == ""
-    assert (roster.complete, roster.missing(), roster.here()) == (False, 2, "host (2)")
-    assert roster.join(b"b", hello()) == ""
-    assert roster.complete
-    assert ranks(roster) == {b"a": [2, 3], b"b": [4, 5]}
+    membership = Membership(4, first=2, each=2)
+    assert membership.join(b"a", hello()) == ""
+    assert (membership.complete, membership.missing(), membership.here()) == (False, 2, "host (2)")
+    assert membership.join(b"b", hello()) == ""
+    assert membership.complete
+    assert ranks(membership) == {b"a": [2, 3], b"b": [4, 5]}
 
 
 def test_ranks_that_were_given_come_first() -> None:
-    roster = Roster(4, first=1, each=1)
+    membership = Membership(4, first=1, each=1)
     for node, rank in ((b"a", None), (b"b", 2), (b"c", 0), (b"d", None)):
-        assert roster.join(node, hello(rank=rank)) == ""
-    assert ranks(roster) == {b"c": [1], b"b": [2], b"a": [3], b"d": [4]}
+        assert membership.join(node, hello(rank=rank)) == ""
+    assert ranks(membership) == {b"c": [1], b"b": [2], b"a": [3], b"d": [4]}
 
 
 def test_nodes_may_bring_what_they_have() -> None:
-    roster = Roster(4, first=1, each=2)
-    roster.join(b"a", hello(workers=3))
-    roster.join(b"b", hello(workers=1))
-    assert ranks(roster) == {b"a": [1, 2, 3], b"b": [4]}
+    membership = Membership(4, first=1, each=2)
+    membership.join(b"a", hello(workers=3))
+    membership.join(b"b", hello(workers=1))
+    assert ranks(membership) == {b"a": [1, 2, 3], b"b": [4]}
 
 
 @pytest.mark.parametrize(
@@ -80,56 +80,56 @@ def test_nodes_may_bring_what_they_have() -> None:
     ],
 )
 def test_refused(said: dict[str, Any], why: str) -> None:
-    roster = Roster(4, first=2, each=2)
-    assert roster.join(b"a", hello(rank=7)) == ""
-    assert why in roster.join(b"b", hello(**said))
-    assert list(roster.parties) == [b"a"]
-    assert len(roster.refused) == 1
-    assert "host" in roster.refused[0]
-    roster.validate()
+    membership = Membership(4, first=2, each=2)
+    assert membership.join(b"a", hello(rank=7)) == ""
+    assert why in membership.join(b"b", hello(**said))
+    assert list(membership.members) == [b"a"]
+    assert len(membership.refused) == 1
+    assert "host" in membership.refused[0]
+    membership.validate()
 
 
 def test_anything_may_be_said() -> None:
-    roster = Roster(4, first=2, each=2)
+    membership = Membership(4, first=2, each=2)
     for strange in ({}, {"versions": None}, {"name": [1]}, {"hello": {}}):
-        assert "another version?" in roster.join(b"x", strange)
+        assert "another version?" in membership.join(b"x", strange)
 
 
 def test_one_too_many() -> None:
-    roster = Roster(2, first=2, each=2)
-    assert roster.join(b"a", hello()) == ""
-    assert "all 2 workers that the session wants" in roster.join(b"b", hello())
-    assert roster.leave(b"b") is None
+    membership = Membership(2, first=2, each=2)
+    assert membership.join(b"a", hello()) == ""
+    assert "all 2 workers that the session wants" in membership.join(b"b", hello())
+    assert membership.leave(b"b") is None
 
 
 def test_who_leaves_before_all_are_there_may_come_again() -> None:
-    roster = Roster(4, first=2, each=2)
-    roster.join(b"a", hello(rank=1))
-    roster.leave(b"a")
-    assert roster.missing() == 4
-    assert roster.join(b"c", hello(rank=1)) == ""
-    roster.validate()
+    membership = Membership(4, first=2, each=2)
+    membership.join(b"a", hello(rank=1))
+    membership.leave(b"a")
+    assert membership.missing() == 4
+    assert membership.join(b"c", hello(rank=1)) == ""
+    membership.validate()
 
 
 def test_who_leaves_later_is_still_known() -> None:
-    roster = Roster(2, first=2, each=2)
-    roster.join(b"a", hello())
-    assert roster.leave(b"a") is not None
-    party = roster.party_of(3)
-    assert party is not None
-    assert party.node == b"a"
-    assert roster.party_of(1) is None
+    membership = Membership(2, first=2, each=2)
+    membership.join(b"a", hello())
+    assert membership.leave(b"a") is not None
+    member = membership.member_of(3)
+    assert member is not None
+    assert member.node == b"a"
+    assert membership.member_of(1) is None
 
 
 def test_devices() -> None:
-    roster = Roster(8, first=0, each=2)
-    roster.join(b"a", hello(gpus=2, workers=3))
-    roster.join(b"b", hello(gpus=4, workers=1, local_rank=3))
-    roster.join(b"c", hello(workers=2, gpus=2, devices=["cpu"]))
-    roster.join(b"d", hello(workers=2))
-    named = [party.device_names(None) for party in roster.parties.values()]
+    membership = Membership(8, first=0, each=2)
+    membership.join(b"a", hello(gpus=2, workers=3))
+    membership.join(b"b", hello(gpus=4, workers=1, local_rank=3))
+    membership.join(b"c", hello(workers=2, gpus=2, devices=["cpu"]))
+    membership.join(b"d", hello(workers=2))
+    named = [member.device_names(None) for member in membership.members.values()]
     assert named == [["cuda:0", "cuda:1", "cuda:0"], ["cuda:3"], ["cpu"] * 2, ["cpu"] * 2]
-    assert roster.parties[b"a"].device_names("cpu") == ["cpu"] * 3
+    assert membership.members[b"a"].device_names("cpu") == ["cpu"] * 3
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,569 @@
+"""The controller's side of a session's worker processes: sends commands, and receives on a thread.
+
+A `WorkerConnections` knows no session, so that a session nobody holds can be collected. What guards
+or owns its state:
+
+- the session's lock guards sending of commands: the `RemoteChannel`s, `_forget`, the numbers of
+  tickets; the cork guards commands held back, which worker 0's thread may send too
+- the reader thread alone writes `states`, `heard_at`, `lost`, `last_output`, and calls services
+- `_tickets` is a dict of which single operations are used; `_changed` guards nothing but waiting
+
+Worker 0 is a thread of this process, and services are called for it on that thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import re
+import threading
+import time
+import traceback
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from ...runtime import serialize
+from ...runtime.actions import Command, DiscoAction, site_text
+from ...runtime.channel import ThreadChannel, Ticket
+from ...runtime.failures import Failure
+from ...runtime.link import SERVICES, Dispatcher, Service, WorkerState
+from ...runtime.probes import SERVICE as PROBES
+from ...runtime.worker import Worker
+from ...transport.frame import Frame, FrameError, bundle, unpack
+from .. import output
+from . import messages
+from .interface import Transport
+
+_TICK = 0.05  # seconds after which services are asked whether something is due, at the latest
+_OF_OURS = re.compile(r"^Extension modules: |/discolab/(runtime|engines|worker\.py)|<frozen runpy>")
+_LAST_LINES = 12  # of what a worker has put out, in its exit reason
+_MOST_HELD = 200  # commands held back
+_RECENT = 64  # calls of a worker kept for its exit reason
+_running: weakref.WeakSet[WorkerConnections] = weakref.WeakSet()
+_CALL_PACKED = int(DiscoAction.CALL_PACKED)
+_WORKER_0_ONLY = (DiscoAction.COPY_FROM_WORKER0, DiscoAction.COPY_TO_WORKER0)
+
+
+class WorkerProcesses(Protocol):
+    """The processes of a session's workers, as the engine that has started them knows them.
+
+    It must not hold the session. Its methods may be called on any thread, unless they say else.
+
+    Attributes
+    ----------
+    connections
+        Set by them.
+    """
+
+    connections: WorkerConnections
+
+    def exit_reason(self, rank: int) -> str:
+        """What became of a worker's process: ``was killed by SIGKILL``; on the reader thread."""
+
+    def frozen(self, rank: int, seconds: float) -> str:
+        """Why a worker may have been silent so long; "" if that is no reason to worry."""
+
+    def end(self, wait: bool = True) -> None:
+        """End all processes that are left, with what they have started; may be called again."""
+
+
+class RemoteChannel:
+    """The controller's end of the channel of one remote worker; see runtime/channel.py."""
+
+    copies = True
+
+    def __init__(self, rank: int, connections: WorkerConnections) -> None:
+        self.rank = rank
+        self.sent = 0
+        self.done = 0  # as far as is known
+        self._exact = False  # whether that is all of them
+        self.write: Callable[[Frame], object] = _drop
+        self._connections = connections
+        self._recent: deque[tuple[int, str, Any]] = deque(maxlen=_RECENT)
+
+    def send(self, command: Command) -> None:
+        """Queue a command for this worker alone; under the session's lock."""
+        connections = self._connections
+        if command[0] in _WORKER_0_ONLY or self.rank in connections.lost:
+            return
+        frame = messages.pack_command(
+            command, connections.number_of, (), connections.transport.shared
+        )
+        self.note(command)
+        with connections.cork:
+            connections.flush_held()
+            self.write(frame)
+
+    def note(self, command: Command) -> None:
+        """Count a command, and of a call keep what `last_command` may say of it."""
+        self.sent += 1
+        if command[0] == _CALL_PACKED:
+            self._recent.append((self.sent, command[3].text, command[6]))
+
+    def recv(self) -> Command:
+        """Only the worker's end has it."""
+        raise NotImplementedError
+
+    def reply(self, ticket: Any, rank: int, value: Any) -> None:
+        """Only the worker's end has it."""
+        raise NotImplementedError
+
+    def pending(self) -> int:
+        """How many commands the worker has not done, as far as is known."""
+        return self.sent - self.done
+
+    def knows_done(self, count: int) -> None:
+        """The worker is gone, and exactly so many commands were done."""
+        self.done, self._exact = count, True
+
+    def last_command(self) -> str:
+        """What the worker ran last, as far as is known; "" if nothing."""
+        open_ones = [entry for entry in tuple(self._recent) if entry[0] > self.done]
+        if not open_ones:
+            return ""
+        _, text, site = open_ones[0]
+        where = site_text(site)
+        text = f"{text} (called at {where})" if where else text
+        later = len(open_ones) - 1
+        return text if self._exact or not later else f"{text} or one of {later} later calls"
+
+
+def _drop(_frame: Frame) -> None:
+    """Stands for the sender of a worker that is not there."""
+
+
+class WorkerConnections:
+    """The connections to the workers of one session, and what is known of these workers.
+
+    Services are made with it, and may use `num_workers`, `hosts`, `sent`, `lost`, `tell`,
+    `ask_states`, `workers_here` and `exit_text`.
+
+    Attributes
+    ----------
+    states
+        The newest known state of each remote worker, by rank.
+    heard_at
+        When each of them last said anything, on the clock of `time.monotonic`.
+    lost
+        Why a worker's connection ended, by rank; "" if the session has ended it.
+    last_output
+        The last lines that each worker has put out.
+    joined
+        The process ids of the workers that have said that they are ready, by rank.
+    failed
+        Why a worker could not begin, by rank.
+    hosts
+        By rank, equal for workers of one machine; empty: all are on one.
+    """
+
+    def __init__(self, num_workers: int, transport: Transport, processes: WorkerProcesses) -> None:
+        self.num_workers = num_workers
+        self.transport = transport
+        self.channels = {rank: RemoteChannel(rank, self) for rank in range(1, num_workers)}
+        self.services: dict[str, Service] = {}
+        self.states: dict[int, WorkerState] = {}
+        self.heard_at: dict[int, float] = {}
+        self.lost: dict[int, str] = {}
+        self.last_output = {rank: output.LastOutput() for rank in range(num_workers)}
+        self.joined: dict[int, int] = {}
+        self.failed: dict[int, str] = {}
+        self.closing = False
+        self.hosts: list[str] = []
+        self._processes = processes
+        processes.connections = self
+        self._here: dict[int, Worker] = {}
+        self._dispatcher = Dispatcher()  # worker 0's
+        self._tickets: dict[int, tuple[Ticket, list[None]]] = {}
+        self._forget: tuple[int, ...] = ()  # registers, with the next command that goes to all
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="discolab-reader", daemon=True)
+        self.cork = threading.RLock()  # guards `_held`, and the sending of commands
+        self._held: list[Frame] = []
+        self._turn = 0
+        self._flushing = False
+        self._all = tuple(self.channels.values())
+        self._free: deque[tuple[int, int]] = deque()  # buffers to give back: rank, number
+        self._droppers = {rank: partial(self._dropped, rank) for rank in self.channels}
+        self.idle = False  # whether worker 0 waits for a command
+        self._look_at = 0.0  # when services are asked next whether something is due
+        self._stopped = False
+        self._when_dropped: Callable[[], None] | None = None
+        transport.receiver = self
+        _running.add(self)
+
+    # -- sending -----------------------------------------------------------------------------
+
+    def send_all(self, command: Command) -> None:
+        """Queue a command for all remote workers; under the session's lock.
+
+        A call is held back for a moment, so that the question that often follows it goes with it:
+        until there is one, or worker 0, which was idle and gets the call next, takes it.
+        """
+        action = command[0]
+        if action in _WORKER_0_ONLY or not self._all:
+            return
+        self._turn += 1
+        frame = messages.pack_command(
+            command, self.number_of, self._forget, self.transport.shared, self._turn
+        )
+        self._forget = ()
+        for channel in self._all:
+            channel.note(command)
+        with self.cork:
+            held = self._held
+            held.append(frame)
+            may_wait = action == _CALL_PACKED and frame.buffer is None
+            # worker 0 says that it is idle no more and then looks: one of us two sees the other
+            if not (may_wait and self.idle and len(held) < _MOST_HELD):
+                self.flush_held()
+
+    def flush_held(self) -> None:
+        """Send what was held back; under the cork."""
+        held = self._held
+        if held:
+            try:
+                self._flushing = True  # worker 0 need not wait for the cork just to find nothing
+                for frame in held if len(held) == 1 else bundle(held):
+                    for channel in self._all:
+                        channel.write(frame)
+            finally:
+                self._flushing = False
+            # not before: after a Ctrl-C above all is sent again, and `turn` sorts it out
+            held.clear()
+
+    def forget(self, ids: Sequence[int]) -> None:
+        """Have the workers forget registers, with the next command; under the session's lock."""
+        self._forget += tuple(ids)
+        if len(self._forget) > messages.MOST_FORGOTTEN:
+            self.flush_forgotten()
+
+    def flush_forgotten(self) -> None:
+        """Have the workers forget them without waiting for a command; under the session's lock."""
+        if self._forget:
+            ids, self._forget = list(self._forget), ()
+            self.send_all((DiscoAction.KILL_REG, 0, ids))
+
+    def number_of(self, ticket: Ticket) -> int:
+        """A ticket's number on its way: its id, as it is kept here until all have replied."""
+        number = id(ticket)
+        if number not in self._tickets:
+            remote = [None] * (len(ticket.asked) - (0 in ticket.asked))
+            self._tickets[number] = ticket, remote
+        return number
+
+    def control(self, rank: int, kind: int, *contents: Any) -> None:
+        """Send a message to a worker's link; any thread."""
+        if rank not in self.lost and not self._stopped:
+            self.transport.control(
+                rank, messages.pack_message(kind, *contents, shared=self.transport.shared)
+            )
+
+    def tell(self, rank: int, service: str, value: Any) -> None:
+        """Say something to a service's handler on a worker; any thread."""
+        if rank in self._here:
+            self._dispatcher.dispatch(self._here[rank], service, value)
+        else:
+            self.control(rank, messages.SAY, service, value)
+
+    def ask_states(self, ranks: Iterable[int]) -> None:
+        """Ask workers what they do; the answers come as `states`, and to the services."""
+        for rank in ranks:
+            if rank in self.channels:
+                self.control(rank, messages.ASK_STATE)
+            elif rank in self._here:
+                worker = self._here[rank]
+                self._take_state(rank, worker.state(worker.executed))
+
+    @property
+    def sent(self) -> dict[int, int]:
+        """How many commands each remote worker was sent."""
+        return {rank: channel.sent for rank, channel in self.channels.items()}
+
+    # -- worker 0 ----------------------------------------------------------------------------
+
+    def adopt(self, worker: Worker, channel: ThreadChannel) -> None:
+        """Take in the worker that is a thread of this process, before it starts."""
+        get = channel.recv
+
+        def recv() -> Command:
+            self.idle = True
+            command = get()
+            self.idle = False
+            if self._held and not self._flushing:  # see `send_all`
+                with self.cork:
+                    self.flush_held()
+            return command
+
+        channel.recv = recv  # type: ignore[assignment]
+        self._here[worker.worker_id] = worker
+        worker.link = _LinkHere(worker.worker_id, self)
+
+    def workers_here(self) -> dict[int, Worker]:
+        """The workers of this process, by rank."""
+        return dict(self._here)
+
+    def listen(self, service: str, handler: Callable[[Any], None]) -> None:
+        """Of worker 0: see `Link`."""
+        self._dispatcher.listen(service, handler)
+
+    # -- receiving ---------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Make the services, and start the reader thread."""
+        for name, make in SERVICES.items():
+            self.services[name] = make(self)
+        self._thread.start()
+
+    def processes_started(self) -> None:
+        """All processes are there, or will connect: commands can be sent to them."""
+        for channel in self._all:
+            channel.write = self.transport.sender(channel.rank)
+
+    def wait_until(self, ready: Callable[[], bool], timeout: float) -> bool:
+        """Wait until something that comes in makes `ready()` true; Ctrl-C ends it."""
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while not ready():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._changed.wait(min(left, 0.05))
+        return True
+
+    def stop(self) -> None:
+        """End the reader thread and close the connections."""
+        self._stopped = True
+        self.transport.loop.wake()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(5)
+        for service in self.services.values():
+            service.close()
+        self._tickets.clear()
+        self.transport.close()
+
+    def end_later(self) -> None:
+        """The session is gone: have the workers end when they are done, and then everything here.
+
+        Takes no lock, so that a finalizer may call it.
+        """
+        if not self.closing:
+            self._when_dropped = partial(self._processes.end, wait=False)
+            self.transport.loop.wake()
+
+    def leave(self) -> None:
+        """This process was forked from the controller's: never touch the connections again."""
+        self.closing = self._stopped = True
+        for channel in self._all:
+            channel.write = _drop
+        self._held = []
+        _running.discard(self)
+
+    def look_soon(self) -> None:
+        """Have services asked now whether something is due; any thread."""
+        self._look_at = 0.0
+        self.transport.loop.wake()
+
+    def _run(self) -> None:
+        """Body of the reader thread."""
+        turn = self.transport.loop.turn
+        while not self._stopped:
+            if self._when_dropped is not None and self._end_dropped(self._when_dropped):
+                return
+            try:
+                turn(max(0.0, self._look_at - time.monotonic()))
+                if self._free:
+                    self._give_back()
+                if time.monotonic() >= self._look_at:
+                    self._look()
+            except Exception:
+                if self._stopped:
+                    return
+                traceback.print_exc()  # a fault of ours; the session goes on
+
+    def _end_dropped(self, end: Callable[[], None]) -> bool:
+        """Of a session that was dropped, end what is done; whether that is everything."""
+        if not self.closing:
+            self.closing = True
+            self.send_all((DiscoAction.SHUTDOWN, 0))
+        if len(self.lost) < len(self.channels):
+            return False
+        end()
+        self.stop()
+        return True
+
+    def _dropped(self, rank: int, number: int) -> None:
+        """Nothing of a worker's buffer is held here any more; in a finalizer."""
+        if self._stopped:
+            return
+        self._free.append((rank, number))
+        self.transport.loop.wake()
+
+    def _give_back(self) -> None:
+        numbers: dict[int, list[int]] = {}
+        while self._free:
+            rank, number = self._free.popleft()
+            numbers.setdefault(rank, []).append(number)
+        for rank, freed in numbers.items():
+            self.control(rank, messages.FREE, freed)
+
+    def _look(self) -> None:
+        """Have services look whose time has come, and set `_look_at` to when the next one does."""
+        look_at = time.monotonic() + _TICK
+        for service in tuple(self.services.values()):
+            due = service.next_look()
+            if due is not None and due <= time.monotonic():
+                service.look()
+                due = service.next_look()
+            if due is not None:
+                look_at = min(look_at, due)
+        self._look_at = look_at
+
+    def received(self, rank: int, data: Any, fd: int | None) -> None:
+        """See `Receiver`."""
+        self.heard_at[rank] = time.monotonic()
+        try:
+            done = messages.unpack_done(data)
+            if done is not None:
+                self.channels[rank].done = done[1]
+                self._deliver(rank, done[0], [])
+            else:
+                self._take(rank, serialize.decode(*unpack(data, fd, self._droppers[rank])))
+        except (FrameError, serialize.ProtocolError) as exc:
+            self._lose(rank, f"said something that is no message of ours ({exc})")
+        except Exception:
+            if not self._stopped:
+                traceback.print_exc()  # a fault of ours; the session goes on
+
+    def written(self, rank: int, data: bytes) -> None:
+        """See `Receiver`."""
+        self.put_out(rank, self.last_output[rank].decode(data))
+
+    def ended(self, rank: int) -> None:
+        """See `Receiver`."""
+        self._lose(rank)
+
+    def _take(self, rank: int, message: Any) -> None:
+        kind, channel = message[0], self.channels[rank]
+        if kind == messages.REPLY:
+            _, number, channel.done, value = message
+            self._deliver(rank, number, value)
+            return
+        if kind == messages.TELL:
+            service = self.services.get(message[1])
+            if service is not None:
+                service.receive(rank, serialize.open_all(message[2]))
+                if message[1] == PROBES:
+                    self.notify()
+        elif kind == messages.OUTPUT:
+            channel.done = max(channel.done, message[2])
+            self._put_out(rank, serialize.open_all(message[1]))
+        elif kind == messages.STATE:
+            state: WorkerState = message[1]
+            channel.done = max(channel.done, state.received - state.busy)
+            self._take_state(rank, state)
+            self.notify()
+        elif kind == messages.HELLO:
+            self.joined[rank] = message[1]
+            self.notify()
+        elif kind == messages.FAILED:
+            self.failed[rank] = message[1]
+            self.notify()
+        self._look_at = 0.0  # a service may have something due now
+
+    def _take_state(self, rank: int, state: WorkerState) -> None:
+        self.states[rank] = state
+        for service in tuple(self.services.values()):
+            service.state(rank, state)
+
+    def _deliver(self, rank: int, number: int, value: Any) -> None:
+        """Give a reply to the thread that waits for it."""
+        entry = self._tickets.get(number)
+        if entry is None:
+            return
+        ticket, remote = entry
+        try:
+            value = serialize.open_all(value)
+        except BaseException as exc:
+            value = Failure.from_exception(rank, "fetching a value", "", exc)
+            value.message = f"what came can't be unpickled here: {value.message}"
+            value.details = ()
+        remote.pop()
+        if not remote:
+            del self._tickets[number]
+        ticket.deliver(rank, value)
+
+    def notify(self) -> None:
+        """Have `wait_until` look again; any thread."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def put_out(self, rank: int, text: str) -> None:
+        """Show what a worker has printed; on the reader thread."""
+        if text:
+            self._put_out(rank, [("stdout", text)])
+            self._look_at = 0.0
+
+    def _put_out(self, rank: int, items: list[Any]) -> None:
+        for item in items:
+            if item[0] != "display":
+                self.last_output[rank].add(item[1])
+        self.services["output"].receive(rank, items)
+
+    # -- health ------------------------------------------------------------------------------
+
+    def _lose(self, rank: int, why: str = "") -> None:
+        """A worker is gone; on the reader thread."""
+        if rank in self.lost:
+            return
+        self.lost[rank] = why if self.closing or why else self._processes.exit_reason(rank)
+        for service in tuple(self.services.values()):
+            service.lost(rank)
+        self._look_at = 0.0
+        self.notify()
+
+    def exit_text(self, rank: int) -> str:
+        """Why a worker is gone, what it ran last, and what it said last."""
+        text = f"worker {rank} {self.lost[rank] or 'has ended'}"
+        last = self.channels[rank].last_command()
+        if last:
+            text += f" while it ran {last}"
+        lines = [line for line in self.last_output[rank].lines() if not _OF_OURS.search(line)]
+        if lines:
+            text += "; its last output:\n" + "\n".join(
+                f"    {line}" for line in lines[-_LAST_LINES:]
+            )
+        return text
+
+
+@atexit.register
+def report_no_deaths() -> None:
+    """This process ends, and its workers with it: do not report that any more."""
+    for connections in list(_running):
+        connections.closing = connections._stopped = True
+        connections.transport.loop.wake()
+
+
+class _LinkHere:
+    """The link of worker 0; see `runtime.link.Link`."""
+
+    host = "127.0.0.1"
+
+    def __init__(self, rank: int, connections: WorkerConnections) -> None:
+        self._rank, self._connections = rank, connections
+        self._told_in = -1
+        self.listen = connections.listen
+
+    def tell(self, service: str, value: Any) -> None:
+        self._told_in = self._connections.workers_here()[self._rank].executed
+        receiver = self._connections.services.get(service)
+        if receiver is not None:
+            receiver.receive(self._rank, value)
+
+    def call_failed(self, ordinal: int) -> None:
+        if self._told_in == ordinal:
+            self._connections.ask_states([self._rank])
+
+    def flush_waiting(self) -> None:
+        pass  # it goes where the controller's own goes, at once
