@@ -176,7 +176,7 @@ class Children:
         return {n: process_state(pid) for n, pid in self.pids.items() if n not in self.codes}
 
     def end(self) -> None:
-        """End all of them, with what they have started; nobody asks for their output any more."""
+        """End all of them, with what they have started, and release their output."""
         for number, pid in self.pids.items():
             server = self._servers[number]
             try:

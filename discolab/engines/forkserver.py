@@ -13,7 +13,7 @@ Requests and answers are JSON in a frame, one answer a request, each with the re
     {"ended": [pid, …]}                   {"ended": {pid: exit code}}   those that have ended
     {"kill": pid}                         {"killed": true}     its process group, by SIGKILL
 
-A process that is about to end is waited for a moment before its status is told.
+For a status the server waits a moment, as a process may be about to end.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ class _Server:
             self._reap()
             if not poll.poll(200):
                 if not self.alive and time.monotonic() - self.since > self.linger:
-                    self.socket.close()  # who asks for a worker now starts another server
+                    self.socket.close()  # a session that asks now starts another server
                     return
                 continue
             received = self.socket.recv()

@@ -4,11 +4,11 @@
   Python thread of another worker.
 - torch's number of threads for threads to come, which the workers' own setting changes.
 - All that the table of `isolation` lists.
-- A keeper thread that sends the registers nobody holds any more when no command does.
+- A housekeeper thread that sends the registers nobody holds any more when no command does.
 
-All of it lasts as long as one worker thread lives. `_lock` guards `_threads`, `_rest`, `_before`
+All of it lasts as long as one worker thread lives. `_lock` guards `_threads`, `_ending`, `_before`
 (what was there) and what of the table is installed. Nothing here runs in a finalizer, so a
-dropped session is noticed by the keeper.
+dropped session is noticed by the housekeeper.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from ..runtime.worker import (
 )
 
 SWITCH_INTERVAL = 0.0005  # seconds; 50 us was erratic, 5 ms (Python's own) slow
-_KEEPER_PERIOD = 0.25  # seconds
+_PERIOD = 0.25  # seconds
 
 _lock = threading.RLock()
-_rest = threading.Event()  # set: the keeper ends
+_ending = threading.Event()  # set: the housekeeper ends
 _threads: list[threading.Thread] = []
 _before: dict[str, Any] = {}
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -90,12 +90,14 @@ def hold(session: Session | None, threads: Iterable[threading.Thread]) -> None:
 
 def _begin() -> None:
     """The first worker of the process is about to begin; under the lock."""
-    global _rest
+    global _ending
     _before["interval"] = sys.getswitchinterval()
     _before["num_threads"] = torch.get_num_threads()
     sys.setswitchinterval(SWITCH_INTERVAL)
-    _rest = threading.Event()
-    threading.Thread(target=_keep, args=(_rest,), name="discolab-keeper", daemon=True).start()
+    _ending = threading.Event()
+    threading.Thread(
+        target=_keep_house, args=(_ending,), name="discolab-housekeeper", daemon=True
+    ).start()
 
 
 def settle() -> bool:
@@ -107,17 +109,17 @@ def settle() -> bool:
         if abs(sys.getswitchinterval() - SWITCH_INTERVAL) < 1e-6:
             sys.setswitchinterval(_before["interval"])
         table.uninstall()
-        _rest.set()
+        _ending.set()
         return True
 
 
-def _keep(rest: threading.Event) -> None:
-    """Body of the keeper: tidy up a few times a second until no worker lives.
+def _keep_house(rest: threading.Event) -> None:
+    """Body of the housekeeper: tidy up a few times a second until no worker lives.
 
-    A session made after that starts a keeper of its own, with an event of its own.
+    A session made after that starts a housekeeper of its own, with an event of its own.
     """
     bind_thread(None)
-    while not rest.wait(_KEEPER_PERIOD):
+    while not rest.wait(_PERIOD):
         for session in list(_sessions):
             session.forget_dropped()
             del session
@@ -127,10 +129,10 @@ def _keep(rest: threading.Event) -> None:
 
 
 def _in_child() -> None:
-    """A forked child has no worker and no keeper: put all back, so that it can have its own."""
-    global _lock, _rest
+    """A forked child has no worker and no housekeeper: put all back, so it can have its own."""
+    global _lock, _ending
     _lock = threading.RLock()  # another thread may have held them
-    _rest = threading.Event()
+    _ending = threading.Event()
     _sessions.clear()
     forked_in = current_worker_or_none()
     shared = forked_in is not None and not has_own_process(forked_in)

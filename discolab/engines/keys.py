@@ -1,8 +1,8 @@
 """The keys with which a session and its nodes know each other: one private file.
 
 The file is made on first use, and readable by its owner alone. It holds two CURVE key pairs, one
-for sessions and one for whoever connects to them: who has the file can drive the workers of
-sessions that use it, and nobody else can. Copy it to other machines of yours, never to others.
+for sessions and one for processes that connect to them: a user with the file can drive the workers
+of sessions that use it, and nobody else can. Copy it to other machines of yours, never to others.
 """
 
 from __future__ import annotations
@@ -73,22 +73,22 @@ def load_keys(path: str | os.PathLike[str] | None = None, make: bool = True) -> 
         ) from None
 
 
-def _check_private(file: Path, found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode):
+def _check_private(file: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
         raise DiscoError(f"the key file {file} is no regular file")
     if os.name != "posix":
         return
-    if os.geteuid() != 0 and found.st_uid not in (os.geteuid(), 0):
-        raise DiscoError(f"the key file {file} belongs to another user (uid {found.st_uid})")
-    if found.st_mode & 0o077:
+    if os.geteuid() != 0 and status.st_uid not in (os.geteuid(), 0):
+        raise DiscoError(f"the key file {file} belongs to another user (uid {status.st_uid})")
+    if status.st_mode & 0o077:
         raise DiscoError(
             f"the key file {file} can be read or written by others (mode "
-            f"{stat.S_IMODE(found.st_mode):03o}); make it private: chmod 600 {file}"
+            f"{stat.S_IMODE(status.st_mode):03o}); make it private: chmod 600 {file}"
         )
 
 
 def _make(file: Path) -> None:
-    """Make the file as a whole or not at all; the first of several who do so at once wins."""
+    """Make the file as a whole or not at all; of several processes at once the first wins."""
     text = json.dumps({"about": _ABOUT, **Keys.fresh().as_dict()}, indent=2) + "\n"
     draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     try:

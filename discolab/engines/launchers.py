@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# names of rank, number of processes, rank on this machine; who starts others comes first, because
-# what it starts inherits the rest: mpirun under Slurm has Slurm's variables too
+# names of rank, number of processes, rank on this machine; a launcher that another one may have
+# started comes first, because it inherits the rest: mpirun under Slurm has Slurm's variables too
 _NAMES = (
     ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
     ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -43,8 +43,7 @@ def place_of(environ: Mapping[str, str]) -> Place | None:
     True
     """
     for launcher, *names in _NAMES:
-        found = [_number(environ.get(name)) for name in names]
-        rank, size, local_rank = found
+        rank, size, local_rank = (_number(environ.get(name)) for name in names)
         if rank is not None and size is not None and rank < size:
             return Place(launcher, rank, size, local_rank or 0)
     return None

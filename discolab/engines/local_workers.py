@@ -92,22 +92,14 @@ class LocalWorkers:
 
     def status(self) -> list[WorkerStatus]:
         """What each does now."""
-        found = []
+        statuses = []
         for worker, thread in zip(self.workers, self.threads, strict=True):
             state, detail, seconds = worker.doing()
             if not thread.is_alive() and state != "ended":
                 state, detail = "dead", ""
-            found.append(
-                WorkerStatus(
-                    worker.worker_id,
-                    str(worker.device),
-                    state,
-                    detail,
-                    seconds,
-                    worker.channel.pending(),
-                )
-            )
-        return found
+            rank, device, queued = worker.worker_id, str(worker.device), worker.channel.pending()
+            statuses.append(WorkerStatus(rank, device, state, detail, seconds, queued))
+        return statuses
 
     def interrupt(self) -> None:
         """Begin an interrupt of all."""

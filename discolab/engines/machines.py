@@ -51,18 +51,18 @@ def look_for_session(host: str, port: int, timeout: float) -> str:
     why = "nobody answers"
     try:
         with socket.create_connection((host, port), timeout) as sock:
-            found, why = b"", "somebody listens there, and says nothing"
-            while len(found) < 10:
+            greeting, why = b"", "somebody listens there, and says nothing"
+            while len(greeting) < 10:
                 sock.settimeout(max(0.01, deadline - time.monotonic()))
-                more = sock.recv(10 - len(found))
+                more = sock.recv(10 - len(greeting))
                 if not more:
                     return "it closes the connection at once"
-                found += more
+                greeting += more
     except TimeoutError:
         return why
     except OSError as exc:
         return exc.strerror or str(exc)
-    return "" if found[0] == 0xFF and found[9] == 0x7F else NO_SESSION
+    return "" if greeting[0] == 0xFF and greeting[9] == 0x7F else NO_SESSION
 
 
 def count_gpus() -> int:
@@ -106,9 +106,9 @@ def endpoint_of(host: str, port: int) -> str:
     OSError
         If there is no such host.
     """
-    found = socket.getaddrinfo(host, port or None, type=socket.SOCK_STREAM)
-    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
-    address = str(found[0][4][0])
+    addresses = socket.getaddrinfo(host, port or None, type=socket.SOCK_STREAM)
+    addresses.sort(key=lambda entry: entry[0] != socket.AF_INET)
+    address = str(addresses[0][4][0])
     name = f"[{address}]" if ":" in address else address
     return f"tcp://{name}:{port or '*'}"
 

@@ -62,7 +62,7 @@ class Member:
     local_rank
         Of its first worker among those of its machine, as far as GPUs go.
     devices
-        What it was told to use; None: the GPUs in turn.
+        What it is to use; None: the GPUs in turn.
     ranks
         Of its workers, empty until all members have come.
     """
@@ -111,7 +111,7 @@ class Membership:
     first
         The rank of the first of them.
     each
-        How many a node brings that was not told a number.
+        How many a node brings for which no number was given.
     """
 
     def __init__(self, wanted: int, first: int, each: int) -> None:
@@ -123,7 +123,7 @@ class Membership:
     def join(self, node: bytes, hello: dict[str, Any]) -> str:
         """A process says what it is and brings; "" if it is taken in, else why not.
 
-        Whatever a node says is looked at, so that another version's hello is an error in words.
+        All of the hello is checked, so that another version's is an error in words.
         """
         try:
             member, theirs = _member(node, hello, self.each)
@@ -247,7 +247,7 @@ class Nodes:
     wanted
         How many workers the nodes bring, all together.
     each
-        How many a node brings that was not told a number.
+        How many a node brings for which no number was given.
 
     Attributes
     ----------
@@ -281,7 +281,7 @@ class Nodes:
         self._heard[node] = time.monotonic()
         if "hello" in message and isinstance(message["hello"], dict):
             if self.connections.closing:
-                return  # who comes now is for the next session at this address
+                return  # a node that comes now is for the next session at this address
             with self._lock:
                 why = self._membership.join(node, message["hello"])
             self.transport.tell_node(node, {"refused": why} if why else {"taken": True})

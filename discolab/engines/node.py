@@ -138,7 +138,7 @@ class Node:
             self._hello["reached"] = split_endpoint(self._endpoint)[0]
             self._tell({"hello": self._hello})
             code = self._serve()
-            linger = 0  # nobody hears what was said since
+            linger = 0  # the session does not receive any more
             return code
         except (KeyboardInterrupt, SystemExit) as exc:
             why = "was stopped by SIGTERM" if isinstance(exc, SystemExit) else "was stopped"
@@ -155,7 +155,7 @@ class Node:
 
     def _await_session(self, wait: float) -> None:
         deadline = time.monotonic() + wait
-        told = False
+        said = False
         while True:
             left = max(0.1, deadline - time.monotonic())
             why = look_for_session(self._host, self._port, min(left, WITHIN))
@@ -168,8 +168,8 @@ class Node:
                     f"no session at {self._shown} within {wait:g} s ({why}): is the address right, "
                     "and the port open in the firewall?"
                 )
-            if not told:
-                told = True
+            if not said:
+                said = True
                 self._say(f"waiting for a session at {self._shown} ({why})")
             time.sleep(_AGAIN)
 

@@ -26,7 +26,7 @@ from .ray_actors import Actors, Slot, gpu_places, seen_here
 from .ray_cluster import Cluster, join, leave
 from .remote_session import HEARTBEAT, START_TIMEOUT, Progress, RemoteSession
 
-_LOOK = 0.2  # seconds between two looks at who is missing
+_LOOK = 0.2  # seconds between two checks which actors are missing
 
 
 class RaySession(RemoteSession):
@@ -87,7 +87,7 @@ class RaySession(RemoteSession):
     ) -> None:
         num_workers, num_groups = check_world(num_workers, num_groups)
         wanted = _kind(num_workers, devices)
-        Slot(num_cpus, 1 if num_gpus is None else num_gpus)  # what does not fit is told at once
+        Slot(num_cpus, 1 if num_gpus is None else num_gpus)  # an error in them is raised at once
         checked_endpoint(host or "127.0.0.1", port)
         began = time.monotonic()
         cluster = join(address, num_workers, start_timeout, progress or _say_nothing)
@@ -244,8 +244,8 @@ class RaySession(RemoteSession):
         ours, theirs = os.pipe()
         self._texts.append(theirs)
         self._transport.watch_text(rank, ours)
-        found = os.fstat(theirs)
-        return f"/proc/{os.getpid()}/fd/{theirs}", found.st_dev, found.st_ino
+        status = os.fstat(theirs)
+        return f"/proc/{os.getpid()}/fd/{theirs}", status.st_dev, status.st_ino
 
     def _workers_here(self) -> int:
         return self.hosts.count(machine())
@@ -261,12 +261,11 @@ def _kind(num_workers: int, devices: Any) -> str | None:
     """
     if devices is None:
         return None
-    one = isinstance(devices, str | torch.device)
-    found = {(d.type, d.index) for d in place_workers(num_workers, devices)}
-    given = [parse_device(name) for name in ([devices] if one else devices)]
+    kinds = {device.type for device in place_workers(num_workers, devices)}
+    names = [devices] if isinstance(devices, str | torch.device) else devices
+    given = [parse_device(name) for name in names]
     if any(device is not None and device.index is not None for device in given):
         raise ArgumentError("Ray chooses the GPUs: say devices='cuda', not which")
-    kinds = {kind for kind, _ in found}
     if len(kinds) > 1:
         raise ArgumentError("with Ray all workers compute on GPUs, or all on the CPU")
     return kinds.pop()
@@ -277,9 +276,9 @@ def _best_kind(cluster: Cluster) -> str:
     return "cuda" if has and torch.cuda.is_available() else "cpu"
 
 
-def _check_versions(found: list[dict[str, Any]]) -> None:
+def _check_versions(answers: list[dict[str, Any]]) -> None:
     ours = versions()
-    for facts in found:
+    for facts in answers:
         for name, version in ours.items():
             if facts["versions"].get(name) != version:
                 raise DiscoError(

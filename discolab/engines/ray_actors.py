@@ -29,7 +29,7 @@ _FREE_WITHIN = 5.0  # seconds that Ray may take to free their slots
 _ASK_EVERY = 3.0  # seconds between two questions what a process does
 _ANSWER = 5.0  # seconds that the answer may take
 
-_ENDED = "has ended"  # the fate of an actor that was told to
+_ENDED = "has ended"  # the fate of an actor that ended because the session did
 
 Bundle = dict[str, float]
 

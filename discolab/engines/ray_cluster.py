@@ -161,9 +161,9 @@ def import_ray() -> Any:
     ArgumentError
         If it is not there.
     """
-    # in a notebook, that ipywidgets are not installed is nothing to be told here
+    # a notebook without ipywidgets is no reason for a warning here
     logging.getLogger("ray.widgets.util").setLevel(logging.WARNING)
-    # that actors have died is told by us; where the program has imported Ray before, by both
+    # we report dead actors; where the program has imported Ray before, Ray does too
     mute = _MUTE.keys() - os.environ.keys()
     os.environ.update({name: _MUTE[name] for name in mute})
     try:
@@ -189,10 +189,10 @@ def in_short(exc: BaseException) -> str:
     """What Ray says, in a line or two: the reason comes after the facts."""
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
     reasons = [line for line in lines if "because" in line or "exit" in line.lower()]
-    words = " ".join((reasons or lines or [type(exc).__name__])[-1].split())
+    text = " ".join((reasons or lines or [type(exc).__name__])[-1].split())
     for guesses in (" Some common causes", " There are some potential"):
-        words = words.partition(guesses)[0]
-    return words if len(words) <= _MOST_WORDS else words[: _MOST_WORDS - 1] + "…"
+        text = text.partition(guesses)[0]
+    return text if len(text) <= _MOST_WORDS else text[: _MOST_WORDS - 1] + "…"
 
 
 # -- joining ---------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ def _enter(ray: Any, address: str | None, slots: int, timeout: float, say: Say) 
 
 
 def _check_answers(where: str, deadline: float) -> None:
-    """Whether somebody answers there: Ray itself would try for minutes, and say so each time."""
+    """Check that a server answers there: Ray itself would try for minutes, and log each attempt."""
     try:
         host, port = split_endpoint(where.removeprefix("ray://").partition("/")[0])
         socket.create_connection((host, port), max(_TICK, deadline - time.monotonic())).close()

@@ -89,8 +89,8 @@ def _is_rays(name: str) -> bool:
 def _lead_text(path: str, device: int, inode: int) -> None:
     """Have descriptors 1 and 2 lead to the session; else what is written is in Ray's logs."""
     try:
-        found = os.stat(path)
-        if (found.st_dev, found.st_ino) != (device, inode):
+        status = os.stat(path)
+        if (status.st_dev, status.st_ino) != (device, inode):
             return  # the same number means another process where this one runs
         fd = os.open(path, os.O_WRONLY)
     except OSError:

@@ -96,7 +96,7 @@ class RemoteSession(Session):
         """Start all workers, and wait until they are there; on any failure end them all."""
         connections = self._connections
         try:
-            # a session that is dropped lets its workers do what is queued; nobody waits for that
+            # the workers of a dropped session do what is queued, and end
             weakref.finalize(self, connections.end_later)
             connections.start()
             self._start_processes()
@@ -153,7 +153,7 @@ class RemoteSession(Session):
             self._progress(text)
 
     def _starting(self, missing: set[int], seconds: float) -> str:
-        """A line for people about who is there and who is missing."""
+        """A line for people about which workers are ready and which are missing."""
         ready = self.num_workers - len(missing)
         return (
             f"starting {self.num_workers} workers: {ready} ready, waiting for "
@@ -232,12 +232,12 @@ class RemoteSession(Session):
         number = probes.open()
         for rank in asked:
             connections.tell(rank, PROBES, (number, name, args))
-        found = super().look(func, *args, ranks=ranks)
+        values = super().look(func, *args, ranks=ranks)
         connections.wait_until(
             lambda: all(probes.has(number, rank) or rank in connections.lost for rank in asked),
             timeout,
         )
-        return dict(sorted({**found, **probes.take(number)}.items()))
+        return dict(sorted({**values, **probes.take(number)}.items()))
 
     def _status_of(self, rank: int) -> WorkerStatus:
         connections, device = self._connections, str(self._devices[rank])
@@ -283,12 +283,12 @@ class RemoteSession(Session):
 
     def _look_up(self, name: str, site: Site) -> Register:
         """As in `Session`; what is registered here only is sent along."""
-        found = functions.registered(name)
-        if found is not None and self._registered.get(name) is not found:
-            there = name.startswith("runtime.") and functions.is_own(found)
+        function = functions.registered(name)
+        if function is not None and self._registered.get(name) is not function:
+            there = name.startswith("runtime.") and functions.is_own(function)
             if not there or name in self._registered:
-                self.call_without_result(functions.register_there, name, found)
-                self._registered[name] = found
+                self.call_without_result(functions.register_there, name, function)
+                self._registered[name] = function
         return super()._look_up(name, site)
 
     def _forget(self, ids: tuple[int, ...]) -> None:
@@ -338,9 +338,9 @@ class RemoteSession(Session):
         connections = self._connections
         lost = sorted(rank for rank, why in connections.lost.items() if why)
         if lost:
-            told = "\n".join(connections.exit_text(rank) for rank in lost[:4])
+            texts = "\n".join(connections.exit_text(rank) for rank in lost[:4])
             raise DiscoError(
-                f"{told}\nThe session can't go on: make a new one (in a notebook: %disco_restart)"
+                f"{texts}\nThe session can't go on: make a new one (in a notebook: %disco_restart)"
             )
         now = time.monotonic()
         for rank, heard in sorted(connections.heard_at.items(), key=lambda item: item[1]):
@@ -389,7 +389,7 @@ _sessions: weakref.WeakSet[RemoteSession] = weakref.WeakSet()
 
 
 def _in_child() -> None:
-    """A forked child has copies of our lines: what it says there is taken for its parent's."""
+    """A forked child has copies of our connections: what it sends would pass for its parent's."""
     for session in list(_sessions):
         session._closed = True
         session._connections.leave()

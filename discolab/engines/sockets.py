@@ -27,7 +27,7 @@ from .membership import Nodes
 from .placement import check_world, place_workers
 from .remote_session import HEARTBEAT, START_TIMEOUT, Progress, RemoteSession
 
-_LOOK = 0.2  # seconds between two looks at who is missing
+_LOOK = 0.2  # seconds between two checks which nodes are missing
 
 
 class SocketSession(RemoteSession):
@@ -45,13 +45,13 @@ class SocketSession(RemoteSession):
         ``"0.0.0.0"`` for all; by default the loopback interface. Port 0: any that is free.
     key_file
         The keys of the session, None: the user's own (`keys.default_file`), made if they are not
-        there. Whoever connects must have them.
+        there. Every process that connects must have them.
     spawn_nodes
         Start the other nodes on this machine too, to try things out.
     heartbeat, start_timeout
         As for `ProcessSession`; the second counts from when all nodes are there, too.
     progress
-        Called with a line of text on who has joined and who is missing; None: the lines go to
+        Called with a line of text on which nodes have joined and what is missing; None: they go to
         standard error. What is to be run on the other machines is printed.
 
     Raises
@@ -129,9 +129,9 @@ class SocketSession(RemoteSession):
         """What to run on each other machine."""
         host, port = self.address
         name = f"[{host}]" if ":" in host else host
-        words = ["discolab", "node", "--connect", f"tcp://{name}:{port}"]
-        words += ["--key-file", str(self._key_file), "--workers", str(self._here)]
-        return shlex.join(words)
+        arguments = ["discolab", "node", "--connect", f"tcp://{name}:{port}"]
+        arguments += ["--key-file", str(self._key_file), "--workers", str(self._here)]
+        return shlex.join(arguments)
 
     # -- starting ----------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 Processes are numbered from 0. Each has ports of its own, and the address of another one's gives a
 `Connection` to it. A connection carries frames one way; it never loses, repeats or reorders them,
-and never blocks the sender. All is for the thread of the event loop, but for what says otherwise.
+and never blocks the sender. Only the event loop's thread may call what does not say otherwise.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Port(ABC):
 
     @abstractmethod
     def drain(self, sender: int, since: float) -> bool:
-        """Deliver what a process has sent that died at `since`; whether that is all."""
+        """Deliver what a process that died at `since` has sent; gives whether that is all."""
 
     @abstractmethod
     def close(self) -> None:

@@ -11,7 +11,7 @@
              the parts that are here, one after the other
     MANY     the same, of three parts: the body, the sizes of all others, and they in one
     BUNDLE   u32 sizes of several frames, and they one after the other
-    HELLO    who has connected (see `handshake`)
+    HELLO    which peer has connected (see `handshake`)
 
 A *shared buffer* is memory that travels as a file descriptor beside the frame, within one machine:
 what is large is written to it once, sealed where the system can do that, and mapped by the
@@ -40,7 +40,7 @@ import torch
 from ..runtime.errors import DiscoError
 from .loop import PORTABLE
 
-KEEP_FREE = 10.0  # seconds for which a buffer that nobody uses is kept
+KEEP_FREE = 10.0  # seconds for which a free buffer is kept
 INLINE = 16_384  # bytes of one part that still go within a frame
 LARGEST = 60_000  # bytes of a frame that goes with a shared buffer
 MOST_PARTS = 1000  # in the header; more go as one
@@ -225,13 +225,13 @@ def _scatter(parts: list[Any]) -> list[Any]:
     """What `_gather` was given."""
     if len(parts) != 2 or len(parts[0]) % 8:
         raise FrameError("a frame of many parts has no sizes of them")
-    whole, at, found = memoryview(parts[1]), 0, []
+    whole, at, scattered = memoryview(parts[1]), 0, []
     for size in struct.unpack(f"<{len(parts[0]) // 8}Q", parts[0]):
-        found.append(whole[at : at + size])
+        scattered.append(whole[at : at + size])
         at += size + -size % _ALIGN
     if at != len(whole):
         raise FrameError(f"many parts of {at} bytes are in a frame of {len(whole)}")
-    return found
+    return scattered
 
 
 def has_buffer(data: Any) -> bool:
@@ -272,7 +272,7 @@ def _bundle(some: Sequence[bytes]) -> Frame:
 
 
 def unbundle(data: Any) -> list[Any]:
-    """The frames in what has come, one as a rule.
+    """The frames in what was received, one as a rule.
 
     Raises
     ------
@@ -285,13 +285,13 @@ def unbundle(data: Any) -> list[Any]:
     at = _SIZE + 4 * count
     if at > len(data):
         raise FrameError(f"a bundle of {len(data)} bytes claims to have {count} frames")
-    found = []
+    frames = []
     for size in struct.unpack_from(f"<{count}I", data, _SIZE):
-        found.append(data[at : at + size])
+        frames.append(data[at : at + size])
         at += size
     if at != len(data):
         raise FrameError(f"a bundle of {len(data)} bytes has frames of {at} bytes")
-    return found
+    return frames
 
 
 def unload(frame: Frame) -> tuple[bytes, bytes]:

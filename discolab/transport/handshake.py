@@ -57,7 +57,7 @@ def hear_hello(data: bytes, token: bytes) -> Hello | None:
 
 @dataclass(frozen=True)
 class Keys:
-    """Two key pairs, of a server and of whoever connects to it; each key 40 characters (Z85)."""
+    """Two key pairs, of a server and of its clients; each key 40 characters (Z85)."""
 
     session_public: str
     session_secret: str = field(repr=False)
@@ -73,7 +73,7 @@ class Keys:
         return cls(*(key.decode() for pair in pairs for key in pair))
 
     @classmethod
-    def of(cls, found: Any) -> Keys:
+    def of(cls, values: Any) -> Keys:
         """Keys from what was read.
 
         Raises
@@ -84,9 +84,9 @@ class Keys:
         import zmq
 
         names = ("session_public", "session_secret", "node_public", "node_secret")
-        if not isinstance(found, dict) or not all(isinstance(found.get(n), str) for n in names):
+        if not isinstance(values, dict) or not all(isinstance(values.get(n), str) for n in names):
             raise ValueError("it does not hold the four keys")
-        keys = cls(*(found[name] for name in names))
+        keys = cls(*(values[name] for name in names))
         pairs = ((keys.session_public, keys.session_secret), (keys.node_public, keys.node_secret))
         for public, secret in pairs:
             try:

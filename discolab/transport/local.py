@@ -173,9 +173,9 @@ class StreamSocket(LocalSocket):
                 if size > most:
                     raise OSError(errno.EMSGSIZE, "a message is longer than it may be")
                 if have == _STREAM_HEAD.size + size:
-                    found = bytes(self._in[_STREAM_HEAD.size :]), self._fds[:count]
+                    message = bytes(self._in[_STREAM_HEAD.size :]), self._fds[:count]
                     self._in, self._fds = bytearray(), self._fds[count:]
-                    return found
+                    return message
             with _whole():
                 data, ancillary, _, _ = self.sock.recvmsg(
                     _STREAM_HEAD.size + size - have, _FD_ROOM, _CLOEXEC | socket.MSG_DONTWAIT
@@ -209,14 +209,14 @@ def _whole() -> AbstractContextManager[None]:
 
 
 def _descriptors(ancillary: Any) -> list[int]:
-    found: list[int] = []
+    fds: list[int] = []
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            found += struct.unpack(f"{len(content) // 4}i", content[: len(content) // 4 * 4])
+            fds += struct.unpack(f"{len(content) // 4}i", content[: len(content) // 4 * 4])
     if not _CLOEXEC:
-        for fd in found:
+        for fd in fds:
             os.set_inheritable(fd, False)
-    return found
+    return fds
 
 
 def local_socket(sock: socket.socket | int) -> LocalSocket:
@@ -356,14 +356,14 @@ class LocalConnection(Connection):
         """
         assert self._sock is not None
         try:
-            found = self._sock.recv(wait=False)
+            received = self._sock.recv(wait=False)
         except BlockingIOError:
             raise
         except OSError:
             return None
-        if found is None:
+        if received is None:
             return None
-        data, fds = found
+        data, fds = received
         return data, fds[0] if fds else None
 
     def _want(self, mask: int) -> None:
@@ -537,7 +537,7 @@ class LocalPort(Port):
 
 
 def connect(address: str, token: bytes, me: int) -> LocalSocket:
-    """Connect to a process that listens, and say who this is.
+    """Connect to a process that listens, and say which process this is.
 
     Raises
     ------
@@ -562,8 +562,8 @@ def _is_same_user(sock: socket.socket) -> bool:
     """Whether the other process is of this user; elsewhere a private folder sees to it."""
     if not hasattr(socket, "SO_PEERCRED"):
         return True
-    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return bool(_CREDENTIALS.unpack(found)[1] == os.geteuid())
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(credentials)[1] == os.geteuid())
 
 
 class _Outgoing(LocalConnection):

@@ -43,7 +43,7 @@ def test_a_child_forked_in_a_worker_ends_with_its_command(
     assert done.stdout.splitlines() == [str(code), "['well', 'well']"]
 
 
-def test_a_session_made_in_a_forked_child_has_a_keeper(run_python: RunPython) -> None:
+def test_a_session_made_in_a_forked_child_has_a_housekeeper(run_python: RunPython) -> None:
     done = run_python("""
         import os, threading, time
         from discolab import ThreadedSession
@@ -53,7 +53,7 @@ def test_a_session_made_in_a_forked_child_has_a_keeper(run_python: RunPython) ->
         if os.fork() == 0:
             assert time.sleep is not sleep, "the hooks are put back"
             with ThreadedSession(2, timeout=20) as session:
-                assert "discolab-keeper" in [t.name for t in threading.enumerate()]
+                assert "discolab-housekeeper" in [t.name for t in threading.enumerate()]
                 refs = [session.call_packed(int) for _ in range(9)]
                 session.sync_all()
                 del refs

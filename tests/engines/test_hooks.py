@@ -26,15 +26,15 @@ def all_is_put_back(request: pytest.FixtureRequest) -> Iterator[None]:
         assert facts() == before
 
 
-def keepers() -> int:
-    return sum(thread.name == "discolab-keeper" for thread in threading.enumerate())
+def housekeepers() -> int:
+    return sum(thread.name == "discolab-housekeeper" for thread in threading.enumerate())
 
 
 def settles_at(count: int) -> None:
     """Those of earlier sessions may still be on their way out."""
     deadline = time.monotonic() + 5
-    while keepers() != count:
-        assert time.monotonic() < deadline, keepers()
+    while housekeepers() != count:
+        assert time.monotonic() < deadline, housekeepers()
         time.sleep(0.01)
 
 
@@ -80,10 +80,10 @@ def test_who_wraps_the_hooks_and_stays_does_no_harm() -> None:
         time.sleep, threading.Thread.start = original, start  # type: ignore[method-assign]
 
 
-def test_there_is_one_keeper_however_many_sessions_come_and_go() -> None:
+def test_there_is_one_housekeeper_however_many_sessions_come_and_go() -> None:
     for _ in range(10):
         with ThreadedSession(1), ThreadedSession(1):
-            assert keepers() >= 1
+            assert housekeepers() >= 1
     with ThreadedSession(1):
         settles_at(1)
     settles_at(0)

@@ -352,7 +352,7 @@ def test_a_hundred_sessions_leave_nothing() -> None:
     gc.collect()
     left = children() - others - {born_of}
     assert gone(list(left)), [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left]
-    deadline = time.monotonic() + 5  # the keeper of the last session
+    deadline = time.monotonic() + 5  # the housekeeper of the last session
     while threading.active_count() > threads and time.monotonic() < deadline:
         time.sleep(0.02)
     assert threading.active_count() <= threads
