@@ -123,7 +123,7 @@ class Children:
             fds = [*fds, buffer]
         try:
             settings = {**settings, "own_text": text < 0}
-            fds = [*fds, text] if text >= 0 else list(fds)
+            fds = [*fds, text] if text >= 0 else fds
             pid = server.fork(settings, fds, timeout)
             self._servers[number], self.pids[number] = server, pid
         finally:

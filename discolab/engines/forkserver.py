@@ -6,14 +6,15 @@ first session (`python -m discolab.worker`), and keeps it: it ends by itself whe
 worker for a minute, and at once, with its workers, when the controller's process ends, however
 that happens. A node forks its server from itself.
 
-Requests and answers are JSON in a frame, one answer a request, each with the request's number:
+Requests and answers are JSON, one answer a request, each with the request's number:
 
-    {"fork": settings} with descriptors   {"pid": 123} or {"error": "..."}
+    {"fork": true} with descriptors       {"pid": 123} or {"error": "..."}
     {"status": pid}                       {"status": null | exit code, negative: a signal}
     {"ended": [pid, …]}                   {"ended": {pid: exit code}}   those that have ended
     {"kill": pid}                         {"killed": true}     its process group, by SIGKILL
 
-For a status the server waits a moment, as a process may be about to end.
+The first descriptor of a worker is memory with its settings, in JSON. For a status the server waits
+a moment, as a process may be about to end.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ..runtime.errors import DiscoError
-from ..transport.frame import has_buffer, pack, unpack
+from ..transport.frame import SharedBuffer
 from ..transport.local import LocalSocket, local_socket, socket_pair
 
 PRELOAD: list[str] = []
@@ -134,9 +135,10 @@ class ForkServer:
                 return False
             return True
 
-    def fork(self, settings: dict[str, Any], fds: list[int], timeout: float = _ANSWER) -> int:
+    def fork(self, settings: dict[str, Any], fds: Sequence[int], timeout: float = _ANSWER) -> int:
         """Fork a worker; its process id."""
-        return int(self._ask({"fork": settings}, fds, timeout)["pid"])
+        memory = SharedBuffer([json.dumps(settings).encode()])
+        return int(self._ask({"fork": True}, [memory.fd, *fds], timeout)["pid"])
 
     def status(self, pid: int) -> int | None:
         """How a worker has ended: exit code, or minus a signal's number; None: it lives."""
@@ -163,16 +165,14 @@ class ForkServer:
                 self.process.wait()
 
     def _ask(
-        self, request: dict[str, Any], fds: list[int] | None = None, timeout: float = _ANSWER
+        self, request: dict[str, Any], fds: Sequence[int] = (), timeout: float = _ANSWER
     ) -> dict[str, Any]:
         # a Ctrl-C may have left an answer unread: each says to what it is one
         number = next(self._numbers)
-        frame = pack(json.dumps({**request, "number": number}).encode(), shared=True)
-        all_fds = [*(fds or []), *([frame.buffer.fd] if frame.buffer else [])]
         with self._lock:
             try:
                 self._socket.sock.settimeout(timeout)
-                self._socket.send(frame.data, all_fds)
+                self._socket.send(json.dumps({**request, "number": number}).encode(), fds)
                 answer = self._receive()
                 while answer.get("number") != number:
                     answer = self._receive()
@@ -195,8 +195,7 @@ class ForkServer:
                 f"the process that starts workers has ended (exit code {code}); what it wrote is "
                 f"above. Try it by hand: {sys.executable} -c 'import discolab'"
             )
-        body, _ = unpack(received[0])
-        answer: dict[str, Any] = json.loads(bytes(body))
+        answer: dict[str, Any] = json.loads(received[0])
         return answer
 
 
@@ -293,10 +292,9 @@ class _Server:
             received = self.socket.recv()
             if received is None:
                 return
-            data, fds = received[0], list(received[1])
+            fds = received[1]
             self.since = time.monotonic()
-            body, _ = unpack(data, fds.pop() if has_buffer(data) else None)
-            request = json.loads(bytes(body))
+            request = json.loads(received[0])
             try:
                 answer = self._answer(request, fds)
             except Exception as exc:
@@ -305,13 +303,13 @@ class _Server:
                 for fd in fds:
                     os.close(fd)
             answer["number"] = request.get("number")
-            self.socket.send(pack(json.dumps(answer).encode()).data)
+            self.socket.send(json.dumps(answer).encode())
 
-    def _answer(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+    def _answer(self, request: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
         if "fork" in request:
             pid = os.fork()
             if pid == 0:
-                _become_worker(request["fork"], fds, self.socket)
+                _become_worker(fds, self.socket)
             self.alive.add(pid)
             self.ended.pop(pid, None)  # another process had the number before
             return {"pid": pid}
@@ -354,7 +352,7 @@ def main(fd: int, preload: Sequence[str] = ()) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     package = __name__.partition(".")[0]  # what takes time is done here, once
     import_all((package, f"{__package__}.worker_process", *preload))
-    sock.send(pack(b'{"ready": true}').data)
+    sock.send(b'{"ready": true}')
     _serve(sock, LINGER)
 
 
@@ -392,14 +390,17 @@ def _serve(sock: LocalSocket, linger: float) -> None:
             _kill(pid)
 
 
-def _become_worker(settings: dict[str, Any], fds: list[int], sock: LocalSocket) -> NoReturn:
+def _become_worker(fds: Sequence[int], sock: LocalSocket) -> NoReturn:
     """In the forked process: be a worker, and end."""
     code = 1
     try:
         die_with_parent()
         os.setpgid(0, 0)
         sock.close()
-        own = list(fds)
+        memory, *own = fds
+        with open(memory, encoding="utf-8") as file:
+            file.seek(0)
+            settings: dict[str, Any] = json.load(file)
         if own and not settings.get("own_text"):  # else it keeps our descriptors 1 and 2
             text = own.pop()
             for fd in (1, 2):

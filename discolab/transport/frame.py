@@ -234,15 +234,6 @@ def _scatter(parts: list[Any]) -> list[Any]:
     return scattered
 
 
-def has_buffer(data: Any) -> bool:
-    """Whether a shared buffer goes with the bytes of a frame of one part."""
-    return (
-        len(data) >= _SIZE + _PART.size
-        and data[3] == PARTS
-        and bool(_PART.unpack_from(data, _SIZE)[1] != -1)
-    )
-
-
 def bundle(frames: Sequence[Frame]) -> list[Frame]:
     """Frames as few larger ones, for `unbundle`; one with a buffer stays by itself."""
     bundles: list[Frame] = []
