@@ -173,8 +173,7 @@ class WorkerConnections:
         self.hosts: list[str] = []
         self._processes = processes
         processes.connections = self
-        self._here: dict[int, Worker] = {}
-        self._dispatcher = Dispatcher()  # worker 0's
+        self._here: dict[int, _LinkHere] = {}  # worker 0's link
         self._tickets: dict[int, tuple[Ticket, list[None]]] = {}
         self._forget: tuple[int, ...] = ()  # registers, with the next command that goes to all
         self._changed = threading.Condition()
@@ -263,7 +262,7 @@ class WorkerConnections:
     def tell(self, rank: int, service: str, value: Any) -> None:
         """Say something to a service's handler on a worker; any thread."""
         if rank in self._here:
-            self._dispatcher.dispatch(self._here[rank], service, value)
+            self._here[rank].take(service, value)
         else:
             self.control(rank, messages.SAY, service, value)
 
@@ -273,7 +272,7 @@ class WorkerConnections:
             if rank in self.channels:
                 self.control(rank, messages.ASK_STATE)
             elif rank in self._here:
-                worker = self._here[rank]
+                worker = self._here[rank].worker
                 self._take_state(rank, worker.state(worker.executed))
 
     @property
@@ -297,16 +296,11 @@ class WorkerConnections:
             return command
 
         channel.recv = recv  # type: ignore[assignment]
-        self._here[worker.worker_id] = worker
-        worker.link = _LinkHere(worker.worker_id, self)
+        worker.link = self._here[worker.worker_id] = _LinkHere(worker, self)
 
     def workers_here(self) -> dict[int, Worker]:
         """The workers of this process, by rank."""
-        return dict(self._here)
-
-    def listen(self, service: str, handler: Callable[[Any], None]) -> None:
-        """Of worker 0: see `Link`."""
-        self._dispatcher.listen(service, handler)
+        return {rank: link.worker for rank, link in self._here.items()}
 
     # -- receiving ---------------------------------------------------------------------------
 
@@ -550,20 +544,25 @@ class _LinkHere:
 
     host = "127.0.0.1"
 
-    def __init__(self, rank: int, connections: WorkerConnections) -> None:
-        self._rank, self._connections = rank, connections
-        self._told_in = -1
-        self.listen = connections.listen
+    def __init__(self, worker: Worker, connections: WorkerConnections) -> None:
+        self.worker, self._connections = worker, connections
+        self._dispatcher = Dispatcher()
+        self.listen = self._dispatcher.listen
+        self._told_in = -1  # the last call that has told something
+
+    def take(self, service: str, value: Any) -> None:
+        """A service says something to the worker."""
+        self._dispatcher.dispatch(self.worker, service, value)
 
     def tell(self, service: str, value: Any) -> None:
-        self._told_in = self._connections.workers_here()[self._rank].executed
+        self._told_in = self.worker.executed
         receiver = self._connections.services.get(service)
         if receiver is not None:
-            receiver.receive(self._rank, value)
+            receiver.receive(self.worker.worker_id, value)
 
     def call_failed(self, ordinal: int) -> None:
         if self._told_in == ordinal:
-            self._connections.ask_states([self._rank])
+            self._connections.ask_states([self.worker.worker_id])
 
     def flush_waiting(self) -> None:
         pass  # it goes where the controller's own goes, at once

@@ -236,9 +236,8 @@ class WorkerLink:
                     self._take(serialize.open_all(message))
                 elif flushing:
                     self.flush()
-                flushing = bool(
-                    self.output_buffer.items
-                )  # what has just begun may be a part of a line
+                # flushed at the next turn: what has just begun may be a part of a line
+                flushing = bool(self.output_buffer.items)
                 self._pool.tidy()
                 if time.monotonic() - self._said_at > self._beat:
                     self.tell_state()
