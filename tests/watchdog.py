@@ -3,9 +3,9 @@
 pytest-timeout raises in the main thread, once for each test. That does not end a main thread that
 stands in C++ code, nor one that hangs again while the test is taken down. So this process beside
 the tests hears of each one that begins. If for long after that it hears of none, it says which one
-hangs, lets the run print where every thread stands (pytest's faulthandler does on SIGABRT), and ends
-it. Before the first test, while tests are collected, nothing is timed: that takes long on a busy
-machine.
+hangs, lets the run print where every thread stands (pytest's faulthandler does on SIGABRT), and
+ends it. Before the first test, while tests are collected, nothing is timed: that takes long on a
+busy machine.
 
 Started by conftest.py: ``python watchdog.py PID SECONDS``, a line on stdin for each test.
 """
