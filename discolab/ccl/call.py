@@ -152,6 +152,18 @@ class Call:
         """Whether its tensors are on a GPU."""
         return self.signature.device == "cuda"
 
+    @property
+    def title(self) -> str:
+        """``all_reduce #1 of float32[4] in workers 0-3``."""
+        signature = self.signature
+        return f"{signature.op} #{self.number + 1}{signature.of} in {self.group}"
+
+    @property
+    def direct(self) -> bool:
+        """Whether the session itself made it, and not a program that runs on the worker."""
+        current = self.worker.current
+        return current is not None and self.site is current[-1]
+
     def close(self, state: str) -> None:
         """Say how it ended; the first word stays."""
         if self.state is WAITING:
@@ -160,6 +172,13 @@ class Call:
 
     def __str__(self) -> str:
         return f"{self.signature} in {self.group}"
+
+
+def reception_title(call: Call, sender: int | None, tag: str) -> str:
+    """``recv of float32[4] from worker 1 with tag 2``."""
+    whom = "any worker" if sender is None else f"worker {sender}"
+    with_tag = f" with tag {tag}" if tag else ""
+    return f"recv of {call.signature.of.removeprefix(' of ')} from {whom}{with_tag}"
 
 
 def kind(dtype: torch.dtype, shape: Collection[int] | None) -> str:

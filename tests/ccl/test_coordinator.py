@@ -54,28 +54,24 @@ class Town:
     def join(self, rank: int, seq: int, number: int = 0, **given: Any) -> None:
         ranks = given.pop("ranks", tuple(range(self.lines.num_workers)))
         op, kinds = given.pop("op", "all_reduce"), given.pop("kinds", F32)
-        flags, data = given.pop("flags", 0), given.pop("data", bytes([rank] * 4))
+        asynchronous, data = given.pop("asynchronous", False), given.pop("data", bytes([rank] * 4))
         signature = (op, "sum", None, kinds, "cpu", False)
         site = ("program.py", 10 + rank, "step")
         assert not given
-        self.say(
-            rank, protocol.JOIN, seq, self.at[rank], number, ranks, "", op, signature, site, None,
-            flags, None, data,
-        )  # fmt: skip
+        call = (op, self.at[rank], number, ranks, "", signature, site, None, asynchronous, False)
+        self.say(rank, protocol.JOIN, seq, call, None, data)
 
     def send(self, rank: int, number: int, peer: int, data: bytes | None = b"x" * 16) -> None:
-        signature = ("send", None, peer, F32, "cpu", False)
-        self.say(
-            rank, protocol.SEND, number, self.at[rank], peer, "", F32[0], "send", signature, None,
-            0, data,
-        )  # fmt: skip
+        call = self.message("send", rank, peer, F32)
+        self.say(rank, protocol.SEND, number, call, peer, "", False, data)
 
     def recv(self, rank: int, seq: int, peer: int | None, kinds: Any = F32) -> None:
-        signature = ("recv", None, peer, kinds, "cpu", False)
-        self.say(
-            rank, protocol.RECV, seq, self.at[rank], peer, "", "recv", signature, None, None, 0
-        )
+        self.say(rank, protocol.RECV, seq, self.message("recv", rank, peer, kinds), peer, "")
         self.say(rank, protocol.TAKE, seq, False)
+
+    def message(self, op: str, rank: int, peer: int | None, kinds: Any) -> Any:
+        signature, everybody = (op, None, peer, kinds, "cpu", False), tuple(self.at)
+        return op, self.at[rank], -1, everybody, "", signature, None, None, False, False
 
     def state(self, rank: int, *, failed: bool = False, busy: bool = True, **more: Any) -> None:
         failure = Failure(rank, "call of 'f'", "", "ValueError", "boom")
@@ -340,8 +336,8 @@ def test_in_any_order_in_which_it_may_come(seed: int, workers: int) -> None:
         assert able, "all wait"
         rank = choose.choice(able)
         turn, ranks, number, large, asynchronous = todo[rank].popleft()
-        flags = protocol.ASYNCHRONOUS * asynchronous
-        town.join(rank, turn + 1, number, ranks=ranks, flags=flags, data=None if large else b"data")
+        data = None if large else b"data"
+        town.join(rank, turn + 1, number, ranks=ranks, asynchronous=asynchronous, data=data)
         waits[rank] = None if asynchronous else turn
         for other in todo:
             for word, seq, *_ in town.heard(other):

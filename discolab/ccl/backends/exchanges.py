@@ -296,16 +296,6 @@ def program(
     return _copy(pattern, me, srcs, outs)
 
 
-def alone(steps: DirectSteps) -> None:
-    """The program of a group of one, in which there is nobody to exchange anything with."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            end.value()
-            return
-
-
 def _copy(pattern: Pattern, me: int, srcs: Tensors, outs: Tensors) -> DirectSteps:
     """Everything from where it is to where it belongs."""
     own = []

@@ -47,7 +47,7 @@ class GlooBackend(ProcessGroupBackend):
     ) -> None:
         with self._leased(collective, contributions) as groups:
             with self._connections.lock:
-                works = [start(group, step) for group, step in zip(groups, todo, strict=True)]
+                works = [w for g, step in zip(groups, todo, strict=True) for w in start(g, step)]
             while works:
                 works.pop().wait()  # and let go of it: it holds the connections open
 

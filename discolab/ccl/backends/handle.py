@@ -18,7 +18,7 @@ from ..rendezvous.client import CoordinatorClient
 from ..rendezvous.conductor import Gone, ProcessGroup, Ranks
 from .exchanges import SCRATCH
 from .process_groups import STEP_SECONDS, start
-from .steps import Await, DirectStep, DirectSteps, Exchange, Finish
+from .steps import Await, DirectStep, DirectSteps, Exchange, Finish, Step, run
 
 _Store: Any = torch.distributed.distributed_c10d.Store  # its trampoline has no types
 
@@ -72,7 +72,6 @@ class GroupStore(_Store):  # type: ignore[misc] # Any, see above
         )
 
 
-_TAG = 0
 _own = threading.local()
 
 
@@ -98,20 +97,23 @@ def carry_out(end: ProcessGroup, steps: DirectSteps, void: Callable[[], bool]) -
         Between two steps, if `void()`.
     """
     under_way: dict[Exchange, list[Any]] = {}
-    while True:
-        try:
-            step = next(steps)
-        except StopIteration as stop:
-            finish: Finish = stop.value
-            return finish
+
+    def do_or_begin(step: DirectStep) -> None:
         if void():
             raise Gone
         if isinstance(step, Await):
             _wait(under_way.pop(step.exchange))
         elif isinstance(step, Exchange) and step.later:
-            under_way[step] = _begin(end, step)
+            under_way[step] = start(end, step)
         else:
-            _wait(_begin(end, step))
+            do(end, step)
+
+    return run(steps, do_or_begin)
+
+
+def do(end: ProcessGroup, step: Step | Exchange) -> None:
+    """Do one step."""
+    _wait(start(end, step))
 
 
 def room(size: int) -> torch.Tensor:
@@ -121,20 +123,6 @@ def room(size: int) -> torch.Tensor:
         held = torch.empty(size, dtype=torch.uint8)
         _own.room = held if size <= SCRATCH else None
     return held
-
-
-def do(end: ProcessGroup, exchange: Exchange) -> None:
-    """Do one exchange."""
-    _wait(_begin(end, exchange))
-
-
-def _begin(end: ProcessGroup, step: DirectStep) -> list[Any]:
-    """Begin a step; the library's works."""
-    if isinstance(step, Exchange):
-        works = [end.recv([room], of, _TAG) for of, room in step.takes if room.numel()]
-        return works + [end.send([data], to, _TAG) for to, data in step.gives if data.numel()]
-    assert not isinstance(step, Await)
-    return [start(end, step)]
 
 
 def _wait(works: list[Any]) -> None:

@@ -96,7 +96,8 @@ class NcclBackend(ProcessGroupBackend):
 
         def issue(i: int) -> None:
             with torch.cuda.stream(streams[i]):
-                start(groups[i], todo[i]).wait()  # for the stream, not for the host
+                for work in start(groups[i], todo[i]):
+                    work.wait()  # for the stream, not for the host
 
         with self._leased(collective, contributions) as groups, self._connections.lock:
             self._each(collective, issue)

@@ -53,6 +53,7 @@ _NOTHING.set()
 CONNECT_SECONDS = 30
 STEP_SECONDS = 120  # without any progress; all members are there, so none should pass
 
+_TAG = 0  # of all that goes from one member to another
 _REDUCE_OPS: dict[str, Any] = {
     "sum": c10d.ReduceOp.SUM,
     "prod": c10d.ReduceOp.PRODUCT,
@@ -294,8 +295,15 @@ def _is_void(collective: PendingCollective, contributions: Sequence[Contribution
     )
 
 
-def start(group: ProcessGroup, step: steps.Step) -> Any:
-    """Start one member's part of a step with its process group; torch's own work object."""
+def start(group: ProcessGroup, step: steps.Step | steps.Exchange) -> list[Any]:
+    """Start one member's part of a step with its process group; torch's own work objects."""
+    if isinstance(step, steps.Exchange):
+        works = [group.recv([room], of, _TAG) for of, room in step.takes if room.numel()]
+        return works + [group.send([data], to, _TAG) for to, data in step.gives if data.numel()]
+    return [_start(group, step)]
+
+
+def _start(group: ProcessGroup, step: steps.Step) -> Any:
     match step:
         case steps.AllReduce(data, op):
             reducing = c10d.AllreduceOptions()

@@ -26,7 +26,7 @@ from ..rendezvous.conductor import Conductor, Connect, ProcessGroup
 from ..rendezvous.remote import Job, RemoteWork
 from ..rendezvous.remote_messages import RemoteP2PClient
 from ..work import Finished, Work
-from . import exchanges, handle, inline
+from . import exchanges, handle, inline, steps
 
 _Counts = dict[tuple[tuple[int, ...], str], int]
 
@@ -72,15 +72,7 @@ class RemoteGlooBackend(Backend):
         self.client.tell(
             protocol.JOIN,
             work.seq,
-            call.ordinal,
-            call.number,
-            call.group.ranks,
-            call.group.tag,
-            call.name,
-            protocol.signature_out(call.signature),
-            protocol.site_out(call.site),
-            call.timeout,
-            protocol.flags_of(call),
+            protocol.call_out(call),
             None if parts is None else tuple(_kinds(part) for part in parts),
             b"" if alone else data,
         )
@@ -142,13 +134,13 @@ class HostJob(Job):
 
     def carry_out(self, end: ProcessGroup, void: Callable[[], bool]) -> None:
         """See `Job`."""
-        steps = exchanges.program(self._pattern, self._me, self._srcs, self._hosts, handle.room)
-        handle.carry_out(end, steps, void)()
+        program = exchanges.program(self._pattern, self._me, self._srcs, self._hosts, handle.room)
+        handle.carry_out(end, program, void)()
 
     def alone(self) -> None:
         """See `Job`."""
-        steps = exchanges.program(self._pattern, self._me, self._srcs, self._hosts)
-        exchanges.alone(steps)
+        program = exchanges.program(self._pattern, self._me, self._srcs, self._hosts)
+        steps.run(program, lambda step: None)()  # there is nobody to exchange anything with
 
     def adopt(self) -> None:
         """See `Job`."""

@@ -89,16 +89,14 @@ class _DeviceJob(Job):
             moves.enter(self._begun, self._srcs, self._outs)
             for tensor in (*self._srcs, *self._outs):
                 tensor.record_stream(self._stream)
-            while True:
-                try:
-                    step = next(self._program)
-                except StopIteration as stop:
-                    stop.value()
-                    break
+
+            def do(step: steps.Step) -> None:
                 if void():
                     raise Gone
-                if len(step.data):
-                    start(end, step).wait()  # for the stream, not for the host
+                for work in start(end, step) if len(step.data) else ():
+                    work.wait()  # for the stream, not for the host
+
+            steps.run(self._program, do)()
             self._done = moves.posted(self._srcs, self._outs)
 
     def adopt(self) -> None:

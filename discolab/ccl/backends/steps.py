@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -98,7 +98,7 @@ class Await:
 
 
 Step = AllReduce | Reduce | ReduceScatter | AllGather | Broadcast | AllToAll
-DirectStep = AllReduce | Broadcast | Exchange | Await
+DirectStep = Step | Exchange | Await
 Finish = Callable[[], None]
 Steps = Generator[Step, None, Finish]
 DirectSteps = Generator[DirectStep, None, Finish]
@@ -113,6 +113,20 @@ class Place(NamedTuple):
 
 
 Program = Callable[[Place, Tensors, Tensors], Steps]
+
+
+S = TypeVar("S")
+
+
+def run(program: Generator[S, None, Finish], do: Callable[[S], object]) -> Finish:
+    """Have `do` carry out the steps of one member's program; what writes the results."""
+    while True:
+        try:
+            step = next(program)
+        except StopIteration as end:
+            finish: Finish = end.value
+            return finish
+        do(step)
 
 
 class _Batch(NamedTuple):

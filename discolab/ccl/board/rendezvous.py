@@ -22,7 +22,7 @@ import torch
 
 from ...runtime.errors import CollectiveAborted, CollectiveError
 from ...runtime.failures import name_ranks
-from ..call import DONE, FAILED, WAITING, Call
+from ..call import DONE, FAILED, WAITING, Call, reception_title
 from ..groups import Group
 from .messages import MessageQueue, Pair
 from .peers import Peer
@@ -184,8 +184,7 @@ class PendingCollective(Wait):
 
     def title(self) -> str:
         """Its name without who is missing."""
-        signature = self.first.signature
-        return f"{signature.op} #{self.number + 1}{signature.of} in {self.group}"
+        return self.first.title
 
     def __str__(self) -> str:
         missing = self.missing()
@@ -228,10 +227,8 @@ class Reception(Wait):
         return self.call if rank == self.call.rank else None
 
     def __str__(self) -> str:
-        what = self.call.signature.of.removeprefix(" of ")
-        whom = f"worker {self.senders[0]}" if len(self.pairs) == 1 else "any worker"
-        tag = self.pairs[0][2]
-        return f"recv of {what} from {whom}" + (f" with tag {tag}" if tag else "")
+        sender = self.pairs[0][0] if len(self.pairs) == 1 else None
+        return reception_title(self.call, sender, self.pairs[0][2])
 
 
 _Counts = dict[tuple[tuple[int, ...], str], int]

@@ -112,7 +112,7 @@ Data = bytes | tuple[bytes, ...] | None
 
 
 class RemoteCall(Call):
-    """One call; see `Call`.
+    """A call of a worker, made of what `protocol.call_out` has sent; see `Call`.
 
     Attributes
     ----------
@@ -128,25 +128,13 @@ class RemoteCall(Call):
 
     __slots__ = ("data", "handle", "over", "seq", "told_missing", "waits_since")
 
-    def __init__(
-        self,
-        worker: Any,
-        seq: int,
-        ordinal: int,
-        name: str,
-        group: Group,
-        signature: protocol.WireSignature,
-        site: protocol.WireSite,
-        timeout: float | None,
-        flags: int,
-    ) -> None:
-        asynchronous = bool(flags & protocol.ASYNCHRONOUS)
+    def __init__(self, worker: Any, seq: int, wire: protocol.WireCall) -> None:
+        name, ordinal, number, ranks, tag, signature, site, timeout, asynchronous, patient = wire
         super().__init__(
-            name, worker, group, protocol.signature_in(signature), protocol.site_in(site), timeout,
-            asynchronous,
+            name, worker, Group(ranks, tag), protocol.signature_in(signature),
+            protocol.site_in(site), timeout, asynchronous,
         )  # fmt: skip
-        self.ordinal, self.seq = ordinal, seq
-        self.patient = bool(flags & protocol.PATIENT)
+        self.seq, self.ordinal, self.number, self.patient = seq, ordinal, number, patient
         self.data: Data = None
         self.handle: GroupHandle | None = None
         self.over = False
@@ -163,8 +151,8 @@ Tell = Callable[[int, tuple[Any, ...]], None]
 GRACE = 0.3  # seconds from what a library says to what we say: a better reason may be on its way
 
 
-class Collectives:
-    """The collectives of one session."""
+class Part:
+    """What collectives and messages both need: what the coordinator has, and a way to say it."""
 
     def __init__(
         self,
@@ -176,6 +164,25 @@ class Collectives:
     ) -> None:
         self._board, self._peers, self._ledger = board, peers, ledger
         self._handles, self._tell = handles, tell
+
+    def _enter(self, rank: int, seq: int, wire: protocol.WireCall) -> RemoteCall:
+        """Enter a worker's call in the ledger."""
+        call = RemoteCall(self._peers[rank], seq, wire)
+        self._ledger.enter(call)
+        return call
+
+    def _refuse(self, call: RemoteCall, kind: type[CollectiveError], text: str) -> None:
+        """Tell a worker that its call has failed."""
+        call.close(FAILED)
+        aborted = issubclass(kind, CollectiveAborted)
+        self._tell(call.rank, (protocol.FAIL, call.seq, aborted, text))
+
+
+class Collectives(Part):
+    """The collectives of one session."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
         self._of: dict[tuple[int, int], PendingCollective] = {}  # by rank and number of the call
         self._handle_of: dict[int, GroupHandle] = {}  # by the id of a collective that uses one
         self._broken: list[tuple[float, PendingCollective, str]] = []
@@ -184,37 +191,24 @@ class Collectives:
         self,
         rank: int,
         seq: int,
-        ordinal: int,
-        number: int,
-        ranks: tuple[int, ...],
-        tag: str,
-        name: str,
-        signature: protocol.WireSignature,
-        site: protocol.WireSite,
-        timeout: float | None,
-        flags: int,
+        wire: protocol.WireCall,
         parts: tuple[Any, Any] | None,
         data: Data,
     ) -> None:
-        """A worker calls a collective; see protocol.py."""
+        """A worker calls a collective; `parts` are what its tensors are like in an all-to-all."""
         board, worker = self._board, self._peers[rank]
-        group = Group(ranks, tag)
-        call = RemoteCall(worker, seq, ordinal, name, group, signature, site, timeout, flags)
-        call.number, call.data = number, data
-        self._ledger.enter(call)
-        if ordinal < board.cut:
-            call.close(FAILED)
-            text = f"{call.signature.op} in {group} was ended by an interrupt"
-            self._tell(rank, (protocol.FAIL, seq, True, text))
+        call = self._enter(rank, seq, wire)
+        call.data = data
+        if call.ordinal < board.cut:
+            text = f"{call.signature.op} in {call.group} was ended by an interrupt"
+            self._refuse(call, CollectiveAborted, text)
             return
-        contribution = (
-            Contribution(call, *_likes(parts)) if parts is not None else Contribution(call)
-        )
-        collective = board.join(contribution)
+        likes: list[Any] = [[Like.of(kind) for kind in kinds] for kinds in parts or ()]
+        collective = board.join(Contribution(call, *likes))
         self._of[rank, seq] = collective
         if not call.asynchronous:
             call.wait()
-        if number == 0 and len(board.open) > 1:
+        if call.number == 0 and len(board.open) > 1:
             diagnosis.abandon(board, worker)
         if collective.state is RUNNING:
             self._all_there(collective, worker)
@@ -320,8 +314,7 @@ class Collectives:
             call.data = None
             self._board.rest(rank, collective)
             if self._of.pop((rank, call.seq), None) is not None and not call.over:
-                aborted = issubclass(kind, CollectiveAborted)
-                self._tell(rank, (protocol.FAIL, call.seq, aborted, text))
+                self._refuse(call, kind, text)
         handle = self._handle_of.pop(id(collective), None)
         if handle is not None:
             self._handles.drop(handle)
@@ -361,9 +354,3 @@ def _call(collective: PendingCollective, rank: int) -> RemoteCall:
     call = collective.contributions[rank].call
     assert isinstance(call, RemoteCall)
     return call
-
-
-def _likes(parts: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Of an all-to-all: what its tensors are like, for they may be different on each member."""
-    srcs, outs = ([Like.of(kind) for kind in kinds] for kinds in parts)
-    return srcs, outs

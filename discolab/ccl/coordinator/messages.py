@@ -6,24 +6,21 @@ where it was sent until somebody receives it, and comes then over a process grou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ...runtime.errors import CollectiveAborted, CollectiveError
 from ..board import diagnosis
-from ..board.ledger import Ledger
 from ..board.messages import Message, Pair
-from ..board.peers import Peer
-from ..board.rendezvous import Board, Reception
+from ..board.rendezvous import Reception
 from ..call import DONE, FAILED
-from ..groups import Group
 from . import protocol
-from .collectives import GroupHandle, GroupHandles, RemoteCall, Tell
+from .collectives import GroupHandle, Part, RemoteCall, Tell
 from .protocol import Like
 
 
 @dataclass(slots=True, eq=False)
-class Letter(Message):
+class RemoteMessage(Message):
     """A message; `data` is None while the sender holds it, as its `number`."""
 
     sender: int = -1
@@ -37,19 +34,11 @@ class Letter(Message):
             self.tell(self.sender, (protocol.DROP, 0, self.number))
 
 
-class Messages:
+class Messages(Part):
     """What is sent and received in one session."""
 
-    def __init__(
-        self,
-        board: Board,
-        peers: Mapping[int, Peer],
-        ledger: Ledger,
-        handles: GroupHandles,
-        tell: Tell,
-    ) -> None:
-        self._board, self._peers, self._ledger = board, peers, ledger
-        self._handles, self._tell = handles, tell
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
         # receptions that are not over, with where their messages may come from
         self._calls: dict[tuple[int, int], tuple[RemoteCall, list[Pair]]] = {}
         self._fetching: dict[tuple[int, int], tuple[RemoteCall, int, GroupHandle]] = {}
@@ -58,23 +47,27 @@ class Messages:
         self,
         rank: int,
         number: int,
-        ordinal: int,
+        wire: protocol.WireCall,
         peer: int,
         tag: str,
-        like: protocol.WireKind,
-        name: str,
-        signature: protocol.WireSignature,
-        site: protocol.WireSite,
-        flags: int,
+        direct: bool,
         data: bytes | None,
     ) -> None:
-        """A worker sends a message."""
+        """A worker sends a message; `data` is None if it keeps what is too large."""
         board = self._board
-        call = self._call(rank, number, ordinal, name, signature, site, None, flags)
+        call = self._enter(rank, number, wire)
         call.close(DONE)
-        direct = bool(flags & protocol.DIRECT)
-        message = Letter(
-            Like.of(like), ordinal, call.site, (), direct, rank, number, data, self._tell
+        dtype, shape = call.signature.kinds[0]
+        message = RemoteMessage(
+            Like(dtype, shape or ()),
+            call.ordinal,
+            call.site,
+            (),
+            direct,
+            rank,
+            number,
+            data,
+            self._tell,
         )
         pair = (rank, peer, tag)
         board.messages.put(pair, message, self._peers)
@@ -83,20 +76,10 @@ class Messages:
             self._serve(wait)
 
     def recv(
-        self,
-        rank: int,
-        seq: int,
-        ordinal: int,
-        peer: int | None,
-        tag: str,
-        name: str,
-        signature: protocol.WireSignature,
-        site: protocol.WireSite,
-        timeout: float | None,
-        flags: int,
+        self, rank: int, seq: int, wire: protocol.WireCall, peer: int | None, tag: str
     ) -> None:
         """A worker will receive a message; `TAKE` says when it waits for it."""
-        call = self._call(rank, seq, ordinal, name, signature, site, timeout, flags)
+        call = self._enter(rank, seq, wire)
         senders = [peer] if peer is not None else [r for r in call.group.ranks if r != rank]
         self._calls[rank, seq] = call, [(sender, rank, tag) for sender in senders]
 
@@ -107,7 +90,7 @@ class Messages:
             return
         call, pairs = found
         if call.ordinal < self._board.cut:
-            self._failed(call, CollectiveAborted, f"{call.signature} was ended by an interrupt")
+            self._refuse(call, CollectiveAborted, f"{call.signature} was ended by an interrupt")
             return
         call.wait()
         self._serve(Reception(self._board.messages, pairs, call, patient))
@@ -122,11 +105,11 @@ class Messages:
                 message = board.messages.take(pair, self._peers[rank].executed, self._peers)
             except CollectiveError as exc:
                 board.rest(rank, wait)
-                self._failed(call, CollectiveError, str(exc))
+                self._refuse(call, CollectiveError, str(exc))
                 return
             if message is not None:
                 board.rest(rank, wait)
-                assert isinstance(message, Letter)
+                assert isinstance(message, RemoteMessage)
                 self._deliver(call, pair, message)
                 return
         verdict = diagnosis.lost(board, wait, self._peers[rank])
@@ -135,7 +118,7 @@ class Messages:
         else:
             board.waiting[rank] = wait
 
-    def _deliver(self, call: RemoteCall, pair: Pair, message: Letter) -> None:
+    def _deliver(self, call: RemoteCall, pair: Pair, message: RemoteMessage) -> None:
         like = message.tensor
         head = (call.seq, pair[0], protocol.kind_out(like), protocol.site_out(message.site))
         fits = call.signature.takes(like.dtype, like.shape)
@@ -169,7 +152,7 @@ class Messages:
             self._handles.drop(handle)
             gone = self._peers[sender].ended
             why = f"worker {sender} has died" if gone else text
-            self._failed(call, CollectiveError, f"{call.signature} failed: {why}")
+            self._refuse(call, CollectiveError, f"{call.signature} failed: {why}")
 
     def left(self, rank: int, seq: int, why: str) -> None:
         """A worker does not receive what it wanted to."""
@@ -211,7 +194,7 @@ class Messages:
         """Say to a receiver that its wait has failed."""
         assert wait.error is not None and isinstance(wait.call, RemoteCall)
         self._board.rest(wait.call.rank, wait)
-        self._failed(wait.call, *wait.error)
+        self._refuse(wait.call, *wait.error)
 
     def lost(self, rank: int) -> None:
         """A worker is no more: what it was sending or receiving over a process group won't come."""
@@ -229,29 +212,9 @@ class Messages:
         for call in [call for call, _ in self._calls.values() if call.ordinal < ordinal]:
             self._forget(call)
 
-    def _failed(self, call: RemoteCall, kind: type[CollectiveError], text: str) -> None:
-        call.close(FAILED)
+    def _refuse(self, call: RemoteCall, kind: type[CollectiveError], text: str) -> None:
         self._forget(call)
-        aborted = issubclass(kind, CollectiveAborted)
-        self._tell(call.rank, (protocol.FAIL, call.seq, aborted, text))
+        super()._refuse(call, kind, text)
 
     def _forget(self, call: RemoteCall) -> None:
         self._calls.pop((call.rank, call.seq), None)
-
-    def _call(
-        self,
-        rank: int,
-        seq: int,
-        ordinal: int,
-        name: str,
-        signature: protocol.WireSignature,
-        site: protocol.WireSite,
-        timeout: float | None,
-        flags: int,
-    ) -> RemoteCall:
-        everybody = Group(tuple(self._peers))
-        call = RemoteCall(
-            self._peers[rank], seq, ordinal, name, everybody, signature, site, timeout, flags
-        )
-        self._ledger.enter(call)
-        return call

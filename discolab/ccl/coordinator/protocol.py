@@ -41,11 +41,12 @@ DISMISS, LOOK = "dismiss", "look"
 GO, RUN, FAIL, MISSING, MESSAGE, FETCH = "go", "run", "fail", "missing", "message", "fetch"
 GIVE, DROP, ANSWER, CLOSE = "give", "drop", "answer", "close"
 
-ASYNCHRONOUS, PATIENT, DIRECT = 1, 2, 4  # flags of a call
-
 WireKind = tuple[str, tuple[int, ...] | None]
 WireSignature = tuple[str, str | None, int | None, tuple[WireKind, ...], str | None, bool]
 WireSite = tuple[str, int, str] | None
+WireCall = tuple[
+    str, int, int, tuple[int, ...], str, WireSignature, WireSite, float | None, bool, bool
+]
 
 
 class Place(NamedTuple):
@@ -110,6 +111,11 @@ def signature_in(signature: WireSignature) -> Signature:
     return Signature(op, reduction, root, tuple(map(kind_in, kinds)), device, any_shape)
 
 
-def flags_of(call: Call) -> int:
-    """What the coordinator must know of a call besides."""
-    return ASYNCHRONOUS * call.asynchronous + PATIENT * call.patient
+def call_out(call: Call) -> WireCall:
+    """A call, to be sent; the coordinator makes a `RemoteCall` of it."""
+    group = call.group
+    return (
+        call.name, call.ordinal, call.number, group.ranks, group.tag,
+        signature_out(call.signature), site_out(call.site), call.timeout, call.asynchronous,
+        call.patient,
+    )  # fmt: skip

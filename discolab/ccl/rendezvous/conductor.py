@@ -14,7 +14,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -34,7 +35,8 @@ class Gone(Exception):
     """Nobody waits for it any more."""
 
 
-class Task(Protocol):
+@dataclass(eq=False, slots=True)
+class Task:
     """Something to be done over a process group.
 
     Attributes
@@ -42,25 +44,28 @@ class Task(Protocol):
     ranks, number
         Of the process group.
     connect
-        Makes this worker's end of it, if there is none: called with the ranks, the number, and a
-        function that says whether nobody wants it any more.
+        Makes this worker's end of it, if there is none: called with the ranks, the number, and
+        `void`.
+    void
+        Whether nobody waits for it any more.
+    perform
+        Does it; raises `Gone` if it is void.
+    done
+        Called when it has been done.
+    failed
+        Called when it could not be done, with what the library said, "" if it is void.
+    let_go
+        Set once the library has come out of it.
     """
 
     ranks: Ranks
     number: int
     connect: Connect
-
-    def void(self) -> bool:
-        """Whether nobody waits for it any more."""
-
-    def perform(self, end: ProcessGroup) -> None:
-        """Do it; raises `Gone` if it is void."""
-
-    def done(self) -> None:
-        """It has been done."""
-
-    def failed(self, text: str) -> None:
-        """It could not be done, with what the library said."""
+    void: Callable[[], bool]
+    perform: Callable[[ProcessGroup], None]
+    done: Callable[[], None] = lambda: None
+    failed: Callable[[str], None] = lambda text: None
+    let_go: threading.Event = field(default_factory=threading.Event)
 
 
 class Conductor:
@@ -163,9 +168,11 @@ class Conductor:
                 task.perform(ends.of(task))
         except Exception as exc:
             ends.drop(task.ranks)
+            task.let_go.set()
             text = "" if isinstance(exc, Gone | SessionError) else f"{type(exc).__name__}: {exc}"
             task.failed(f"{self.name}: {text}" if text else "")
         else:
+            task.let_go.set()
             task.done()
 
 

@@ -1,4 +1,4 @@
-"""Sending and receiving through the board's message queue.
+"""Sending and receiving, in one address space through the board's message queue.
 
 `P2PClient._pending` holds, for each pair and tag, the receptions that were started and not yet
 waited for, in order; each belongs to the receiver's thread alone, so it needs no lock.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import Any
 
 import torch
 
@@ -16,7 +15,7 @@ from ...runtime.errors import CollectiveAborted, CollectiveError, WaitTimeoutErr
 from ...runtime.worker import Worker
 from .. import moves
 from ..board import diagnosis
-from ..board.messages import Message, Pair, failed_in
+from ..board.messages import Message, failed_in
 from ..board.rendezvous import Reception
 from ..call import DONE, Call, kind
 from ..work import CallWork
@@ -32,21 +31,14 @@ class P2PClient(ABC):
         self._pending: dict[Route, deque[MessageWork]] = {}
 
     @abstractmethod
-    def _next_message(self, work: MessageWork, timeout: float | None) -> tuple[int, Message]:
-        """Wait for the message that is due to the first in a line; it and who has sent it."""
-
-    @abstractmethod
-    def _is_there(self, work: MessageWork, ahead: int) -> bool:
-        """Whether so many messages have come, the last of them for `work`, or none can come."""
-
-    def _gone(self, work: MessageWork) -> None:  # noqa: B027 - not all must know
-        """Nothing is to be received for a work any more."""
+    def _work(self, route: Route, call: Call, out: torch.Tensor) -> MessageWork:
+        """A reception."""
 
     def recv(self, call: Call, out: torch.Tensor, peer: int | None, tag: str) -> MessageWork:
         """Line up for the next message of that route."""
         route = (peer, call.rank, tag)
         line = self._line(route, call.worker)
-        work = MessageWork(self, route, call, out)
+        work = self._work(route, call, out)
         line.append(work)
         return work
 
@@ -57,7 +49,7 @@ class P2PClient(ABC):
             ordinal = work.call.ordinal
             if ordinal < worker.resumed_at or failed_in(worker, ordinal) is not False:
                 line.remove(work)
-                self._gone(work)
+                work.gone()
         return line
 
     def complete(self, work: MessageWork, timeout: float | None) -> None:
@@ -71,11 +63,11 @@ class P2PClient(ABC):
         while not work.over:
             first = line[0]
             try:
-                first.fill(self._next_message(first, timeout))
+                first.fill(*first.next_message(timeout))
             except WaitTimeoutError as exc:
                 first = work  # who gave up leaves the line, those before it stay there
                 work.end(exc)
-                self._gone(work)
+                work.gone()
                 raise
             except BaseException as exc:
                 left = CollectiveAborted(f"{first.call.signature} was left: {type(exc).__name__}")
@@ -90,83 +82,27 @@ class P2PClient(ABC):
     def available(self, work: MessageWork) -> bool:
         """Whether the line up to `work` can be served, or fails, without waiting."""
         line = self._line(work.route, work.call.worker)
-        if work not in line:
-            return True
-        return self._is_there(work, list(line).index(work) + 1)
-
-
-class LocalP2PClient(P2PClient):
-    """Messages between the workers of one address space."""
-
-    def __init__(self, rendezvous: LocalRendezvous) -> None:
-        super().__init__()
-        self._rendezvous = rendezvous
-
-    def send(self, call: Call, src: torch.Tensor, peer: int, tag: str) -> None:
-        """Put a copy of `src` in the message queue."""
-        worker, board = call.worker, self._rendezvous.board
-        copy = moves.copy_of(src)
-        direct = worker.current is not None and call.site is worker.current[-1]
-        message = Message(copy, call.ordinal, call.site, moves.posted([copy]), direct)
-        with board.lock:
-            board.refresh(worker)
-            board.messages.put((worker.worker_id, peer, tag), message, worker.peers)
-        worker.peers[peer].wake()
-        call.close(DONE)
-
-    def _is_there(self, work: MessageWork, ahead: int) -> bool:
-        worker, board = work.call.worker, self._rendezvous.board
-        with board.lock:
-            board.refresh(worker)
-            board.messages.purge(worker.peers)
-            pairs = self._pairs(work)
-            if sum(board.messages.count(pair) for pair in pairs) >= ahead:
-                return True
-            wait = Reception(board.messages, pairs, work.call)
-            return diagnosis.lost(board, wait, worker) is not None
-
-    def _next_message(self, work: MessageWork, timeout: float | None) -> tuple[int, Message]:
-        call, rendezvous = work.call, self._rendezvous
-        worker, board = call.worker, rendezvous.board
-        pairs = self._pairs(work)
-        while True:
-            with board.lock:
-                board.refresh(worker)
-                for pair in pairs:
-                    message = board.messages.take(pair, worker.executed, worker.peers)
-                    if message is not None:
-                        return pair[0], message
-                wait = Reception(board.messages, pairs, call, patient=timeout is not None)
-                verdict = diagnosis.lost(board, wait, worker)
-                if verdict is not None:
-                    board.fail(wait, verdict.error, verdict.text)
-                else:
-                    board.waiting[worker.worker_id] = wait
-            try:
-                if wait.error is None:
-                    rendezvous.wait(wait, worker, timeout)
-            finally:
-                rendezvous.rest(wait, worker.worker_id)
-            if wait.error is not None:
-                raise wait.error[0](wait.error[1])
-
-    def _pairs(self, work: MessageWork) -> list[Pair]:
-        sender, receiver, tag = work.route
-        if sender is not None:
-            return [(sender, receiver, tag)]
-        return [(rank, receiver, tag) for rank in work.call.group.ranks if rank != receiver]
+        return work not in line or work.is_there(list(line).index(work) + 1)
 
 
 class MessageWork(CallWork):
     """One reception. Those of one route are served in the order in which they were started."""
 
-    at_coordinator: Any = None
-    """What is known of it where the messages come from."""
-
     def __init__(self, client: P2PClient, route: Route, call: Call, out: torch.Tensor) -> None:
         super().__init__(call)
         self._p2p, self.route, self._out = client, route, out
         self.sender: int | None = None
+
+    @abstractmethod
+    def next_message(self, timeout: float | None) -> tuple[int, Message]:
+        """Wait for the message that is due to the first in a line; who has sent it, and it."""
+
+    @abstractmethod
+    def is_there(self, ahead: int) -> bool:
+        """Whether so many messages have come, the last of them for this one, or none can come."""
+
+    def gone(self) -> None:
+        """Nothing is to be received for it any more."""
 
     def complete(self, timeout: float | None) -> None:
         """See `CallWork`."""
@@ -181,7 +117,7 @@ class MessageWork(CallWork):
                 pass  # `wait` tells it
         return self.over
 
-    def fill(self, found: tuple[int, Message]) -> None:
+    def fill(self, sender: int, message: Message) -> None:
         """Copy a message to where it belongs.
 
         Raises
@@ -189,7 +125,7 @@ class MessageWork(CallWork):
         CollectiveError
             If it has another shape or dtype.
         """
-        self.sender, message = found
+        self.sender = sender
         got, out = message.tensor, self._out
         if not self.call.signature.takes(got.dtype, tuple(got.shape)):
             raise CollectiveError(
@@ -202,3 +138,73 @@ class MessageWork(CallWork):
         with torch.inference_mode():
             moves.as_bytes(out).copy_(moves.as_bytes(got.view(out.shape)))
         moves.keep(got)
+
+
+class LocalP2PClient(P2PClient):
+    """Messages between the workers of one address space."""
+
+    def __init__(self, rendezvous: LocalRendezvous) -> None:
+        super().__init__()
+        self.rendezvous = rendezvous
+
+    def send(self, call: Call, src: torch.Tensor, peer: int, tag: str) -> None:
+        """Put a copy of `src` in the message queue."""
+        worker, board = call.worker, self.rendezvous.board
+        copy = moves.copy_of(src)
+        message = Message(copy, call.ordinal, call.site, moves.posted([copy]), call.direct)
+        with board.lock:
+            board.refresh(worker)
+            board.messages.put((worker.worker_id, peer, tag), message, worker.peers)
+        worker.peers[peer].wake()
+        call.close(DONE)
+
+    def _work(self, route: Route, call: Call, out: torch.Tensor) -> MessageWork:
+        return LocalMessageWork(self, route, call, out)
+
+
+class LocalMessageWork(MessageWork):
+    """One reception, from the board."""
+
+    def __init__(self, client: LocalP2PClient, route: Route, call: Call, out: torch.Tensor) -> None:
+        super().__init__(client, route, call, out)
+        self._rendezvous = client.rendezvous
+        sender, receiver, tag = route
+        senders = call.group.ranks if sender is None else (sender,)
+        self._pairs = [(rank, receiver, tag) for rank in senders if rank != receiver]
+
+    def is_there(self, ahead: int) -> bool:
+        """See `MessageWork`."""
+        worker, board = self.call.worker, self._rendezvous.board
+        with board.lock:
+            board.refresh(worker)
+            board.messages.purge(worker.peers)
+            if sum(board.messages.count(pair) for pair in self._pairs) >= ahead:
+                return True
+            wait = Reception(board.messages, self._pairs, self.call)
+            return diagnosis.lost(board, wait, worker) is not None
+
+    def next_message(self, timeout: float | None) -> tuple[int, Message]:
+        """See `MessageWork`."""
+        rendezvous, worker = self._rendezvous, self.call.worker
+        board = rendezvous.board
+        while True:
+            with board.lock:
+                board.refresh(worker)
+                for pair in self._pairs:
+                    message = board.messages.take(pair, worker.executed, worker.peers)
+                    if message is not None:
+                        return pair[0], message
+                patient = timeout is not None
+                wait = Reception(board.messages, self._pairs, self.call, patient)
+                verdict = diagnosis.lost(board, wait, worker)
+                if verdict is not None:
+                    board.fail(wait, verdict.error, verdict.text)
+                else:
+                    board.waiting[worker.worker_id] = wait
+            try:
+                if wait.error is None:
+                    rendezvous.wait(wait, worker, timeout)
+            finally:
+                rendezvous.rest(wait, worker.worker_id)
+            if wait.error is not None:
+                raise wait.error[0](wait.error[1])

@@ -1,9 +1,9 @@
-"""A collective of a worker in a process of its own, from the call to its end.
+"""What a worker in a process of its own waits for: collectives, from the call to the end.
 
-A `RemoteWork` is told by the coordinator, on the link's thread, how far its collective is; its
-worker waits for that, and then writes the results, or has its conductor do all of it
-(conductor.py). `_state` only goes forward. What is left early by the worker is void: nothing is
-written for it any more but what the library is in the middle of.
+The coordinator tells a `RemoteWork`, on the link's thread, how far its collective is; the worker
+waits for that, and then writes the results, or has its conductor do all of it (conductor.py).
+`_state` only goes forward. What the worker leaves early is void: nothing is written for it any more
+but what the library is in the middle of.
 """
 
 from __future__ import annotations
@@ -22,16 +22,99 @@ from ...runtime.errors import (
     WorkerInterrupted,
 )
 from ...runtime.failures import name_ranks
-from ..call import DONE, FAILED, Call
+from ..call import Call
 from ..coordinator import protocol
-from ..work import Work, check_thread
+from ..work import CallWork
 from .client import CoordinatorClient
-from .conductor import LET_GO_SECONDS, Conductor, Connect, ProcessGroup
+from .conductor import LET_GO_SECONDS, Conductor, Connect, ProcessGroup, Ranks, Task
 
 WAITING, READY, RUNNING, OVER = range(4)
 _POLL_SECONDS = 0.02  # between two times that a worker reminds the coordinator of it
 
-Error = tuple[type[Exception], str]
+
+class RemoteWait:
+    """Something that a worker waits for and that the coordinator knows by its number, `seq`.
+
+    The words of the coordinator are for `heard` (see `client.Entry`).
+    """
+
+    def __init__(self, client: CoordinatorClient, conductor: Conductor, call: Call) -> None:
+        self._client, self._conductor, self.call = client, conductor, call
+        self.seq = client.enter(self)
+        self._task: Task | None = None
+
+    def heard(self, word: str, *rest: Any) -> None:
+        """See `Entry`."""
+        raise NotImplementedError
+
+    def void(self) -> bool:
+        """Whether nobody waits for it any more, or will."""
+        worker = self.call.worker
+        return worker.interrupts > 0 or self.call.ordinal < worker.resumed_at
+
+    def tell(self, word: str, *rest: Any) -> None:
+        """Say something about it to the coordinator."""
+        self._client.tell(word, self.seq, *rest)
+
+    def call_of(self, rank: int) -> Call | None:
+        """The call, if it is that worker's; for the doctor."""
+        return self.call if rank == self.call.rank else None
+
+    def _submit(
+        self,
+        ranks: Ranks,
+        number: int,
+        connect: Connect,
+        perform: Callable[[ProcessGroup], None],
+        done: Callable[[], None],
+    ) -> None:
+        """Have the conductor do it over a process group; the coordinator hears how that went."""
+
+        def over() -> None:
+            done()
+            self.tell(protocol.OVER)
+
+        def failed(text: str) -> None:
+            if text and not self.void():
+                self.tell(protocol.BROKEN, text)
+
+        self._task = Task(ranks, number, connect, self.void, perform, over, failed)
+        self._conductor.submit(self._task)
+
+    def _await(
+        self,
+        ready: Callable[[], bool],
+        late: Callable[[], bool],
+        timeout: float | None,
+        check: Callable[[], float | None] | None,
+    ) -> None:
+        """Wait until it is `ready()`; at the deadline ask who is missing, if it is `late()`."""
+        worker = self.call.worker
+        try:
+            try:
+                worker.wait_for(ready, self, timeout, check)
+            except WaitTimeoutError:
+                if late():
+                    self.tell(protocol.LATE, timeout)
+                worker.wait_for(ready, self, None, check)
+        except BaseException as exc:
+            self._leave(exc)
+            raise
+
+    def _leave(self, exc: BaseException) -> None:
+        """The worker does not wait any more, and will not do its part."""
+        if not isinstance(exc, WorkerInterrupted):  # an interrupt ends it on all
+            self.tell(protocol.LEFT, type(exc).__name__)
+        if self._task is not None and not self._task.let_go.wait(LET_GO_SECONDS):
+            self._conductor.abandon()
+
+
+def error_of(word: str, rest: Sequence[Any]) -> Exception | None:
+    """The error that a word of the coordinator means, if it is one."""
+    if word == protocol.FAIL:
+        aborted, text = rest
+        return (CollectiveAborted if aborted else CollectiveError)(text)
+    return WaitTimeoutError(rest[0]) if word == protocol.LATE else None
 
 
 class Job:
@@ -58,23 +141,21 @@ class Job:
         """On the worker's thread, once it is over: the results are the worker's."""
 
 
-class RemoteWork(Work):
+class RemoteWork(RemoteWait, CallWork):
     """See the module."""
 
     def __init__(
         self, client: CoordinatorClient, conductor: Conductor, call: Call, job: Job
     ) -> None:
-        self._client, self._conductor, self.job = client, conductor, job
-        self.call = call
-        self.seq = client.enter(self)
+        CallWork.__init__(self, call)
+        self.job = job
         self._state = WAITING
-        self._task: _Carrying | None = None
-        self._error: Error | None = None
         self._given: list[Sequence[bytes]] = []  # until somebody takes it, under `_absorbing`
         self._absorbing = threading.Lock()
         self._missing: tuple[int, ...] = ()
         self._polled = 0.0
         self._adopted = False
+        RemoteWait.__init__(self, client, conductor, call)
 
     # -- what the coordinator says, on the link's thread -------------------------------------------
 
@@ -86,63 +167,56 @@ class RemoteWork(Work):
             if self.call.asynchronous:
                 self._conductor.submit(self._absorb)
         elif word == protocol.RUN:
-            self._task, self._state = _Carrying(self, rest[0]), RUNNING
-            self._conductor.submit(self._task)
-        elif word == protocol.FAIL:
-            aborted, text = rest
-            self.end((CollectiveAborted if aborted else CollectiveError, text))
-        elif word == protocol.LATE:
-            self.end((WaitTimeoutError, rest[0]))
+            self._state = RUNNING
+            self._submit(
+                self.call.group.ranks, rest[0], self.job.connect, self._carry_out, self.end
+            )
         elif word == protocol.MISSING:
             self._missing = tuple(rest[0])
+        else:
+            self.end(error_of(word, rest))
         self.call.worker.wake()
 
-    def end(self, error: Error | None) -> None:
+    def end(self, error: Exception | None = None) -> None:
         """It is over; the first word stays."""
         if self._state != OVER:
-            self._error = error
-            self.call.close(DONE if error is None else FAILED)
+            super().end(error)
             self._state = OVER
             self._client.leave(self.seq)
             self.call.worker.wake()
 
     def void(self) -> bool:
-        """Whether nobody waits for it any more, or will."""
-        worker = self.call.worker
-        return self._state == OVER or worker.interrupts > 0 or self.call.ordinal < worker.resumed_at
+        """See `RemoteWait`."""
+        return self._state == OVER or super().void()
 
-    def carry_out(self, end: ProcessGroup) -> None:
-        """Do it over a process group, on the conductor's thread."""
+    def _carry_out(self, end: ProcessGroup) -> None:
         self.job.carry_out(end, self.void)
-
-    def tell(self, word: str, *rest: Any) -> None:
-        """Say something about it to the coordinator."""
-        self._client.tell(word, self.seq, *rest)
 
     # -- on the worker's thread ------------------------------------------------------------------
 
     def wait(self, timeout: float | None = None) -> Any:
         """See `Work`."""
-        if self._state != OVER:
-            check_thread(self.call)
-            self._check_cut()
-            if self._state in (WAITING, RUNNING):
-                self._await(timeout)
-            self._absorb()
-        if self._error is not None:
-            kind, text = self._error
-            raise kind(text)
+        result = super().wait(timeout)
         if not self._adopted:
             self._adopted = True
             self.job.adopt()
-        return self.result
+        return result
+
+    def complete(self, timeout: float | None) -> None:
+        """See `CallWork`."""
+        self._check_cut()
+        if self._state in (WAITING, RUNNING):
+            if self.call.asynchronous:
+                self.tell(protocol.WAIT, self.call.patient)
+            self._await(self._roused, lambda: self._state == WAITING, timeout, self._look)
+        self._absorb()
 
     def _roused(self) -> bool:
         return self._state in (READY, OVER)
 
     def _check_cut(self) -> None:
         if self.call.ordinal < self.call.worker.resumed_at:
-            self.end((CollectiveAborted, f"{self} was ended by an interrupt"))
+            self.end(CollectiveAborted(f"{self} was ended by an interrupt"))
 
     def _absorb(self) -> None:
         """Write what the coordinator has sent, if nobody has; waits for who does it just now."""
@@ -154,28 +228,11 @@ class RemoteWork(Work):
                 with torch.inference_mode():
                     self.job.absorb(given)
             except BaseException as exc:
-                self.end((CollectiveError, f"{self} failed: {type(exc).__name__}: {exc}"))
+                self.end(CollectiveError(f"{self} failed: {type(exc).__name__}: {exc}"))
                 if self.call.worker.thread_id == threading.get_ident():
                     raise
             else:
-                self.end(None)
-
-    def _await(self, timeout: float | None) -> None:
-        call, worker, client = self.call, self.call.worker, self._client
-        if call.asynchronous or timeout is not None:
-            call.patient |= timeout is not None
-            client.tell(protocol.WAIT, self.seq, call.patient)
-        limit = timeout if timeout is not None else call.timeout
-        try:
-            try:
-                worker.wait_for(self._roused, self, limit, self._look)
-            except WaitTimeoutError:
-                if self._state == WAITING:
-                    client.tell(protocol.LATE, self.seq, limit)
-                worker.wait_for(self._roused, self, None, self._look)
-        except BaseException as exc:
-            self._leave(exc)
-            raise
+                self.end()
 
     def _look(self) -> float | None:
         if self._state == RUNNING:
@@ -184,12 +241,8 @@ class RemoteWork(Work):
         return check() if check is not None else None
 
     def _leave(self, exc: BaseException) -> None:
-        """The worker does not wait any more, and will not do its part."""
-        self.end((CollectiveAborted, f"{self} was left: {type(exc).__name__}"))
-        if not isinstance(exc, WorkerInterrupted):  # an interrupt ends it on all
-            self._client.tell(protocol.LEFT, self.seq, type(exc).__name__)
-        if self._task is not None and not self._task.let_go.wait(LET_GO_SECONDS):
-            self._conductor.abandon()
+        self.end(CollectiveAborted(f"{self} was left: {type(exc).__name__}"))
+        super()._leave(exc)
 
     def alone(self) -> None:
         """There is no other member: do it now. The coordinator is only told."""
@@ -197,15 +250,13 @@ class RemoteWork(Work):
             with torch.inference_mode():
                 self.job.alone()
         except BaseException:
-            self.end((CollectiveError, f"{self} failed"))
+            self.end(CollectiveError(f"{self} failed"))
             raise
-        self.end(None)
+        self.end()
 
     def done(self) -> bool:
         """See `Work`; who asks again and again is told too that it can't complete."""
-        if self._state == OVER:
-            return True
-        if self.call.worker.thread_id == threading.get_ident():
+        if self._state != OVER and self.call.worker.thread_id == threading.get_ident():
             self._check_cut()
             self._absorb()
             self._poll()
@@ -218,46 +269,8 @@ class RemoteWork(Work):
         if self._state == WAITING and now - self._polled > _POLL_SECONDS:
             self._polled = now
             late = self.call.worker.clock.now() > self.call.due
-            self._client.tell(protocol.POLL, self.seq, self.call.timeout if late else None)
-
-    # -- for people ------------------------------------------------------------------------------
-
-    def call_of(self, rank: int) -> Call | None:
-        """The call, if it is that worker's; for the doctor."""
-        return self.call if rank == self.call.rank else None
+            self.tell(protocol.POLL, self.call.timeout if late else None)
 
     def __str__(self) -> str:
-        call, missing = self.call, self._missing
-        signature = call.signature
-        title = f"{signature.op} #{call.number + 1}{signature.of} in {call.group}"
-        return title + (f" (missing: {name_ranks(missing)})" if missing else "")
-
-
-class _Carrying:
-    """The part of one member that its conductor does; see `conductor.Task`."""
-
-    def __init__(self, work: RemoteWork, number: int) -> None:
-        self._work = work
-        self.ranks, self.number = work.call.group.ranks, number
-        self.connect = work.job.connect
-        self.let_go = threading.Event()
-
-    def void(self) -> bool:
-        """See `Task`."""
-        return self._work.void()
-
-    def perform(self, end: ProcessGroup) -> None:
-        """See `Task`."""
-        self._work.carry_out(end)
-
-    def done(self) -> None:
-        """See `Task`."""
-        self.let_go.set()
-        self._work.end(None)
-        self._work.tell(protocol.OVER)
-
-    def failed(self, text: str) -> None:
-        """See `Task`. The coordinator says to all members what has happened."""
-        self.let_go.set()
-        if text and not self._work.void():
-            self._work.tell(protocol.BROKEN, text)
+        missing = f" (missing: {name_ranks(self._missing)})" if self._missing else ""
+        return self.call.title + missing
