@@ -24,6 +24,7 @@ from .backends.local import LocalBackend
 from .board.diagnosis import call_site
 from .call import Call, Signature
 from .groups import resolve
+from .rendezvous.client import has_coordinator
 from .rendezvous.local import LocalRendezvous
 
 BACKENDS = ("local", "gloo", "nccl", "mpi")
@@ -47,11 +48,6 @@ def backend_name() -> str:
 def statistics() -> BackendStatistics:
     """What the calling worker's backend holds: open collectives, messages on their way."""
     return backend_of(current_worker()).statistics()
-
-
-def has_coordinator(worker: Worker) -> bool:
-    """Whether the workers of the session have several processes and meet at its coordinator."""
-    return worker.link is not None and worker.num_workers > 1
 
 
 def init(name: Any, device_ids: tuple[Any, ...]) -> str:

@@ -304,7 +304,7 @@ def test_the_store_answers_when_the_key_is_there() -> None:
     town.say(0, protocol.STORE, 7, 0, "store", "get", ["a", "b"])
     town.say(1, protocol.STORE, 1, 0, "store", "set", ["a"], [b"1"])
     assert town.heard(0) == []
-    town.say(1, protocol.STORE, 2, 0, "store", "add", "b", 5)
+    town.say(1, protocol.STORE, 2, 0, "store", "add", ["b"], 5)
     assert town.heard(0) == [(protocol.ANSWER, 7, [b"1", b"5"])]
     assert town.heard(1) == [(protocol.ANSWER, 1, None), (protocol.ANSWER, 2, 5)]
     town.say(0, protocol.STORE, 8, 0, "store", "wait", ["never"])

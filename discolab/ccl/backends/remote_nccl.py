@@ -27,10 +27,10 @@ from ..pattern import CROSSWISE, Pattern
 from ..rendezvous.client import CoordinatorClient
 from ..rendezvous.conductor import Connect, Gone, ProcessGroup, Ranks
 from ..rendezvous.remote import Job
+from ..rendezvous.store import GroupStore
 from ..work import Work
 from . import nccl as in_process
 from . import steps, wire
-from .handle import GroupStore
 from .process_groups import STEP_SECONDS, start
 from .remote_gloo import RemoteGlooBackend
 

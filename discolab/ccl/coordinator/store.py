@@ -1,6 +1,7 @@
 """Keys and values of a session: torch.distributed's store, and how process groups connect.
 
-Pure state, under the coordinator's lock. Who asks for what is not there yet is answered when it is.
+Pure state. At the coordinator its lock guards it; there a worker that asks for what is not there yet
+is answered when it is. rendezvous/store.py has the stores that torch sees.
 """
 
 from __future__ import annotations
@@ -12,80 +13,99 @@ from typing import Any, NamedTuple
 from ..board.peers import Peer
 
 
-class Asker(NamedTuple):
-    """Who waits for keys; `ordinal` is of its command, -1 on a thread that is no worker's own."""
+class KeyValues:
+    """Values by their keys. Each method takes a list of keys first."""
 
-    rank: int
-    ticket: int
-    keys: tuple[str, ...]
-    ordinal: int
-    since: float
-
-
-class KeyValueStore:
-    """Values by their keys. `answer` is called with rank, ticket and what was asked for."""
-
-    def __init__(self, answer: Callable[[int, int, Any], None]) -> None:
-        self._answer = answer
+    def __init__(self) -> None:
         self._data: dict[str, bytes] = {}
-        self.askers: list[Asker] = []
 
-    def ask(self, rank: int, ticket: int, ordinal: int, what: str, *args: Any) -> None:
-        """Do what a store is asked for."""
-        if what in ("get", "wait"):
-            asker = Asker(rank, ticket, tuple(args[0]), ordinal, time.monotonic())
-            if not self._served(asker, what == "get"):
-                self.askers.append(asker)
-        else:
-            self._answer(rank, ticket, getattr(self, "_" + what)(*args))
-
-    def _served(self, asker: Asker, _get: bool = True) -> bool:
+    def get(self, keys: Sequence[str]) -> list[bytes] | None:
+        """Their values; None if one has none."""
         data = self._data
-        if not all(key in data for key in asker.keys):
-            return False
-        self._answer(asker.rank, asker.ticket, [data[key] for key in asker.keys])
-        return True
+        return [data[key] for key in keys] if self.check(keys) else None
 
-    def _stored(self) -> None:
-        if self.askers:
-            self.askers = [asker for asker in self.askers if not self._served(asker)]
+    wait = get
 
-    def _set(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
+    def set(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
+        """Store a value for each."""
         self._data.update(zip(keys, values, strict=True))
-        self._stored()
 
-    def _add(self, key: str, value: int) -> int:
-        total = int(self._data.get(key, b"0")) + value
-        self._set([key], [str(total).encode()])
+    def add(self, keys: Sequence[str], value: int) -> int:
+        """Add to a number, 0 at first; the sum."""
+        total = int(self._data.get(keys[0], b"0")) + value
+        self._data[keys[0]] = str(total).encode()
         return total
 
-    def _compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        found = self._data.get(key)
-        if found == expected or (found is None and not expected):
-            self._set([key], [desired])
+    def compare_set(self, keys: Sequence[str], expected: bytes, desired: bytes) -> bytes:
+        """Store a value if the present one is as expected; the value that is there then."""
+        present = self._data.get(keys[0])
+        if present == expected or (present is None and not expected):
+            self._data[keys[0]] = desired
             return desired
-        return expected if found is None else found
+        return expected if present is None else present
 
-    def _append(self, key: str, value: bytes) -> None:
-        self._set([key], [self._data.get(key, b"") + value])
+    def append(self, keys: Sequence[str], value: bytes) -> None:
+        """Put bytes behind those that are there."""
+        self._data[keys[0]] = self._data.get(keys[0], b"") + value
 
-    def _check(self, keys: Sequence[str]) -> bool:
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all are there."""
         return all(key in self._data for key in keys)
 
-    def _delete(self, key: str) -> bool:
-        return self._data.pop(key, None) is not None
+    def delete(self, keys: Sequence[str]) -> bool:
+        """Forget a key; whether it was there."""
+        return self._data.pop(keys[0], None) is not None
 
-    def _count(self) -> int:
+    def count(self, _keys: Sequence[str] = ()) -> int:
+        """How many keys there are."""
         return len(self._data)
-
-    def leave(self, rank: int, ticket: int) -> None:
-        """Somebody does not wait any more."""
-        self.askers = [one for one in self.askers if (one.rank, one.ticket) != (rank, ticket)]
 
     def forget(self, prefix: str) -> None:
         """Drop all keys that begin so."""
         for key in [key for key in self._data if key.startswith(prefix)]:
             del self._data[key]
+
+
+class Asker(NamedTuple):
+    """Who waits for keys; `ordinal` is of its command, -1 on a thread that is no worker's own."""
+
+    rank: int
+    ticket: int
+    keys: Sequence[str]
+    ordinal: int
+    since: float
+
+
+class KeyValueStore(KeyValues):
+    """The coordinator's. `answer` is called with rank, ticket and what was asked for."""
+
+    def __init__(self, answer: Callable[[int, int, Any], None]) -> None:
+        super().__init__()
+        self._answer = answer
+        self.askers: list[Asker] = []
+
+    def ask(
+        self, rank: int, ticket: int, ordinal: int, what: str, keys: Sequence[str], *args: Any
+    ) -> None:
+        """Do what a worker asks for, by a method's name; ``get`` and ``wait`` may have to wait."""
+        if what in ("get", "wait"):
+            asker = Asker(rank, ticket, keys, ordinal, time.monotonic())
+            if not self._served(asker):
+                self.askers.append(asker)
+            return
+        answer = getattr(self, what)(keys, *args)
+        self.askers = [asker for asker in self.askers if not self._served(asker)]
+        self._answer(rank, ticket, answer)
+
+    def _served(self, asker: Asker) -> bool:
+        values = self.get(asker.keys)
+        if values is not None:
+            self._answer(asker.rank, asker.ticket, values)
+        return values is not None
+
+    def leave(self, rank: int, ticket: int) -> None:
+        """Somebody does not wait any more."""
+        self.askers = [one for one in self.askers if (one.rank, one.ticket) != (rank, ticket)]
 
     def lost(self, rank: int) -> None:
         """A worker is no more."""
@@ -93,7 +113,7 @@ class KeyValueStore:
 
     def hopeless(self, peers: Mapping[int, Peer]) -> list[Asker]:
         """Those for whom nobody can store anything any more: all others have ended the command."""
-        found = [
+        gone = [
             asker
             for asker in self.askers
             if asker.ordinal >= 0
@@ -103,5 +123,5 @@ class KeyValueStore:
                 if rank != asker.rank
             )
         ]
-        self.askers = [asker for asker in self.askers if asker not in found]
-        return found
+        self.askers = [asker for asker in self.askers if asker not in gone]
+        return gone

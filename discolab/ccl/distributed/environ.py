@@ -27,7 +27,7 @@ from ...isolation.imports import is_importing
 from ...isolation.patches import Patches
 from ...isolation.table import Row, Treatment
 from ...runtime.worker import Worker, current_worker_or_none, has_own_process
-from ..choose import has_coordinator
+from ..rendezvous.client import client_of, has_coordinator
 
 _WORLDS = "discolab.ccl.distributed.environ"
 _PORT = "discolab.ccl.distributed.port"
@@ -63,8 +63,6 @@ def variables_of(worker: Worker) -> dict[str, str]:
 def _place(worker: Worker) -> tuple[int, int, int, int]:
     """A port, the same for all workers; how many are on this machine, which it is, of how many."""
     if has_coordinator(worker):
-        from ..rendezvous.client import client_of
-
         port, local_size, machine, machines = client_of(worker).ask("hello")
         return port, local_size, machine, machines
     return _port(worker), len(worker.peers), 0, 1

@@ -22,10 +22,10 @@ from typing import Any
 import torch.distributed.distributed_c10d
 
 from ...runtime.worker import Worker, current_worker_or_none
+from ..rendezvous.store import store_of
 from .member import NAME
 from .process_group import WorkerGroup
 from .registry import carry_over
-from .store import store_of
 
 c10d: Any = torch.distributed.distributed_c10d  # its private names have no types
 

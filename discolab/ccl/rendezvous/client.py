@@ -175,6 +175,11 @@ class _Question:
                 raise SessionError(f"nobody waits for {what} any more")
 
 
+def has_coordinator(worker: Worker) -> bool:
+    """Whether the workers of the session have several processes and meet at its coordinator."""
+    return worker.link is not None and worker.num_workers > 1
+
+
 def client_of(worker: Worker) -> CoordinatorClient:
     """The client of a worker whose session has a coordinator."""
     found: CoordinatorClient | None = worker.shared.get(_CLIENT)

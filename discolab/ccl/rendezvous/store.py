@@ -1,0 +1,244 @@
+"""The key-value store of a session, as torch's process groups see it.
+
+Where workers are threads, all of a session and their threads use one `SessionStore`, in
+`Worker.shared`; where they have processes of their own each has a `CoordinatorStore`, and the
+coordinator keeps everything. torch's own stores wait in C++, where nothing can interrupt them; here
+a worker waits as it does for everything else.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed.distributed_c10d
+
+from ...runtime.errors import CollectiveError, WaitTimeoutError
+from ...runtime.interruptible import TICK
+from ...runtime.worker import Worker, current_worker_or_none
+from ..coordinator import protocol
+from ..coordinator.store import KeyValues
+from .client import CoordinatorClient, client_of, has_coordinator
+
+_Store: Any = torch.distributed.distributed_c10d.Store  # its trampoline has no types
+_STORE = "discolab.ccl.distributed.store"
+
+
+class WorkerStore(_Store):  # type: ignore[misc] # Any, see above
+    """What torch calls, by the names that it calls; a store adds how it asks and how it waits."""
+
+    def _ask(self, what: str, keys: Sequence[str], *args: Any) -> Any:
+        """Do what a method of `KeyValues` does."""
+        raise NotImplementedError
+
+    def _wait(self, what: str, keys: Sequence[str], timeout: timedelta) -> Sequence[bytes]:
+        """As `_ask`, but wait until all keys are there."""
+        raise NotImplementedError
+
+    def set(self, key: str, value: Any) -> None:
+        """Store a value and wake who waits for it."""
+        self._ask("set", [key], [_as_bytes(value)])
+
+    def get(self, key: str) -> bytes:
+        """The value of a key; waits until there is one."""
+        return self.multi_get([key])[0]
+
+    def add(self, key: str, value: int) -> int:
+        """Add to a number, 0 at first; the sum."""
+        return int(self._ask("add", [key], value))
+
+    def compare_set(self, key: str, expected_value: Any, desired_value: Any) -> bytes:
+        """Store a value if the present one is as expected; the value that is there then."""
+        values = _as_bytes(expected_value), _as_bytes(desired_value)
+        return bytes(self._ask("compare_set", [key], *values))
+
+    def append(self, key: str, value: Any) -> None:
+        """Put bytes behind those that are there."""
+        self._ask("append", [key], _as_bytes(value))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """The values of several keys; waits until there are all."""
+        return [bytes(value) for value in self._wait("get", list(keys), self.timeout)]
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[Any]) -> None:
+        """Store several values."""
+        self._ask("set", list(keys), [_as_bytes(value) for value in values])
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are there; does not wait for them."""
+        return bool(self._ask("check", list(keys)))
+
+    def deleteKey(self, key: str) -> bool:  # noqa: N802 - the name that torch calls
+        """Forget a key; whether it was there."""
+        return bool(self._ask("delete", [key]))
+
+    delete_key = deleteKey
+
+    def getNumKeys(self) -> int:  # noqa: N802 - the name that torch calls
+        """How many keys there are."""
+        return int(self._ask("count", []))
+
+    num_keys = getNumKeys
+
+    def has_extended_api(self) -> bool:
+        """That there are append, multi_get and multi_set."""
+        return True
+
+    def clone(self) -> WorkerStore:
+        """Itself: it may be used from any thread."""
+        return self
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until all keys are there.
+
+        Raises
+        ------
+        torch.distributed.DistStoreError
+            At the deadline, 300 s unless torch was told otherwise.
+        CollectiveError
+            If no worker is left that could still store them.
+        """
+        self._wait("wait", list(keys), timeout or self.timeout)
+
+
+class SessionStore(WorkerStore):
+    """A store for workers of one process, in memory. `_lock` guards `_values`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._values = KeyValues()
+        self._lock = threading.Lock()
+        self._waiting: set[Worker] = set()
+
+    def _ask(self, what: str, keys: Sequence[str], *args: Any) -> Any:
+        with self._lock:
+            answer = getattr(self._values, what)(keys, *args)
+        for worker in tuple(self._waiting):
+            worker.wake()
+        return answer
+
+    def _wait(self, what: str, keys: Sequence[str], timeout: timedelta) -> Sequence[bytes]:
+        worker, words = current_worker_or_none(), _waited_for(keys)
+        seconds = timeout.total_seconds()
+        try:
+            if worker is None or worker.thread_id != threading.get_ident():
+                self._poll(keys, seconds, words)
+            else:
+                self._wait_on_worker(worker, keys, seconds, words)
+        except WaitTimeoutError as exc:
+            raise torch.distributed.DistStoreError(str(exc)) from None
+        return self._values.get(keys) or ()
+
+    def _wait_on_worker(
+        self, worker: Worker, keys: Sequence[str], seconds: float, words: str
+    ) -> None:
+        def check() -> None:
+            others = [peer for peer in worker.peers.values() if peer is not worker]
+            gone = all(peer.ended or peer.executed > worker.executed for peer in others)
+            if gone and not self._values.check(keys):
+                raise CollectiveError(_nobody_left(worker, words))
+
+        self._waiting.add(worker)
+        try:
+            worker.wait_for(lambda: self._values.check(keys), words, seconds, check)
+        finally:
+            self._waiting.discard(worker)
+
+    def _poll(self, keys: Sequence[str], seconds: float, words: str) -> None:
+        """Wait on a thread that is no worker's own."""
+        deadline = time.monotonic() + seconds
+        while not self._values.check(keys):
+            if time.monotonic() > deadline:
+                raise WaitTimeoutError(f"gave up after {seconds:g} s waiting for {words}")
+            time.sleep(TICK / 10)
+
+
+class CoordinatorStore(WorkerStore):
+    """A store for one of the workers of several processes."""
+
+    def __init__(self, client: CoordinatorClient) -> None:
+        super().__init__()
+        self._client = client
+
+    def _ask(self, what: str, keys: Sequence[str], *args: Any) -> Any:
+        return self._client.ask(
+            protocol.STORE, self._ordinal(), "store", what, keys, *args, what="the store"
+        )
+
+    def _wait(self, what: str, keys: Sequence[str], timeout: timedelta) -> Sequence[bytes]:
+        words = _waited_for(keys)
+        try:
+            values: Sequence[bytes] | None = self._client.ask(
+                protocol.STORE, self._ordinal(), "store", what, keys,
+                what=words, timeout=timeout.total_seconds(),
+            )  # fmt: skip
+        except WaitTimeoutError as exc:
+            raise torch.distributed.DistStoreError(str(exc)) from None
+        if values is None:
+            raise CollectiveError(_nobody_left(self._client.worker, words))
+        return values
+
+    def _ordinal(self) -> int:
+        """Of the worker's command; -1 on a thread that is not its own."""
+        worker = self._client.worker
+        return worker.executed if worker.thread_id == threading.get_ident() else -1
+
+
+class GroupStore(WorkerStore):
+    """Where the members of one process group find each other, at the coordinator.
+
+    Used on the conductor's thread, and the library's own. Once it is `connected`, whether anybody
+    waits for the connection says nothing any more.
+    """
+
+    connected = False
+
+    def __init__(
+        self, client: CoordinatorClient, prefix: str, seconds: float, unwanted: Callable[[], bool]
+    ) -> None:
+        super().__init__()
+        self._client, self._prefix, self._seconds = client, prefix, seconds
+        self._unwanted = unwanted
+
+    def _ask(self, what: str, keys: Sequence[str], *args: Any) -> Any:
+        return self._client.ask(
+            protocol.STORE, -1, "groups", what, [self._prefix + key for key in keys], *args,
+            what="the other workers to connect",
+            timeout=self._seconds,
+            wanted=lambda: self.connected or not self._unwanted(),
+        )  # fmt: skip
+
+    def _wait(self, what: str, keys: Sequence[str], timeout: timedelta) -> Sequence[bytes]:
+        values: Sequence[bytes] = self._ask(what, keys)
+        return values
+
+    def has_extended_api(self) -> bool:
+        """That the library gets one key at a time, as from torch's own simplest store."""
+        return False
+
+
+def store_of(worker: Worker) -> Any:
+    """The store of a worker's session."""
+    store: Any = worker.shared.get(_STORE)
+    if store is None:
+        made = CoordinatorStore(client_of(worker)) if has_coordinator(worker) else SessionStore()
+        store = worker.shared.setdefault(_STORE, made)
+    return store
+
+
+def _waited_for(keys: Sequence[str]) -> str:
+    return f"{', '.join(keys)} in the store of the process groups"
+
+
+def _nobody_left(worker: Worker, what: str) -> str:
+    return (
+        f"worker {worker.worker_id} waits for {what}, and all other workers have ended this call "
+        "without storing it"
+    )
+
+
+def _as_bytes(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
