@@ -40,43 +40,18 @@ class Backend(ABC):
     def start(self, call: Call, pattern: Pattern, srcs: Tensors, outs: Tensors) -> Work:
         """Start this member's part of a collective; the pattern says what goes where."""
 
-    def all_reduce(self, call: Call, srcs: Tensors, outs: Tensors, reduction: str) -> Work:
-        """Reduce each of the members' k `srcs` into everybody's `outs`, like by like."""
-        pattern = pattern_of("all_reduce", call.group, srcs, outs, reduction)
+    def collective(
+        self,
+        op: str,
+        call: Call,
+        srcs: Tensors,
+        outs: Tensors,
+        reduction: str | None = None,
+        root: int | None = None,
+    ) -> Work:
+        """Start this member's part of an operation by its name; see `pattern.Pattern`."""
+        pattern = pattern_of(op, call.group, srcs, outs, reduction, root)
         return self.start(call, pattern, srcs, outs)
-
-    def reduce(self, call: Call, srcs: Tensors, outs: Tensors, reduction: str, root: int) -> Work:
-        """As `all_reduce` for `root` alone; the others have no `outs`."""
-        pattern = pattern_of("reduce", call.group, srcs, outs, reduction, root)
-        return self.start(call, pattern, srcs, outs)
-
-    def all_gather(self, call: Call, srcs: Tensors, outs: Tensors) -> Work:
-        """Copy the members' k `srcs` to everybody: k * n `outs`, n in a row for each source."""
-        return self.start(call, pattern_of("all_gather", call.group, srcs, outs), srcs, outs)
-
-    def reduce_scatter(self, call: Call, srcs: Tensors, outs: Tensors, reduction: str) -> Work:
-        """Reduce k * n `srcs`, n in a row for each of k `outs`; the i-th is for the i-th member."""
-        pattern = pattern_of("reduce_scatter", call.group, srcs, outs, reduction)
-        return self.start(call, pattern, srcs, outs)
-
-    def broadcast(self, call: Call, srcs: Tensors, outs: Tensors, root: int) -> Work:
-        """Copy the k `srcs` of `root` into everybody's `outs`; the others have no `srcs`."""
-        pattern = pattern_of("broadcast", call.group, srcs, outs, root=root)
-        return self.start(call, pattern, srcs, outs)
-
-    def scatter(self, call: Call, srcs: Tensors, outs: Tensors, root: int) -> Work:
-        """Copy the i-th of the n `srcs` of `root` to the one of `outs` of the i-th member."""
-        pattern = pattern_of("scatter", call.group, srcs, outs, root=root)
-        return self.start(call, pattern, srcs, outs)
-
-    def gather(self, call: Call, srcs: Tensors, outs: Tensors, root: int) -> Work:
-        """Copy everybody's one of `srcs` to the n `outs` of `root`; the others have none."""
-        pattern = pattern_of("gather", call.group, srcs, outs, root=root)
-        return self.start(call, pattern, srcs, outs)
-
-    def all_to_all(self, call: Call, srcs: Tensors, outs: Tensors) -> Work:
-        """Copy the j-th of n `srcs` of the i-th member to the i-th of n `outs` of the j-th."""
-        return self.start(call, pattern_of("all_to_all", call.group, srcs, outs), srcs, outs)
 
     def barrier(self, call: Call) -> Work:
         """Over once every member has called it: a collective that moves nothing."""

@@ -171,7 +171,8 @@ class Members:
             NAME, self.worker, self.group, [sent],
             root=root, timeout=self.timeout, op=f"{self.op}: values",
         )  # fmt: skip
-        self._backend.broadcast(call, [sent] if here else [], [out], root).give(None, False)
+        srcs = [sent] if here else []
+        self._backend.collective("broadcast", call, srcs, [out], root=root).give(None, False)
         return out.to(mine.device).view(mine.dtype)
 
     def _gather(self, mine: torch.Tensor, op: str) -> torch.Tensor:
@@ -182,7 +183,7 @@ class Members:
             NAME, self.worker, self.group, [src], timeout=self.timeout, op=op, kinds=()
         )
         pieces = list(out.split(src.numel()))
-        self._backend.all_gather(call, [src], pieces).give(None, False)
+        self._backend.collective("all_gather", call, [src], pieces).give(None, False)
         return out.cpu()
 
 

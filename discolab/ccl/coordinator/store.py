@@ -1,7 +1,7 @@
 """Keys and values of a session: torch.distributed's store, and how process groups connect.
 
-Pure state. At the coordinator its lock guards it; there a worker that asks for what is not there yet
-is answered when it is. rendezvous/store.py has the stores that torch sees.
+Pure state. At the coordinator its lock guards it; there a worker that asks for what is not there
+yet is answered when it is. rendezvous/store.py has the stores that torch sees.
 """
 
 from __future__ import annotations

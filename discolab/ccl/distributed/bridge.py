@@ -24,7 +24,7 @@ from ...isolation.table import Row, Treatment
 from ...runtime.errors import SessionError
 from ...runtime.worker import current_worker_or_none
 from . import calls, environ, guards, registry
-from .member import NAME
+from .process_group import NAME
 from .world import WorldProxy, close_world, world_here
 
 # their private names have no types

@@ -15,8 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ...runtime.errors import ArgumentError
-from .member import NAME
-from .process_group import WorkerGroup
+from .process_group import NAME, WorkerGroup
 from .works import completed
 from .world import WorkerWorld, world_here
 

@@ -49,7 +49,6 @@ _METHODS = {
     "scatter_": "scatter",
     "send": "send",
 }
-_NO_OPERATORS = ("_start_coalescing", "_end_coalescing")
 _OPTIONS = {"reduce_op": "reduceOp", "root_rank": "rootRank", "timeout": "timeout",
             "async_op": "asyncOp"}  # fmt: skip
 _PASSED_ON = ("output_split_sizes", "input_split_sizes", "src", "dst", "tag")
@@ -64,9 +63,8 @@ Kind = TypeVar("Kind", bound=type)
 
 def seen_by_torch(kind: Kind) -> Kind:
     """Give a class of process groups methods that take torch's own way while somebody looks."""
-    for name in vars(kind).keys() & vars(_ProcessGroup).keys():
-        if not name.startswith("__") and name not in _NO_OPERATORS:
-            setattr(kind, name, _seen(name, vars(kind)[name]))
+    for name in set(_METHODS.values()) & vars(_ProcessGroup).keys():
+        setattr(kind, name, _seen(name, vars(kind)[name]))
     return kind
 
 

@@ -23,8 +23,7 @@ import torch.distributed.distributed_c10d
 
 from ...runtime.worker import Worker, current_worker_or_none
 from ..rendezvous.store import store_of
-from .member import NAME
-from .process_group import WorkerGroup
+from .process_group import NAME, WorkerGroup
 from .registry import carry_over
 
 c10d: Any = torch.distributed.distributed_c10d  # its private names have no types
