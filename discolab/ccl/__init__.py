@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from . import disco as _disco  # registers runtime.disco.*
 from . import distributed as _distributed  # has torch.distributed work in worker threads
-from . import mesh as _mesh  # gives a mesh its groups
 from .backend import Backend, BackendStatistics
-from .call import Call
+from .call import Call, set_timeout
 from .choose import backend_name, statistics
-from .deadlines import set_timeout
 from .groups import Group, group, new_group, world
 from .ops import (
     all_gather,
@@ -97,4 +95,4 @@ __all__ = [
     "world",
 ]
 
-del _disco, _distributed, _mesh
+del _disco, _distributed

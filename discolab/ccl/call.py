@@ -11,11 +11,12 @@ import math
 import time
 from collections.abc import Callable, Collection
 from types import CodeType
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from ..runtime.worker import Worker
+from ..runtime.errors import ArgumentError
+from ..runtime.worker import Worker, current_worker
 from .groups import Group
 
 Site = tuple[CodeType | str, int]  # code object or file name, and line
@@ -195,3 +196,57 @@ def count(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
 def kinds_of(tensors: Collection[torch.Tensor]) -> tuple[Kind, ...]:
     """Dtype and shape of each."""
     return tuple([(tensor.dtype, tuple(tensor.shape)) for tensor in tensors])
+
+
+# How long a worker's collectives wait for the others when a call does not say it: maps ranks to
+# seconds, in `Worker.shared`; each worker writes its own entry.
+_TIMEOUTS = "discolab.ccl.timeout"
+_NONE: dict[int, float | None] = {}
+
+
+def set_timeout(seconds: float | None) -> None:
+    """Set the calling worker's deadline for collectives and receptions without ``timeout=``.
+
+    Parameters
+    ----------
+    seconds
+        Above 0; None, as at the start, for no limit. What can be seen to be hopeless is told
+        at once anyway; a deadline is for members that run and do not come.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    worker = current_worker()
+    worker.shared.setdefault(_TIMEOUTS, {})[worker.worker_id] = _check_timeout(
+        "set_timeout", seconds
+    )
+
+
+def timeout_of(name: str, worker: Worker, given: Any) -> float | None:
+    """The deadline of one call: `given`, or the worker's own.
+
+    Raises
+    ------
+    ArgumentError
+        If `given` is neither None nor a number above 0.
+    """
+    if given is not None:
+        return _check_timeout(name, given)
+    defaults: dict[int, float | None] = worker.shared.get(_TIMEOUTS, _NONE)
+    return defaults.get(worker.worker_id)
+
+
+def _check_timeout(name: str, value: Any) -> float | None:
+    """`value`, if it is None or seconds above 0.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    if value is None:
+        return None
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not value > 0:
+        raise ArgumentError(f"{name}: timeout must be seconds above 0, or None; got {value!r}")
+    return float(value)

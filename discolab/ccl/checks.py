@@ -12,8 +12,7 @@ from ..runtime.errors import ArgumentError, CollectiveError, SessionError
 from ..runtime.worker import Worker, current_worker
 from .board.diagnosis import call_site
 from .board.ledger import ledger_of
-from .call import Call, Kind, Signature, kind, kinds_of
-from .deadlines import timeout_of
+from .call import Call, Kind, Signature, kind, kinds_of, timeout_of
 from .groups import Group
 from .reductions import MOVABLE
 

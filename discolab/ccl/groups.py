@@ -1,7 +1,8 @@
 """Groups: which workers take part in a collective.
 
 A `Group` is a value: ranks in ascending order and a tag. No state is kept here; two groups of
-the same ranks and tag are the same group.
+the same ranks and tag are the same group. The mesh of a session (runtime/mesh.py) learns here what
+a group is: ``group="tp"`` of a collective means the calling worker's line along that axis.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch.distributed
 
 from ..runtime.errors import ArgumentError
 from ..runtime.failures import name_ranks
-from ..runtime.mesh import axis_group
+from ..runtime.mesh import Mesh, axis_group
 from ..runtime.worker import Worker, current_worker
 
 
@@ -152,6 +153,19 @@ def _named(worker: Worker, value: str, name: str) -> Group:
             'so that the only group with a name is "world"'
         )
     return found
+
+
+@lru_cache(maxsize=1024)
+def group_of(ranks: tuple[int, ...], tag: str = "") -> Group:
+    """The group of these ranks.
+
+    Two axes of a mesh have the same group only if it has the same ranks, and then it is called in
+    the same order by all of them: there is nothing to keep apart.
+    """
+    return Group(ranks, tag)
+
+
+Mesh.group_type = staticmethod(group_of)
 
 
 @lru_cache(maxsize=256)

@@ -18,7 +18,7 @@ from ..board.ledger import Ledger
 from ..board.peers import Peer
 from ..board.rendezvous import RUNNING, Board, Contribution, PendingCollective
 from ..call import FAILED, Call
-from ..groups import Group
+from ..groups import group_of
 from . import protocol
 from .protocol import Like
 
@@ -131,7 +131,7 @@ class RemoteCall(Call):
     def __init__(self, worker: Any, seq: int, wire: protocol.WireCall) -> None:
         name, ordinal, number, ranks, tag, signature, site, timeout, asynchronous, patient = wire
         super().__init__(
-            name, worker, Group(ranks, tag), protocol.signature_in(signature),
+            name, worker, group_of(ranks, tag), protocol.signature_in(signature),
             protocol.site_in(site), timeout, asynchronous,
         )  # fmt: skip
         self.seq, self.ordinal, self.number, self.patient = seq, ordinal, number, patient
