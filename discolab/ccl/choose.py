@@ -83,18 +83,18 @@ def init(name: Any, device_ids: tuple[Any, ...]) -> str:
         )
     if device_ids:
         _use_gpu(worker, device_ids)
-    fellows = _agree(worker, name)
+    peers = _agree(worker, name)
     if name == "auto":
-        name = _automatic(worker, fellows)
+        name = _automatic(worker, peers)
     else:
-        why_not = _obstacle(name, worker, fellows)
+        why_not = _obstacle(name, worker, peers)
         if why_not:
             raise ArgumentError(f"init_ccl: {why_not}")
-    return f"{_choose(worker, name).name}: {_situation(worker, name, fellows)}"
+    return f"{_choose(worker, name).name}: {_situation(worker, name, peers)}"
 
 
 def _agree(worker: Worker, name: str) -> Sequence[Any]:
-    """Meet the other workers, who must ask for the same; what those of other processes tell."""
+    """Meet the other workers, who must ask for the same; what those of other processes say."""
     members = resolve(worker, "world", "init_ccl")
     if has_coordinator(worker):
         coordinator = _shared(worker, "gloo", lambda: _LIBRARIES["gloo"](worker))
@@ -107,11 +107,11 @@ def _agree(worker: Worker, name: str) -> Sequence[Any]:
     return ()
 
 
-def _exchange(worker: Worker, about: str, told: str) -> Sequence[str]:
-    """What all workers that meet at a coordinator tell of something, by rank."""
+def _exchange(worker: Worker, about: str, text: str) -> Sequence[str]:
+    """The texts of all workers that meet at a coordinator, by rank."""
     coordinator = _shared(worker, "gloo", lambda: _LIBRARIES["gloo"](worker))
     members = resolve(worker, "world", "init_ccl")
-    found: Sequence[str] = _library("agree").exchange(coordinator, worker, members, about, told)
+    found: Sequence[str] = _library("agree").exchange(coordinator, worker, members, about, text)
     return found
 
 
@@ -120,26 +120,26 @@ def _library(name: str) -> Any:
     return importlib.import_module(f".backends.{name}", __package__)
 
 
-def _automatic(worker: Worker, fellows: Sequence[Any] = ()) -> str:
+def _automatic(worker: Worker, peers: Sequence[Any] = ()) -> str:
     """The name of the best backend; the same on all workers, for all see the same.
 
-    Without `fellows`, workers at a coordinator do not know which GPUs the others have.
+    Without `peers`, workers at a coordinator do not know which GPUs the others have.
     """
     if has_coordinator(worker):
-        several = worker.device.type == "cuda" and bool(fellows)
-        return "nccl" if several and not _library("remote_nccl").obstacle(fellows) else "gloo"
+        several = worker.device.type == "cuda" and bool(peers)
+        return "nccl" if several and not _library("remote_nccl").obstacle(peers) else "gloo"
     if len(worker.peers) < worker.num_workers:
         return "mpi"
     several = worker.num_workers > 1 and worker.device.type == "cuda"
     return "nccl" if several and not _library("nccl").obstacle(_workers(worker)) else "local"
 
 
-def _obstacle(name: str, worker: Worker, fellows: Sequence[Any]) -> str:
+def _obstacle(name: str, worker: Worker, peers: Sequence[Any]) -> str:
     """Why the workers can't use a backend, "" if they can."""
     if name == "mpi":
         if has_coordinator(worker):
             mpi = _library("remote_mpi")
-            return str(mpi.obstacle([mpi.Standing(*fellow.mpi) for fellow in fellows]))
+            return str(mpi.obstacle([mpi.Standing(*peer.mpi) for peer in peers]))
         return str(_library("mpi").obstacle(worker))
     if has_coordinator(worker):
         if name == "local":
@@ -147,7 +147,7 @@ def _obstacle(name: str, worker: Worker, fellows: Sequence[Any]) -> str:
                 "'local' reads the memory of all workers, and these have a process each; use "
                 "'gloo', or 'nccl' where each has a GPU of its own"
             )
-        return str(_library("remote_nccl").obstacle(fellows)) if name == "nccl" else ""
+        return str(_library("remote_nccl").obstacle(peers)) if name == "nccl" else ""
     if len(worker.peers) < worker.num_workers:
         return f"{name!r} needs all workers in one process; for one process each there is 'mpi'"
     if name == "nccl":
@@ -155,14 +155,14 @@ def _obstacle(name: str, worker: Worker, fellows: Sequence[Any]) -> str:
     return str(_library("gloo").obstacle()) if name == "gloo" else ""
 
 
-def _situation(worker: Worker, name: str, fellows: Sequence[Any]) -> str:
+def _situation(worker: Worker, name: str, peers: Sequence[Any]) -> str:
     count = worker.num_workers
     workers = f"{count} workers" if count > 1 else "1 worker"
     if name == "mpi":
         return f"{workers}, one a process"
-    if fellows:
-        devices = ", ".join(sorted({fellow.device for fellow in fellows}))
-        machines = len({fellow.machine for fellow in fellows})
+    if peers:
+        devices = ", ".join(sorted({peer.device for peer in peers}))
+        machines = len({peer.machine for peer in peers})
         where = f" of {machines} machines" if machines > 1 else ""
         return f"{workers} in {count} processes{where} on {devices}"
     devices = ", ".join(sorted({str(peer.device) for peer in worker.peers.values()}))
@@ -200,10 +200,6 @@ def _coordinator(exchange: Any) -> Service:
 
 SERVICES["ccl"] = _coordinator
 forkserver.PRELOAD.append(f"{__package__}.backends.agree")  # and all that it needs
-
-
-def _nothing() -> None:
-    pass
 
 
 def _local(worker: Worker) -> LocalBackend:

@@ -145,7 +145,7 @@ def doctor(session: Session, n: int = 8, ranks: Any = None, group: Any = None) -
     chosen = parse_ranks(ranks, session.num_workers, session.current_mesh)
     wanted = _wanted_groups(group, session)
     here, board, stories = _seen(session)
-    waits, knots, parcels = _on_board(here, board)
+    waits, cycles, parcels = _on_board(here, board)
     failures = {rank: dict(worker.failed_calls.copy()) for rank, worker in here.items()}
     rounds = align(stories, here, failures, chosen, n, wanted)
     shown = set(chosen)
@@ -153,7 +153,7 @@ def doctor(session: Session, n: int = 8, ranks: Any = None, group: Any = None) -
         title=_title(session),
         workers=tuple(status for status in session.status() if status.rank in shown),
         waits=tuple(e for e in waits if e.rank in shown or shown.intersection(e.whom)),
-        deadlocks=tuple(sorted(knot for knot in knots if shown.intersection(knot))),
+        deadlocks=tuple(sorted(cycle for cycle in cycles if shown.intersection(cycle))),
         messages=tuple(p for p in parcels if shown.intersection((p.sender, p.receiver))),
         rounds=rounds,
         failure=_last_failure(failures, {one.ordinal for one in rounds}),
@@ -270,7 +270,7 @@ def _on_board(
     with _held(board.lock):
         waiting = _live(here, board)
         edges = [_edge(rank, wait, here) for rank, wait in waiting.items()]
-        return edges, _knots(waiting, here), _parcels(board, here, cut)
+        return edges, _cycles(waiting, here), _parcels(board, here, cut)
 
 
 def _cut(here: Mapping[int, Peer]) -> int:
@@ -311,16 +311,16 @@ def _doing(collective: PendingCollective, executor: Any) -> str:
     return f"{name} is moving the data"
 
 
-def _knots(waiting: Mapping[int, Wait], here: Mapping[int, Peer]) -> set[tuple[int, ...]]:
+def _cycles(waiting: Mapping[int, Wait], here: Mapping[int, Peer]) -> set[tuple[int, ...]]:
     """The sets of workers that wait for each other for ever."""
-    found = set()
+    cycles = set()
     for rank, wait in waiting.items():
         cycle = cycle_of(rank, waiting, here)
         if not cycle and isinstance(wait, Reception) and len(wait.pairs) > 1:
             cycle = stuck(rank, waiting, here)
         if cycle:
-            found.add(tuple(sorted(cycle)))
-    return found
+            cycles.add(tuple(sorted(cycle)))
+    return cycles
 
 
 def _parcels(board: Board, here: Mapping[int, Peer], cut: int) -> list[Parcel]:
@@ -335,15 +335,15 @@ def _parcels(board: Board, here: Mapping[int, Peer], cut: int) -> list[Parcel]:
 
 def _last_failure(failures: Mapping[int, Mapping[int, Failure]], shown: set[int]) -> str:
     """What was told of the last of these commands in which a collective failed."""
-    told = {
+    failed = {
         ordinal
         for line in failures.values()
         for ordinal, failure in line.items()
         if ordinal in shown and failed_in_collective(failure)
     }
-    if not told:
+    if not failed:
         return ""
-    ends = [line[max(told)] for line in failures.values() if max(told) in line]
+    ends = [line[max(failed)] for line in failures.values() if max(failed) in line]
     causes = [f for f in ends if not (f.victim or f.interrupted)] or ends
     words: dict[str, list[int]] = {}
     for failure in causes:  # here it does not matter at which line each has failed

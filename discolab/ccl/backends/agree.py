@@ -1,4 +1,4 @@
-"""What the workers of several processes tell each other before they choose a backend."""
+"""How the workers of several processes learn of each other before they choose a backend."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .remote_gloo import RemoteGlooBackend
 _BOOT = "/proc/sys/kernel/random/boot_id"
 
 
-class Fellow(NamedTuple):
-    """What one worker tells: its device, the machine that it is on, its GPU's own name, and, where
-    "mpi" is asked for, its `remote_mpi.Standing`.
+class PeerInfo(NamedTuple):
+    """What one worker says of itself: its device, the machine that it is on, its GPU's own name,
+    and, where "mpi" is asked for, its `remote_mpi.Standing`.
     """
 
     rank: int
@@ -33,24 +33,23 @@ class Fellow(NamedTuple):
     mpi: Sequence[Any] = ()
 
 
-def agree(backend: RemoteGlooBackend, worker: Worker, members: Group, name: str) -> list[Fellow]:
-    """Meet all workers, who must ask for the same; what they tell, by rank.
+def agree(backend: RemoteGlooBackend, worker: Worker, members: Group, name: str) -> list[PeerInfo]:
+    """Meet all workers, who must ask for the same backend; what each says of itself, by rank.
 
     Raises
     ------
     CollectiveError
         If they ask for different backends.
     """
-    told = json.dumps(_fellow(worker, name))
-    return [
-        Fellow(*json.loads(one)) for one in exchange(backend, worker, members, repr(name), told)
-    ]
+    own = json.dumps(_own_info(worker, name))
+    infos = exchange(backend, worker, members, repr(name), own)
+    return [PeerInfo(*json.loads(info)) for info in infos]
 
 
 def exchange(
-    backend: RemoteGlooBackend, worker: Worker, members: Group, about: str, told: str
+    backend: RemoteGlooBackend, worker: Worker, members: Group, about: str, text: str
 ) -> list[str]:
-    """Meet all workers; what each tells, by rank.
+    """Meet all workers, each with a text; the texts, by rank.
 
     Raises
     ------
@@ -59,17 +58,17 @@ def exchange(
     """
     call = Call("init_ccl", worker, members, Signature(f"init_ccl({about})"), call_site(worker))
     gathering = _Gathering()
-    backend.join(call, gathering, told.encode()).wait()
-    return [bytes(one).decode() for one in gathering.given]
+    backend.join(call, gathering, text.encode()).wait()
+    return [bytes(text).decode() for text in gathering.given]
 
 
-def _fellow(worker: Worker, name: str) -> Fellow:
+def _own_info(worker: Worker, name: str) -> PeerInfo:
     gpu = ""
     if worker.device.type == "cuda":
         gpu = str(getattr(torch.cuda.get_device_properties(worker.device), "uuid", worker.device))
     nccl = torch.distributed.is_nccl_available()
     own = remote_mpi.standing(worker) if name == "mpi" else ()
-    return Fellow(worker.worker_id, str(worker.device), machine(), gpu, nccl, own)
+    return PeerInfo(worker.worker_id, str(worker.device), machine(), gpu, nccl, own)
 
 
 def machine() -> str:

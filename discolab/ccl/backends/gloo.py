@@ -1,10 +1,9 @@
-"""Gloo: torch's collectives for CPU tensors, over sockets of this machine."""
+"""Gloo: torch's collectives for CPU tensors, over sockets."""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -12,16 +11,16 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from ...runtime.worker import Worker
-from ..board.rendezvous import Contribution, PendingCollective
 from ..call import Call
-from ..groups import Group
+from ..rendezvous.conductor import ProcessGroup
 from . import steps, wire
-from .connections import ProcessGroup
-from .process_groups import STEP_SECONDS, ProcessGroupBackend, start
+from .process_groups import STEP_SECONDS, ProcessGroupBackend, await_all, start
+
+LOOPBACK = "127.0.0.1"
 
 
 class GlooBackend(ProcessGroupBackend):
-    """Collectives of CPU tensors by Gloo."""
+    """Collectives of CPU tensors by Gloo, between workers of one address space."""
 
     name = "gloo"
     ops = wire.ARITHMETIC | wire.BITWISE
@@ -29,33 +28,30 @@ class GlooBackend(ProcessGroupBackend):
     def _reaches(self, call: Call) -> bool:
         return not call.on_gpu
 
-    def _files(self, count: int) -> int:
-        return count * (count - 1)  # both ends of a socket for every pair
+    def _files(self, members: int) -> int:
+        return members * (members - 1)  # both ends of a socket for every pair
 
-    def _make(self, store: c10d.Store, place: int, worker: Worker, group: Group) -> ProcessGroup:
-        library: Any = c10d.ProcessGroupGloo
-        options = library._Options()
-        options._devices = [_device(os.getpid())]
-        options._timeout = timedelta(seconds=STEP_SECONDS)
-        return library(store, place, len(group), options)
+    def _connect(self, store: Any, place: int, size: int, worker: Worker) -> ProcessGroup:
+        return connect(store, place, size, LOOPBACK)
 
-    def _perform(
-        self,
-        collective: PendingCollective,
-        contributions: Sequence[Contribution],
-        todo: list[steps.Step],
-    ) -> None:
-        with self._leased(collective, contributions) as groups:
-            with self._connections.lock:
-                works = [w for g, step in zip(groups, todo, strict=True) for w in start(g, step)]
-            while works:
-                works.pop().wait()  # and let go of it: it holds the connections open
+    def _perform(self, worker: Worker, end: ProcessGroup, step: steps.Step) -> None:
+        await_all(start(end, step))
+
+
+def connect(store: Any, place: int, size: int, host: str) -> ProcessGroup:
+    """One member's process group. Waits for the other members, who make theirs."""
+    library: Any = c10d.ProcessGroupGloo
+    options = library._Options()
+    options._devices = [_device(host, os.getpid())]
+    options._timeout = timedelta(seconds=STEP_SECONDS)
+    options._threads = 1
+    return library(store, place, size, options)
 
 
 @functools.cache
-def _device(_pid: int) -> Any:
-    """The loopback interface: all members are in this process. One for each that was forked."""
-    return c10d.ProcessGroupGloo.create_device(hostname="127.0.0.1")
+def _device(host: str, _pid: int) -> Any:
+    """The interface over which the members reach this one. One for each process."""
+    return c10d.ProcessGroupGloo.create_device(hostname=host)
 
 
 def obstacle() -> str:

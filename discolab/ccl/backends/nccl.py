@@ -1,20 +1,18 @@
 """NCCL, or RCCL where torch is built for ROCm: collectives between GPUs, one for each worker.
 
-Not run by this project's own tests, which have no GPU: what is here besides the process group
+Not run by this project's own tests, which have no two GPUs: what is here besides the process group
 itself is little, and the rest is shared with Gloo, which they run.
 
-All work is put on the streams of the last member to arrive, which wait for the others' (as for
-`local`); the others' then wait for those. Each member's part is started on a thread of its own,
-because the members of one process wait for each other inside of the library. The library is
-told to leave the process alone when something goes wrong: by itself it would end it, and the
-notebook's kernel with it.
+Each member's part is started by its conductor, because the members of one process wait for each
+other inside of the library, on a stream of its own that waits for the worker's; the workers' then
+wait for those. The library is told to leave the process alone when something goes wrong: by itself
+it would end it, and the notebook's kernel with it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -24,14 +22,14 @@ from torch._C import _distributed_c10d as c10d
 from ...runtime.errors import ArgumentError
 from ...runtime.failures import name_ranks
 from ...runtime.worker import Worker
+from .. import moves
 from ..backend import Tensors
-from ..board.rendezvous import Contribution, PendingCollective
+from ..board.rendezvous import Contribution
 from ..call import Call
-from ..groups import Group
 from ..pattern import Pattern
+from ..rendezvous.conductor import ProcessGroup
 from ..work import Work
-from . import background, steps, wire
-from .connections import ProcessGroup
+from . import steps, wire
 from .local import LocalBackend
 from .process_groups import STEP_SECONDS, ProcessGroupBackend, start
 
@@ -45,97 +43,132 @@ _ENVIRONMENT = {
 
 
 class NcclBackend(ProcessGroupBackend):
-    """Collectives of tensors on the workers' own GPUs by NCCL."""
+    """Collectives of tensors on the workers' own GPUs by NCCL, within one address space."""
 
     name = "nccl"
     ops = wire.ARITHMETIC
 
     def __init__(self, local: LocalBackend) -> None:
         super().__init__(local)
-        for name, value in _ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+        set_environment()
+        self._streams: dict[int, torch.cuda.Stream] = {}
+
+    def admit(self, worker: Worker) -> None:
+        """See `Backend`."""
+        self._streams[worker.worker_id] = torch.cuda.Stream(worker.device)
+        super().admit(worker)
 
     def _reaches(self, call: Call) -> bool:
         return call.on_gpu
 
     def start(self, call: Call, pattern: Pattern, srcs: Tensors, outs: Tensors) -> Work:
         """See `Backend`."""
-        for tensor in (*srcs, *outs):
-            if tensor.is_cuda and tensor.device != call.worker.device:
-                raise ArgumentError(
-                    f"{call.name}: the tensor is on {tensor.device}, and 'nccl' moves those on the "
-                    f"worker's own GPU, {call.worker.device}; init_ccl('local') moves any"
-                )
+        check_devices(call, [tensor for tensor in (*srcs, *outs) if tensor.is_cuda], "local")
         return super().start(call, pattern, srcs, outs)
 
-    def _place(self, contributions: Sequence[Contribution]) -> AbstractContextManager[Any]:
-        return _on(
-            [
-                torch.cuda.current_stream(contribution.call.worker.device)
-                for contribution in contributions
-            ]
-        )
+    def _connect(self, store: Any, place: int, size: int, worker: Worker) -> ProcessGroup:
+        return connect(store, place, size, worker.device)
 
-    def _make(self, store: c10d.Store, place: int, worker: Worker, group: Group) -> ProcessGroup:
-        torch.cuda.set_device(worker.device)
-        options = c10d.ProcessGroupNCCL.Options()
-        options._timeout = timedelta(seconds=STEP_SECONDS)
-        made: ProcessGroup = c10d.ProcessGroupNCCL(store, place, len(group), options)
-        made.allreduce([torch.ones(1, device=worker.device)], c10d.AllreduceOptions()).wait()
-        torch.cuda.current_stream().synchronize()  # connected, before anything else is started
-        return made
+    def _perform(self, worker: Worker, end: ProcessGroup, step: steps.Step) -> None:
+        perform(end, step)
 
-    def _perform(
+    def _carry_out(
         self,
-        collective: PendingCollective,
-        contributions: Sequence[Contribution],
-        todo: list[steps.Step],
-    ) -> None:
-        devices = [contribution.call.worker.device for contribution in contributions]
-        streams = [torch.cuda.current_stream(device) for device in devices]
+        worker: Worker,
+        contribution: Contribution,
+        program: steps.Steps,
+        do: Callable[[steps.Step], None],
+    ) -> Callable[[], Sequence[moves.Event]]:
+        stream = self._streams[worker.worker_id]
+        srcs, outs = contribution.srcs, contribution.outs
+        with torch.cuda.device(stream.device), torch.cuda.stream(stream):
+            finish = run(program, do, stream, contribution.events, srcs, outs)
 
-        def issue(i: int) -> None:
-            with torch.cuda.stream(streams[i]):
-                for work in start(groups[i], todo[i]):
-                    work.wait()  # for the stream, not for the host
+        def write() -> Sequence[moves.Event]:
+            with torch.cuda.device(stream.device), torch.cuda.stream(stream):
+                finish()
+                return moves.posted(srcs, outs)
 
-        with self._leased(collective, contributions) as groups, self._connections.lock:
-            self._each(collective, issue)
-
-    def _close(self, groups: list[ProcessGroup]) -> None:
-        for group in groups:  # side by side, for they may wait for each other and for the device
-            background.begin(group.shutdown)
-
-    def _abort(self, groups: list[ProcessGroup]) -> None:
-        for group in groups:
-            background.begin(group.abort)  # it may wait for the device
+        return write
 
 
-@contextmanager
-def _on(streams: Sequence[torch.cuda.Stream]) -> Iterator[None]:
-    """Have these be the current streams of their devices."""
-    with ExitStack() as stack:
-        for stream in streams:
-            stack.enter_context(torch.cuda.stream(stream))
-        yield
+# -- shared with processes -------------------------------------------------------------------------
+
+
+def set_environment() -> None:
+    """Have torch leave the process alone when NCCL fails, unless the user wants it otherwise."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
+def check_devices(call: Call, tensors: Tensors, other: str) -> None:
+    """Refuse tensors that NCCL does not move; the backend `other` moves any."""
+    for tensor in tensors:
+        if tensor.device != call.worker.device:
+            raise ArgumentError(
+                f"{call.name}: the tensor is on {tensor.device}, and 'nccl' moves those on the "
+                f"worker's own GPU, {call.worker.device}; init_ccl({other!r}) moves any"
+            )
+
+
+def connect(store: Any, place: int, size: int, device: torch.device) -> ProcessGroup:
+    """One member's process group, connected before anything else is started."""
+    torch.cuda.set_device(device)
+    options: Any = c10d.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=STEP_SECONDS)
+    made: Any = c10d.ProcessGroupNCCL(store, place, size, options)
+    made.allreduce([torch.ones(1, device=device)], c10d.AllreduceOptions()).wait()
+    torch.cuda.current_stream().synchronize()
+    return made
+
+
+def run(
+    program: steps.Steps,
+    do: Callable[[steps.Step], None],
+    stream: torch.cuda.Stream,
+    begun: Iterable[moves.Event],
+    srcs: Tensors,
+    outs: Tensors,
+) -> steps.Finish:
+    """Run one member's program on the current stream, once what the worker has begun is over."""
+    moves.enter(begun, srcs, outs)
+    for tensor in (*srcs, *outs):
+        tensor.record_stream(stream)
+    return steps.run(program, do)
+
+
+def perform(end: ProcessGroup, step: steps.Step) -> None:
+    """Do one member's part of a step, in the order of the current stream."""
+    for work in start(end, step):
+        work.wait()  # for the stream, not for the host
 
 
 def obstacle(workers: Sequence[Worker]) -> str:
     """Why these workers can't use NCCL, "" if they can. Touches no GPU."""
     way_out = "; use 'local', which moves tensors on any devices"
-    without = [worker.worker_id for worker in workers if worker.device.type != "cuda"]
+    text = lacking_gpus(
+        {w.worker_id: str(w.device) if w.device.type == "cuda" else "" for w in workers},
+        way_out,
+        named=True,
+    )
+    if text or torch.distributed.is_nccl_available():
+        return text
+    return f"this torch ({torch.__version__}) was built without NCCL{way_out}"
+
+
+def lacking_gpus(gpus: dict[int, Any], way_out: str, *, named: bool) -> str:
+    """Which workers have no GPU of their own, "" if all have; `gpus` by rank, "" for none."""
+    without = [rank for rank, gpu in gpus.items() if not gpu]
     if without:
         missing = f"there is none for {name_ranks(without)}"
         return f"'nccl' needs a GPU for every worker, and {missing}{way_out}"
-    by_device: dict[torch.device, list[int]] = {}
-    for worker in workers:
-        by_device.setdefault(worker.device, []).append(worker.worker_id)
-    for device, ranks in by_device.items():
+    by_gpu: dict[Any, list[int]] = {}
+    for rank, gpu in gpus.items():
+        by_gpu.setdefault(gpu, []).append(rank)
+    for gpu, ranks in by_gpu.items():
         if len(ranks) > 1:
             return (
-                f"{name_ranks(ranks)} share the GPU {device}, and 'nccl' needs one for each "
-                f"worker{way_out}, or one worker for each GPU"
+                f"{name_ranks(ranks)} share {f'the GPU {gpu}' if named else 'a GPU'}, and 'nccl' "
+                f"needs one for each worker{way_out}, or one worker for each GPU"
             )
-    if not torch.distributed.is_nccl_available():
-        return f"this torch ({torch.__version__}) was built without NCCL{way_out}"
     return ""

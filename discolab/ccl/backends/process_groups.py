@@ -1,57 +1,62 @@
 """Backends over torch's process group objects, for workers of one address space: Gloo and NCCL.
 
 Members meet on the session's board as for `local` (rendezvous/local.py), so what they disagree
-about, or that one never comes, is found before the library hears of it. The last to arrive starts a
-conductor: a thread that makes the members' process groups if they are new, packs their tensors,
-starts every member's part of each step, waits, writes the results, and ends the collective. So a
-worker never waits inside of the library: its wait is the board's, which an interrupt ends.
+about, or that one never comes, is found before the library hears of it. The last to arrive hands
+each member's part to that member's conductor (rendezvous/conductor.py), which makes its process
+group if that is new, packs the tensors, and does the steps. So a worker never waits inside of the
+library: its wait is the board's, which an interrupt ends.
 
 The library works on packed copies. What it still does after an interrupt disturbs nobody; its
-process groups are not used again.
+process groups are not used again. The last conductor to be done writes all results, if they are
+still wanted.
 
-There is one backend object a session; its process groups are kept in `_connections`, whose lock is
-held while they are made and while the members' parts of one step are started, so that these come
-in the same order on all of them. Only conductors take it. Messages and barriers need no library
-where all share one address space; they are those of `local`, and so are collectives of tensors on
-devices that the library can't reach.
+There is one backend object a session. `_lock` guards its state, and is held while the parts of a
+collective are handed out, so that they come in the same order to all conductors. Messages and
+barriers need no library where all share one address space; they are those of `local`, and so are
+collectives of tensors on devices that the library can't reach.
 """
 
 from __future__ import annotations
 
-import queue
+import functools
+import os
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
-from typing import Any, TypeVar, cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 
 # torch does not export the option classes from torch.distributed
 from torch._C import _distributed_c10d as c10d
 
-from ...runtime.errors import CollectiveAborted, CollectiveError
+from ...runtime.errors import CollectiveAborted, CollectiveError, SessionError
 from ...runtime.interruptible import TICK
 from ...runtime.worker import Worker
-from .. import moves
 from ..backend import Backend, BackendStatistics, Tensor, Tensors
+from ..board.handles import GroupHandle, GroupHandles
 from ..board.rendezvous import Contribution, PendingCollective
 from ..call import Call
 from ..groups import Group
+from ..moves import Event
 from ..pattern import Pattern
+from ..rendezvous.conductor import Conductor, Connect, Gone, ProcessGroup, Ranks, Task
+from ..rendezvous.store import LocalGroupStore, SharedValues
 from ..work import Work
-from . import background, steps
-from .connections import Connections, ProcessGroup
+from . import steps
 from .local import LocalBackend
 
-R = TypeVar("R")
-
-_NOTHING = threading.Event()  # to wait for
-_NOTHING.set()
+try:
+    import resource
+except ImportError:  # on Windows
+    resource = None  # type: ignore[assignment]
 
 CONNECT_SECONDS = 30
 STEP_SECONDS = 120  # without any progress; all members are there, so none should pass
+SPARE_FILES = 32  # that the program may want to open meanwhile
+CLOSING_SECONDS = 1.0  # that conductors may take to close what is dropped
 
 _TAG = 0  # of all that goes from one member to another
 _REDUCE_OPS: dict[str, Any] = {
@@ -65,10 +70,6 @@ _REDUCE_OPS: dict[str, Any] = {
 }
 
 
-class _Left(Exception):
-    """Nobody waits for the result any more."""
-
-
 class ProcessGroupBackend(Backend):
     """Collectives by a library of torch's, with one process group a worker and group."""
 
@@ -78,8 +79,11 @@ class ProcessGroupBackend(Backend):
     def __init__(self, local: LocalBackend) -> None:
         self._local = local
         self._rendezvous = local.rendezvous
-        self._connections = Connections(self._files, self._close, self._abort)
-        self._turns: dict[Group, tuple[int, threading.Event]] = {}
+        self._lock = threading.Lock()
+        self._members: dict[int, _Member] = {}
+        self._handles = _Handles(self._close, self._files)
+        self._stores: dict[int, SharedValues] = {}  # by the numbers of process groups
+        self._cut = 0
 
     # -- what a library adds -------------------------------------------------------------------
 
@@ -88,45 +92,54 @@ class ProcessGroupBackend(Backend):
         """Whether the library can have the tensors of a call; if not, `local` moves them."""
 
     @abstractmethod
-    def _make(self, store: c10d.Store, place: int, worker: Worker, group: Group) -> ProcessGroup:
-        """One member's process group; runs for all members at once, each on its own thread."""
+    def _connect(self, store: Any, place: int, size: int, worker: Worker) -> ProcessGroup:
+        """One member's process group, on its conductor; waits for the others, who make theirs."""
 
     @abstractmethod
-    def _perform(
-        self,
-        collective: PendingCollective,
-        contributions: Sequence[Contribution],
-        todo: list[steps.Step],
-    ) -> None:
-        """Do one step of all members, whose parts are in `todo`."""
+    def _perform(self, worker: Worker, end: ProcessGroup, step: steps.Step) -> None:
+        """Do one member's part of a step."""
 
-    def _files(self, count: int) -> int:
+    def _files(self, members: int) -> int:
         """How many file descriptors the process groups of so many members need; 0: unknown."""
         return 0
 
-    def _close(self, groups: list[ProcessGroup]) -> None:
-        """End process groups that are idle in good order, before they are let go of."""
+    def _carry_out(
+        self,
+        worker: Worker,
+        contribution: Contribution,
+        program: steps.Steps,
+        do: Callable[[steps.Step], None],
+    ) -> Callable[[], Sequence[Event]]:
+        """Run one member's program; what writes its results, and gives events of a GPU for that."""
+        finish = steps.run(program, do)
 
-    def _abort(self, groups: list[ProcessGroup]) -> None:
-        """End what process groups may be in the middle of, if it does not end by itself."""
+        def write() -> Sequence[Event]:
+            finish()
+            return ()
 
-    def _place(self, contributions: Sequence[Contribution]) -> AbstractContextManager[Any]:
-        """Where the conductor works; made on the thread of the last member."""
-        return nullcontext()
+        return write
 
     # -- the backend -----------------------------------------------------------------------------
 
     def admit(self, worker: Worker) -> None:
         """See `Backend`."""
-        self._connections.admit(worker)
+        rank = worker.worker_id
+        if rank not in self._members:
+            connect: Connect = functools.partial(self._connect_to, worker)
+            self._members[rank] = _Member(worker, Conductor(worker, self.name), connect)
 
     def dismiss(self, worker: Worker) -> None:
         """See `Backend`."""
-        self._connections.dismiss(worker)
+        with self._lock:
+            self._handles.leave(worker.worker_id)
+            member = self._members.pop(worker.worker_id, None)
+        if member is not None:
+            member.conductor.end()
 
     def forget(self, worker: Worker, group: Group) -> None:
         """See `Backend`."""
-        self._connections.forget(worker, group)
+        with self._lock:
+            self._handles.forget(group.ranks, group.tag)
 
     def send(self, call: Call, src: Tensor, peer: int, tag: str) -> Work:
         """See `Backend`. Copies at once and never waits."""
@@ -144,155 +157,191 @@ class ProcessGroupBackend(Backend):
         """See `Backend`."""
         if not pattern.count or not self._reaches(call):
             return self._local.start(call, pattern, srcs, outs)
-        program = steps.program(pattern)
+        self._members[call.rank].conductor.come_out()
 
         def execute(collective: PendingCollective, contributions: Sequence[Contribution]) -> None:
-            place, (before, mine) = (
-                self._place(contributions),
-                self._turn(collective.group, call.worker),
-            )
             collective.abroad = True
-            try:
-                with call.worker.sheltered():
-                    background.begin(
-                        self._conduct, collective, contributions, program, place, before, mine
-                    )
-            except BaseException:
-                mine.set()  # or the next one waits for it: no thread could be had
-                raise
+            part = _Parts(self, collective, contributions, pattern)
+            with self._lock:
+                if call.worker.resumed_at > self._cut:  # in what state they are nobody knows
+                    self._cut = call.worker.resumed_at
+                    self._handles.drop_all()
+                try:
+                    part.hand_out(self._handles.take(call.group.ranks, call.group.tag))
+                except OSError as exc:
+                    part.refuse(f"{self.name}: OSError: {exc}")
 
         return self._rendezvous.start(call, srcs, outs, execute)
 
-    # -- conductors ------------------------------------------------------------------------------
+    # -- for conductors --------------------------------------------------------------------------
 
-    def _conduct(
-        self,
-        collective: PendingCollective,
-        contributions: Sequence[Contribution],
-        program: steps.Program,
-        place: AbstractContextManager[Any],
-        before: threading.Event,
-        mine: threading.Event,
-    ) -> None:
-        rendezvous = self._rendezvous
-        before.wait()
-        try:
-            with place, torch.no_grad():
-                finishes = self._drive(collective, contributions, program)
-                if _is_void(collective, contributions):
-                    raise _Left
-                with torch.inference_mode():  # or a result could be no inference tensor
-                    for finish in finishes:
-                        finish()
-                if collective.first.on_gpu:
-                    collective.done = moves.posted(*((*p.srcs, *p.outs) for p in contributions))
-            rendezvous.finish(collective)
-        except BaseException as exc:
-            self._connections.drop(collective.group, collective.ordinal)
-            if isinstance(exc, _Left):
-                rendezvous.fail(
-                    collective, CollectiveAborted, f"{collective.title()} was interrupted"
+    def _connect_to(
+        self, worker: Worker, ranks: Ranks, number: int, unwanted: Callable[[], bool]
+    ) -> ProcessGroup:
+        values = self._stores.setdefault(number, SharedValues())
+        store = LocalGroupStore(values, CONNECT_SECONDS, unwanted)
+        made = self._connect(store, ranks.index(worker.worker_id), len(ranks), worker)
+        store.connected = True
+        return made
+
+    def _close(self, handle: GroupHandle) -> None:
+        """A process group is dropped; under the lock."""
+        self._stores.pop(handle.number, None)
+        for rank in handle.ranks:
+            if rank in self._members:
+                self._members[rank].conductor.close(handle.ranks, handle.number)
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A worker that uses the backend, and the thread that uses its process groups."""
+
+    worker: Worker
+    conductor: Conductor
+    connect: Connect
+
+
+class _Handles(GroupHandles):
+    """Process groups that need files, of which a process has so many."""
+
+    def __init__(self, close: Callable[[GroupHandle], None], files: Callable[[int], int]) -> None:
+        super().__init__(close)
+        self._files = files
+
+    def _make_room(self, members: int) -> None:
+        super()._make_room(members)
+        need = self._files(members) + SPARE_FILES
+        patience = time.monotonic() + CLOSING_SECONDS
+        while need > SPARE_FILES and (left := _files_left()) is not None and left[0] < need:
+            if self.drop_oldest():
+                patience = time.monotonic() + CLOSING_SECONDS
+            elif time.monotonic() > patience:
+                raise OSError(
+                    f"to connect {members} workers takes {need} file descriptors ({SPARE_FILES} "
+                    f"of them to spare), and {max(0, left[0])} are left of this process's "
+                    f"{left[1]} (ulimit -n): raise that limit, or use init_ccl('local'), which "
+                    "needs none"
                 )
-            else:
-                text = f"{collective.title()} failed in {self.name}: {type(exc).__name__}: {exc}"
-                rendezvous.fail(collective, CollectiveError, text)
-        finally:
-            mine.set()
+            time.sleep(TICK / 10)
 
-    def _turn(self, group: Group, worker: Worker) -> tuple[threading.Event, threading.Event]:
-        """What to wait for first, and what to set at the end: a group's are done in order.
 
-        Only the last member of a group's collective is here, so one at a time. What an interrupt
-        has cut off is not waited for.
-        """
-        cut, before = self._turns.get(group, (-1, _NOTHING))
-        mine = threading.Event()
-        self._turns[group] = (worker.resumed_at, mine)
-        return before if cut == worker.resumed_at else _NOTHING, mine
+class _Parts:
+    """The parts of one collective, each with its member's conductor."""
 
-    def _drive(
+    def __init__(
         self,
+        backend: Any,
         collective: PendingCollective,
         contributions: Sequence[Contribution],
-        program: steps.Program,
-    ) -> list[steps.Finish]:
-        """Run the members' programs side by side; what writes their results."""
-        members = [
-            program(
-                steps.Place(i, len(contributions), self.ops), contribution.srcs, contribution.outs
+        pattern: Pattern,
+    ) -> None:
+        self._backend, self._collective, self._contributions = backend, collective, contributions
+        self._program = steps.program(pattern)
+        self._empty = not any(t.numel() for c in contributions for t in (*c.srcs, *c.outs))
+        self._handle: GroupHandle | None = None
+        self._writes: list[Callable[[], Sequence[Event]]] = []
+        self._left = len(contributions)  # under the backend's lock
+
+    def hand_out(self, handle: GroupHandle) -> None:
+        """Have each member's conductor do its part; under the backend's lock."""
+        self._handle = handle
+        members = [self._backend._members[rank] for rank in handle.ranks]
+        for place, member in enumerate(members):
+            perform = functools.partial(self._perform, place)
+            task = Task(
+                handle.ranks, handle.number, member.connect, self.void, perform, self._over,
+                self._failed,
+            )  # fmt: skip
+            member.conductor.submit(task)
+
+    def void(self) -> bool:
+        """Whether an interrupt has ended it for somebody: then nothing may be written any more."""
+        collective = self._collective
+        return collective.settled() or any(
+            contribution.call.worker.interrupts
+            or contribution.call.worker.resumed_at > collective.ordinal
+            for contribution in self._contributions
+        )
+
+    def _perform(self, place: int, end: ProcessGroup) -> None:
+        contribution, backend = self._contributions[place], self._backend
+        worker = contribution.call.worker
+
+        def do(step: steps.Step) -> None:
+            if self.void():
+                raise Gone
+            if not (self._empty or moves_nothing(step)):
+                backend._perform(worker, end, step)
+
+        try:
+            program = self._program(
+                steps.Place(place, len(self._contributions), backend.ops),
+                contribution.srcs,
+                contribution.outs,
             )
-            for i, contribution in enumerate(contributions)
-        ]
-        while True:
-            todo: list[steps.Step] = []
-            finishes: list[steps.Finish] = []
-            for member in members:
-                try:
-                    todo.append(next(member))
-                except StopIteration as end:
-                    finishes.append(end.value)
-            if finishes:
-                assert not todo
-                return finishes
-            if any(len(step.data) for step in todo):
-                self._perform(collective, contributions, todo)
+            write = backend._carry_out(worker, contribution, program, do)
+        except Exception as exc:
+            # before the conductor lets go of the process group: the others' errors are of that
+            self._failed("" if isinstance(exc, Gone) else _text_of(backend.name, exc))
+            raise
+        with backend._lock:
+            self._writes.append(write)
 
-    def _leased(
-        self, collective: PendingCollective, contributions: Sequence[Contribution]
-    ) -> AbstractContextManager[list[ProcessGroup]]:
-        """The members' process groups for one step; new ones after an interrupt."""
-        workers = [contribution.call.worker for contribution in contributions]
+    def _over(self) -> None:
+        """A member's part is done; the last one writes all results."""
+        backend, collective = self._backend, self._collective
+        with backend._lock:
+            self._left -= 1
+            if self._left:
+                return
+            assert self._handle is not None
+            backend._handles.give_back(self._handle)
+        if self.void():
+            self._failed("")
+            return
+        try:
+            with torch.inference_mode():  # or a result could be no inference tensor
+                collective.done = [event for write in self._writes for event in write()]
+        except Exception as exc:
+            self._failed(_text_of(backend.name, exc))
+            return
+        backend._rendezvous.finish(collective)
 
-        def make() -> list[ProcessGroup]:
-            store = c10d.HashStore()
-            store.set_timeout(timedelta(seconds=CONNECT_SECONDS))
-            return self._each(
-                collective, lambda i: self._make(store, i, workers[i], collective.group)
-            )
+    def _failed(self, text: str) -> None:
+        """A part could not be done, with what the library said, or nobody wants it any more."""
+        with self._backend._lock:
+            if self._handle is not None:
+                self._backend._handles.drop(self._handle)
+        self.refuse(text)
 
-        cut = max(worker.resumed_at for worker in workers)
-        return self._connections.lease(collective.group, cut, make)
-
-    def _each(self, collective: PendingCollective, do: Callable[[int], R]) -> list[R]:
-        """``do(i)`` for every member at once, each on a thread of its own; their results.
-
-        Raises
-        ------
-        BaseException
-            The first that one of them raises; or that the collective has failed meanwhile.
-        """
-        count = len(collective.group)
-        ended: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
-
-        def one(i: int) -> None:
-            try:
-                ended.put((i, do(i), None))
-            except BaseException as exc:
-                ended.put((i, None, exc))
-
-        for i in range(count):
-            background.begin(one, i)
-        results: dict[int, R] = {}
-        while len(results) < count:
-            try:
-                i, result, error = ended.get(timeout=TICK)
-            except queue.Empty:
-                if collective.settled():
-                    raise _Left from None
-                continue
-            if error is not None:
-                raise error
-            results[i] = result
-        return [results[i] for i in range(count)]
+    def refuse(self, text: str) -> None:
+        """Fail it for all members; the first reason stays."""
+        title = self._collective.title()
+        error = CollectiveError if text else CollectiveAborted
+        why = f"failed in {text}" if text else "was interrupted"
+        self._backend._rendezvous.fail(self._collective, error, f"{title} {why}")
 
 
-def _is_void(collective: PendingCollective, contributions: Sequence[Contribution]) -> bool:
-    """Whether an interrupt has ended it for somebody: then nothing may be written any more."""
-    return collective.settled() or any(
-        contribution.call.worker.interrupts
-        or contribution.call.worker.resumed_at > collective.ordinal
-        for contribution in contributions
-    )
+def moves_nothing(step: steps.Step) -> bool:
+    """Whether a step is left out: by all members, for in these all give as much."""
+    return not (isinstance(step, steps.AllToAll) or len(step.data))
+
+
+def _text_of(name: str, exc: Exception) -> str:
+    return "" if isinstance(exc, SessionError) else f"{name}: {type(exc).__name__}: {exc}"
+
+
+def _files_left() -> tuple[int, int] | None:
+    """How many files this process may still open, and its limit; None where nobody tells."""
+    if resource is None:
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return None
+    try:
+        return limit - len(os.listdir("/dev/fd")), limit
+    except OSError:
+        return None
 
 
 def start(group: ProcessGroup, step: steps.Step | steps.Exchange) -> list[Any]:
@@ -301,6 +350,12 @@ def start(group: ProcessGroup, step: steps.Step | steps.Exchange) -> list[Any]:
         works = [group.recv([room], of, _TAG) for of, room in step.takes if room.numel()]
         return works + [group.send([data], to, _TAG) for to, data in step.gives if data.numel()]
     return [_start(group, step)]
+
+
+def await_all(works: list[Any]) -> None:
+    """Wait for works of torch's."""
+    while works:
+        works.pop(0).wait()  # and let go of it: it holds the sockets open
 
 
 def _start(group: ProcessGroup, step: steps.Step) -> Any:
@@ -335,5 +390,5 @@ def _start(group: ProcessGroup, step: steps.Step) -> Any:
 
 def _method(group: ProcessGroup, *names: str) -> Callable[..., Any]:
     """The first that there is: torch gives some of them new names, from 2.13 on."""
-    found = [getattr(group, name) for name in names if hasattr(group, name)]
-    return cast(Callable[..., Any], found[0])
+    there = [getattr(group, name) for name in names if hasattr(group, name)]
+    return cast(Callable[..., Any], there[0])

@@ -1,6 +1,6 @@
 """How tensors look on their way through a library: in few dtypes, one after the other. No state.
 
-A library (Gloo, NCCL, MPI) reduces a few dtypes and has its own mind about NaN. LocalPeer a tensor
+A library (Gloo, NCCL, MPI) reduces a few dtypes and has its own mind about NaN. Here a tensor
 is turned into one that any of them reduces so that the result is what `reductions` promises:
 float16, bfloat16 and float8 go as float32, narrow integers as wider ones, bool as 0 and 1, uint64
 as int64 of the same bits. min and max of floats go as integers in the same order, with NaN at

@@ -6,7 +6,7 @@ First who waits for whom for ever, then the verdicts and their texts.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ...runtime.actions import site_text
@@ -200,12 +200,32 @@ def absent(board: Board, collective: PendingCollective, worker: Peer) -> Verdict
     return _absent(board, collective, worker, gone) if gone else None
 
 
+def poll(
+    board: Board, collective: PendingCollective, worker: Peer, late: float | None
+) -> Verdict | None:
+    """On a collective of which a worker asks whether it is over; `late`: the deadline that is."""
+    if collective.settled():
+        return None
+    verdict = absent(board, collective, worker)
+    if verdict is None and late is not None and collective.state is not RUNNING:
+        text = gave_up(board, collective, worker, late)
+        verdict = Verdict([collective], CollectiveAborted, text)
+    return verdict
+
+
+def fail(board: Board, verdict: Verdict | None) -> Sequence[Wait]:
+    """Carry a verdict out; the waits that it ends."""
+    waits = [] if verdict is None else verdict.waits
+    for wait in waits:
+        assert verdict is not None
+        board.fail(wait, verdict.error, verdict.text)
+    return waits
+
+
 def abandon(board: Board, worker: Peer) -> None:
     """Fail what can't complete, be it that nobody waits: started, and left alone by a member."""
     for collective in list(board.open.values()):
-        verdict = absent(board, collective, worker)
-        if verdict is not None:
-            board.fail(collective, verdict.error, verdict.text)
+        fail(board, absent(board, collective, worker))
 
 
 def lost(board: Board, wait: Wait, worker: Peer) -> Verdict | None:
@@ -275,8 +295,7 @@ def gave_up(board: Board, wait: Wait, worker: Peer, timeout: float) -> str:
     if isinstance(wait, PendingCollective):
         return head + account(board, wait, worker)
     assert isinstance(wait, Reception)
-    told = _folded((rank, _state(board, wait, worker, rank)) for rank in wait.senders)
-    return f"{head}{told}{_dropped(board, wait)}"
+    return head + _accounts(board, wait, worker, wait.senders) + _dropped(board, wait)
 
 
 def call_site(worker: Worker) -> Site | None:
@@ -334,18 +353,18 @@ def _no_sender(board: Board, wait: Reception, worker: Peer) -> Verdict:
     )
     error = CollectiveAborted if failed else CollectiveError
     if len(wait.pairs) > 1:
-        told = _folded((rank, _state(board, wait, worker, rank)) for rank in wait.senders)
-        return Verdict([wait], error, f"{wait} can't complete{told}{_dropped(board, wait)}")
+        accounts = _accounts(board, wait, worker, wait.senders)
+        return Verdict([wait], error, f"{wait} can't complete{accounts}{_dropped(board, wait)}")
     (sender,) = wait.senders
-    told = _state(board, wait, worker, sender)
+    state = _state(board, wait, worker, sender)
     extra = "" if failed else ", and has nothing left to do"
-    text = f"{wait} can't complete: worker {sender} {told}{extra}{_dropped(board, wait)}"
+    text = f"{wait} can't complete: worker {sender} {state}{extra}{_dropped(board, wait)}"
     return Verdict([wait], error, text)
 
 
 def _dropped(board: Board, wait: Reception) -> str:
-    told = [text for pair in wait.pairs if (text := board.messages.dropped(pair))]
-    return "".join(f"\n  {text}" for text in told)
+    texts = [board.messages.dropped(pair) for pair in wait.pairs]
+    return "".join(f"\n  {text}" for text in texts if text)
 
 
 # -- accounts --------------------------------------------------------------------------------
@@ -353,9 +372,11 @@ def _dropped(board: Board, wait: Reception) -> str:
 
 def account(board: Board, collective: PendingCollective, worker: Peer) -> str:
     """One line for each thing that members did, in the order of their ranks."""
-    return _folded(
-        (rank, _state(board, collective, worker, rank)) for rank in collective.group.ranks
-    )
+    return _accounts(board, collective, worker, collective.group.ranks)
+
+
+def _accounts(board: Board, wait: Wait, worker: Peer, ranks: Iterable[int]) -> str:
+    return _folded((rank, _state(board, wait, worker, rank)) for rank in ranks)
 
 
 def _folded(lines: Iterable[tuple[int, str]]) -> str:

@@ -7,13 +7,13 @@ or the members do it over a process group, and say when they have.
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...runtime.errors import CollectiveAborted, CollectiveError
 from ..board import diagnosis
+from ..board.handles import GroupHandle, GroupHandles
 from ..board.ledger import Ledger
 from ..board.peers import Peer
 from ..board.rendezvous import RUNNING, Board, Contribution, PendingCollective
@@ -21,91 +21,6 @@ from ..call import FAILED, Call
 from ..groups import group_of
 from . import protocol
 from .protocol import Like
-
-MOST = 32
-
-Ranks = tuple[int, ...]
-
-
-class GroupHandle:
-    """`uses` counts what goes over it now."""
-
-    __slots__ = ("number", "ranks", "tags", "uses")
-
-    def __init__(self, ranks: Ranks, number: int) -> None:
-        self.ranks, self.number = ranks, number
-        self.tags: set[str] = set()
-        self.uses = 0
-
-
-class GroupHandles:
-    """The process groups of one session.
-
-    Parameters
-    ----------
-    tell
-        Says something to a worker.
-    forget
-        Forgets the keys that begin so, with which the ends of a process group have found each
-        other.
-    """
-
-    def __init__(
-        self, tell: Callable[[int, tuple[object, ...]], None], forget: Callable[[str], None]
-    ) -> None:
-        self._tell, self._forget = tell, forget
-        self._numbers = itertools.count(1)
-        self._kept: dict[Ranks, GroupHandle] = {}  # the least recently used first
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def take(self, ranks: Ranks, tag: str = "") -> GroupHandle:
-        """The process group between these workers, for one use that ends with `give_back`."""
-        handle = self._kept.pop(ranks, None)
-        if handle is None:
-            self._make_room()
-            handle = GroupHandle(ranks, next(self._numbers))
-        self._kept[ranks] = handle
-        handle.tags.add(tag)
-        handle.uses += 1
-        return handle
-
-    def give_back(self, handle: GroupHandle) -> None:
-        """One use is over, and all members have done their part of it."""
-        handle.uses -= 1
-
-    def drop(self, handle: GroupHandle) -> None:
-        """Something went wrong on it: nobody knows what is still on its way there."""
-        if self._kept.get(handle.ranks) is handle:
-            del self._kept[handle.ranks]
-            self._forget(f"{handle.number}/")
-            for rank in handle.ranks:
-                self._tell(rank, (protocol.CLOSE, 0, handle.ranks, handle.number))
-
-    def forget(self, ranks: Ranks, tag: str) -> None:
-        """A group will not be used again."""
-        handle = self._kept.get(ranks)
-        if handle is not None:
-            handle.tags.discard(tag)
-            if not handle.tags:
-                self.drop(handle)
-
-    def leave(self, rank: int) -> None:
-        """A worker uses no process group any more."""
-        self._drop_all(handle for handle in self._kept.values() if rank in handle.ranks)
-
-    def _drop_all(self, handles: Iterable[GroupHandle]) -> None:
-        for handle in list(handles):
-            self.drop(handle)
-
-    def _make_room(self) -> None:
-        while len(self._kept) >= MOST:
-            idle = next((handle for handle in self._kept.values() if handle.uses == 0), None)
-            if idle is None:
-                return
-            self.drop(idle)
-
 
 Data = bytes | tuple[bytes, ...] | None
 """What a member gives, if small enough to go along: the same for all, or a part for each."""
@@ -126,7 +41,7 @@ class RemoteCall(Call):
         Whether the worker has done its part.
     """
 
-    __slots__ = ("data", "handle", "over", "seq", "told_missing", "waits_since")
+    __slots__ = ("data", "handle", "over", "reported_missing", "seq", "waits_since")
 
     def __init__(self, worker: Any, seq: int, wire: protocol.WireCall) -> None:
         name, ordinal, number, ranks, tag, signature, site, timeout, asynchronous, patient = wire
@@ -138,7 +53,7 @@ class RemoteCall(Call):
         self.data: Data = None
         self.handle: GroupHandle | None = None
         self.over = False
-        self.told_missing: tuple[int, ...] = ()
+        self.reported_missing: tuple[int, ...] = ()
         self.waits_since = 0.0
 
     def wait(self) -> None:
@@ -213,7 +128,7 @@ class Collectives(Part):
         if collective.state is RUNNING:
             self._all_there(collective, worker)
         elif collective.state is FAILED and (rank, seq) in self._of:  # had failed before
-            self.told(collective, rank)
+            self.report(collective, rank)
 
     def _all_there(self, collective: PendingCollective, worker: Peer) -> None:
         text = diagnosis.disagreement(self._board, collective, worker)
@@ -303,7 +218,7 @@ class Collectives(Part):
 
     # -- ends --------------------------------------------------------------------------------------
 
-    def told(self, collective: PendingCollective, only: int | None = None) -> None:
+    def report(self, collective: PendingCollective, only: int | None = None) -> None:
         """Say to the members that have come, or to one of them, that it has failed."""
         assert collective.error is not None
         kind, text = collective.error

@@ -18,11 +18,12 @@ from typing import Any
 from ...runtime.errors import CollectiveAborted
 from ...runtime.link import Service, WorkerState
 from ..board import diagnosis
+from ..board.handles import GroupHandle, GroupHandles
 from ..board.ledger import Ledger
 from ..board.peers import LocalPeer, RemotePeer
 from ..board.rendezvous import RUNNING, Board, PendingCollective, Reception, Wait
 from . import protocol
-from .collectives import Collectives, GroupHandles
+from .collectives import Collectives
 from .messages import Messages
 from .stalls import StallDetector
 from .store import KeyValueStore
@@ -61,7 +62,7 @@ class Coordinator(Service):
             "store": KeyValueStore(self._answer),
             "groups": KeyValueStore(self._answer),
         }
-        self.handles = GroupHandles(self._tell, self._stores["groups"].forget)
+        self.handles = GroupHandles(self._close_group)
         parts = (self.board, self.peers, self.ledger, self.handles, self._tell)
         self._collectives, self._messages = Collectives(*parts), Messages(*parts)
         self._stalls = StallDetector(self.board, self.peers, self._tell)
@@ -171,6 +172,12 @@ class Coordinator(Service):
     def _tell(self, rank: int, value: tuple[Any, ...]) -> None:
         self._exchange.tell(rank, SERVICE, value)
 
+    def _close_group(self, handle: GroupHandle) -> None:
+        """The process group is not used any more; forget how its members have found each other."""
+        self._stores["groups"].forget(f"{handle.number}/")
+        for rank in handle.ranks:
+            self._tell(rank, (protocol.CLOSE, 0, handle.ranks, handle.number))
+
     def _answer(self, rank: int, ticket: int, value: Any) -> None:
         self._tell(rank, (protocol.ANSWER, ticket, value))
 
@@ -184,9 +191,9 @@ class Coordinator(Service):
 
     def _failed(self, wait: Wait) -> None:
         if isinstance(wait, PendingCollective):
-            self._collectives.told(wait)
+            self._collectives.report(wait)
         elif isinstance(wait, Reception):
-            self._messages.told(wait)
+            self._messages.report(wait)
 
     def _cut(self, rank: int) -> None:
         """An interrupt has ended everything that is from before it, on all workers."""
@@ -239,14 +246,8 @@ class Coordinator(Service):
 
         def judge() -> None:
             collective, peer = self._collectives.collective_of(rank, seq), self.peers[rank]
-            if collective is None or collective.settled() or _is_running(collective):
-                return
-            verdict = diagnosis.absent(self.board, collective, peer)
-            if verdict is not None:
-                self.board.fail(collective, verdict.error, verdict.text)
-            elif timeout is not None:
-                text = diagnosis.gave_up(self.board, collective, peer, timeout)
-                self.board.fail(collective, CollectiveAborted, text)
+            if collective is not None:
+                diagnosis.fail(self.board, diagnosis.poll(self.board, collective, peer, timeout))
 
         collective = self._collectives.collective_of(rank, seq)
         if collective is not None and not _is_running(collective):

@@ -11,11 +11,12 @@ from typing import Any
 
 from ...runtime.errors import CollectiveAborted, CollectiveError
 from ..board import diagnosis
+from ..board.handles import GroupHandle
 from ..board.messages import Message, Pair
 from ..board.rendezvous import Reception
 from ..call import DONE, FAILED
 from . import protocol
-from .collectives import GroupHandle, Part, RemoteCall, Tell
+from .collectives import Part, RemoteCall, Tell
 from .protocol import Like
 
 
@@ -113,9 +114,7 @@ class Messages(Part):
                 self._deliver(call, pair, message)
                 return
         verdict = diagnosis.lost(board, wait, self._peers[rank])
-        if verdict is not None:
-            board.fail(wait, verdict.error, verdict.text)
-        else:
+        if not diagnosis.fail(board, verdict):
             board.waiting[rank] = wait
 
     def _deliver(self, call: RemoteCall, pair: Pair, message: RemoteMessage) -> None:
@@ -190,7 +189,7 @@ class Messages(Part):
         wait = Reception(messages, pairs, call)
         return diagnosis.lost(self._board, wait, self._peers[rank]) is not None
 
-    def told(self, wait: Reception) -> None:
+    def report(self, wait: Reception) -> None:
         """Say to a receiver that its wait has failed."""
         assert wait.error is not None and isinstance(wait.call, RemoteCall)
         self._board.rest(wait.call.rank, wait)

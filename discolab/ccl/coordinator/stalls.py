@@ -125,9 +125,7 @@ class StallDetector:
                 continue
             verdict = diagnosis.judge(board, wait, peers[rank])
             suspected = suspected or wait.suspected is not None
-            if verdict is not None:
-                for one in verdict.waits:
-                    board.fail(one, verdict.error, verdict.text)
+            diagnosis.fail(board, verdict)
         self._pause = SECOND_LOOK if suspected else min(2 * self._pause, TICK)
         for rank, wait in board.waiting.items():
             if isinstance(wait, PendingCollective) and wait.state is not RUNNING:
@@ -166,8 +164,8 @@ class StallDetector:
     def _tell_missing(self, rank: int, collective: PendingCollective) -> None:
         """Let a worker that waits know for whom; its status shows it."""
         call, missing = collective.call_of(rank), tuple(collective.missing())
-        if isinstance(call, RemoteCall) and call.told_missing != missing:
-            call.told_missing = missing
+        if isinstance(call, RemoteCall) and call.reported_missing != missing:
+            call.reported_missing = missing
             self._tell(rank, (protocol.MISSING, call.seq, missing))
 
 

@@ -163,8 +163,7 @@ def _state_dict_profiler(module: ModuleType, patches: Patches) -> None:
 def _fsdp_state(module: ModuleType, patches: Patches) -> None:
     """A backward that was cut short leaves a sharded module that reduces no gradients any more.
 
-    A process would have died of it. LocalPeer the module is still there when the next command
-    comes.
+    A process would have died of it. Here the module is still there when the next command comes.
     """
     not_compiled: Any = getattr(module, "_dynamo_disable", lambda function: function)
 

@@ -10,6 +10,9 @@ the conductor touches them.
 
 from __future__ import annotations
 
+import _thread
+import atexit
+import os
 import queue
 import threading
 import time
@@ -21,7 +24,6 @@ import torch
 
 from ...runtime.errors import SessionError
 from ...runtime.worker import Worker, bind_thread
-from ..backends import background
 
 Ranks = tuple[int, ...]
 ProcessGroup = Any  # of the library, one member's
@@ -87,23 +89,37 @@ class Conductor:
         self._begin()
 
     def _begin(self) -> None:
+        """Start the thread, and wait until it runs.
+
+        Unlike `Thread.start` this has or has not happened, wherever an interrupt lands. Until it
+        runs a thread bears the identifier of its maker, and would get what an interrupt sends to
+        that.
+        """
+        if _process_ends:
+            raise SessionError("no collective can begin any more: the process ends")
+        begun = threading.Lock()
+        begun.acquire()
         with self._worker.sheltered():
-            background.start(self._run, self._tasks)
+            _thread.start_new_thread(self._run, (begun.release, self._tasks))
+            begun.acquire()
 
     def submit(self, task: Task | Callable[[], None]) -> None:
         """Have it done after all that was submitted before; from any thread."""
-        with self._swap:
-            self._tasks.put(task)
+        self._put(task)
 
     def close(self, ranks: Ranks, number: int) -> None:
         """Let go of the end of a process group, if it still is that one."""
-        with self._swap:
-            self._tasks.put((ranks, number))
+        self._put((ranks, number))
 
     def end(self) -> None:
         """Let go of everything, once what was submitted is done; never waits."""
+        self._put(None)
+
+    def _put(self, task: _AnyTask) -> None:
+        token = object()
+        _unfinished.add(token)
         with self._swap:
-            self._tasks.put(None)
+            self._tasks.put((token, task))
 
     def abandon(self) -> None:
         """Leave what it can't be torn out of, and all ends, to a thread that ends then.
@@ -118,7 +134,7 @@ class Conductor:
                     self._tasks.put(before.get_nowait())
             except queue.Empty:
                 pass
-            before.put(None)
+            before.put((None, None))
         self._begin()
 
     def pass_by(self) -> None:
@@ -136,6 +152,12 @@ class Conductor:
             self._void_since = None
             self.abandon()
 
+    def come_out(self) -> None:
+        """As `pass_by`, before the worker begins something new: wait a moment, then abandon it."""
+        doing = self._doing
+        if doing is not None and doing.void() and not doing.let_go.wait(LET_GO_SECONDS):
+            self.abandon()
+
     # -- on its thread -----------------------------------------------------------------------------
 
     def _run(self, begun: Callable[[], None], tasks: _Tasks) -> None:
@@ -143,17 +165,23 @@ class Conductor:
         bind_thread(None)
         torch.set_num_threads(self._threads)
         ends = _Ends()
-        while (task := tasks.get()) is not None:
-            with background.busy():
-                if callable(task):
-                    task()
-                elif isinstance(task, tuple):
-                    ends.drop(*task)
-                else:
+        task: _AnyTask = ()
+        while task is not None:
+            del task  # it holds tensors
+            token, task = tasks.get()
+            try:
+                if isinstance(task, Task):
                     self._now(tasks, task)
                     self._perform(task, ends)
                     self._now(tasks, None)
-            del task  # it holds tensors
+                elif isinstance(task, tuple):
+                    ends.drop(*task)
+                elif task is not None:
+                    task()
+                else:
+                    ends.drop_all()
+            finally:
+                _unfinished.discard(token)
 
     def _now(self, tasks: _Tasks, task: Task | None) -> None:
         with self._swap:
@@ -201,7 +229,40 @@ class _Ends:
             del self._held[ranks]
             for end in held[1].values():
                 if end.name() == "nccl":  # its end may wait for the device
-                    background.begin(end.abort)
+                    threading.Thread(target=end.abort, daemon=True).start()
+
+    def drop_all(self) -> None:
+        """Let go of all ends."""
+        for ranks in list(self._held):
+            self.drop(ranks)
 
 
-_Tasks = queue.SimpleQueue[Task | Callable[[], None] | tuple[Ranks, int] | None]
+_AnyTask = Task | Callable[[], None] | tuple[Ranks, int] | tuple[()] | None
+_Tasks = queue.SimpleQueue[tuple[object, _AnyTask]]
+
+
+# When the interpreter ends conductors are given a moment: a thread that frees tensors or the
+# library's objects while it goes would abort the process.
+
+END_SECONDS = 5.0
+
+_unfinished: set[object] = set()  # what conductors have still to do; any thread changes it
+_process_ends = False
+
+
+def idle() -> bool:
+    """Whether no conductor of this process has anything to do."""
+    return not _unfinished
+
+
+if hasattr(os, "register_at_fork"):  # a child process has none of them
+    os.register_at_fork(after_in_child=_unfinished.clear)
+
+
+@atexit.register
+def _end_all() -> None:
+    global _process_ends
+    _process_ends = True
+    deadline = time.monotonic() + END_SECONDS
+    while not idle() and time.monotonic() < deadline:
+        time.sleep(0.01)

@@ -142,10 +142,9 @@ class LocalRendezvous:
                 verdict = diagnosis.judge(self.board, wait, worker)
                 if verdict is None:
                     return diagnosis.SECOND_LOOK if wait.suspected is not None else None
-                for one in verdict.waits:
-                    self.board.fail(one, verdict.error, verdict.text)
-            for one in verdict.waits:
-                self.wake(one, worker)
+                failed = diagnosis.fail(self.board, verdict)
+            for other in failed:
+                self.wake(other, worker)
             return None
 
         try:
@@ -199,14 +198,10 @@ class LocalRendezvous:
         worker = call.worker
         if worker.thread_id != threading.get_ident():
             return
+        late = call.timeout if worker.clock.now() > call.due else None
         with self.board.lock:
-            verdict = diagnosis.absent(self.board, collective, worker)
-            late = worker.clock.now() > call.due
-            if verdict is not None:
-                self.board.fail(collective, verdict.error, verdict.text)
-            elif late and collective.state is not RUNNING and not collective.settled():
-                text = diagnosis.gave_up(self.board, collective, worker, call.timeout or 0.0)
-                self.board.fail(collective, CollectiveAborted, text)
+            verdict = diagnosis.poll(self.board, collective, worker, late)
+            diagnosis.fail(self.board, verdict)
         if collective.settled():
             self.wake(collective, worker)
 

@@ -197,9 +197,7 @@ class LocalMessageWork(MessageWork):
                 patient = timeout is not None
                 wait = Reception(board.messages, self._pairs, self.call, patient)
                 verdict = diagnosis.lost(board, wait, worker)
-                if verdict is not None:
-                    board.fail(wait, verdict.error, verdict.text)
-                else:
+                if not diagnosis.fail(board, verdict):
                     board.waiting[worker.worker_id] = wait
             try:
                 if wait.error is None:

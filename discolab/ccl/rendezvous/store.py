@@ -16,7 +16,7 @@ from typing import Any
 
 import torch.distributed.distributed_c10d
 
-from ...runtime.errors import CollectiveError, WaitTimeoutError
+from ...runtime.errors import CollectiveError, SessionError, WaitTimeoutError
 from ...runtime.interruptible import TICK
 from ...runtime.worker import Worker, current_worker_or_none
 from ..coordinator import protocol
@@ -217,6 +217,45 @@ class GroupStore(WorkerStore):
 
     def has_extended_api(self) -> bool:
         """That the library gets one key at a time, as from torch's own simplest store."""
+        return False
+
+
+class SharedValues(KeyValues):
+    """Keys and values with which the members of one process group find each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changed = threading.Condition()
+
+
+class LocalGroupStore(WorkerStore):
+    """As `GroupStore`, for one of the members of a process group within this process."""
+
+    connected = False
+
+    def __init__(self, values: SharedValues, seconds: float, unwanted: Callable[[], bool]) -> None:
+        super().__init__()
+        self._values, self._seconds, self._unwanted = values, seconds, unwanted
+
+    def _ask(self, what: str, keys: Sequence[str], *args: Any) -> Any:
+        with self._values.changed:
+            answer = getattr(self._values, what)(keys, *args)
+            self._values.changed.notify_all()
+        return answer
+
+    def _wait(self, what: str, keys: Sequence[str], timeout: timedelta) -> Sequence[bytes]:
+        words, deadline = "the other workers to connect", time.monotonic() + self._seconds
+        with self._values.changed:
+            while (values := self._values.get(keys)) is None:
+                self._values.changed.wait(TICK)
+                if not self.connected and self._unwanted():
+                    raise SessionError(f"nobody waits for {words} any more")
+                if time.monotonic() > deadline:
+                    raise WaitTimeoutError(f"gave up after {self._seconds:g} s waiting for {words}")
+        return values
+
+    def has_extended_api(self) -> bool:
+        """See `GroupStore`."""
         return False
 
 
