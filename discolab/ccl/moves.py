@@ -79,7 +79,13 @@ def _same_place(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def posted(*lists: Iterable[torch.Tensor]) -> list[Event]:
     """Events for all that the caller's current streams have been given for these tensors."""
-    return _mark(_devices(lists))
+    events = []
+    for device in _devices(lists):
+        with torch.cuda.device(device):
+            event = Event()
+            event.record(torch.cuda.current_stream(device))
+        events.append(event)
+    return events
 
 
 def enter(events: Iterable[Event], *lists: Iterable[torch.Tensor]) -> None:
@@ -99,16 +105,6 @@ adopt = enter
 def _devices(lists: Iterable[Iterable[torch.Tensor]]) -> list[torch.device]:
     found = {t.device.index: t.device for tensors in lists for t in tensors if t.is_cuda}
     return [found[index] for index in sorted(found)]
-
-
-def _mark(devices: Iterable[torch.device]) -> list[Event]:
-    events = []
-    for device in devices:
-        with torch.cuda.device(device):
-            event = Event()
-            event.record(torch.cuda.current_stream(device))
-        events.append(event)
-    return events
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:

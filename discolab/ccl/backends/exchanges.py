@@ -1,4 +1,4 @@
-"""Programs of steps (steps.py) for members in processes of their own. No state.
+"""Programs of steps (steps.py) for members in processes of their own, and how they are carried out.
 
 Tensors are given and taken where they lie: nothing is packed but several for one member, strided
 ones, and what would be overwritten while it is read.
@@ -6,14 +6,18 @@ ones, and what would be overwritten while it is read.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
 from .. import moves
 from ..pattern import LIKE_BY_LIKE, Job, Pattern
+from ..rendezvous.conductor import Gone, ProcessGroup
 from . import wire
 from .jobs import perform
+from .process_groups import await_all, start
 from .steps import (
     AllReduce,
     Await,
@@ -22,8 +26,10 @@ from .steps import (
     DirectSteps,
     Exchange,
     Finish,
+    Step,
     Tensor,
     Tensors,
+    run,
 )
 
 Room = Callable[[int], Tensor]
@@ -343,3 +349,45 @@ def _spread(pattern: Pattern, me: int, srcs: Tensors, outs: Tensors) -> DirectSt
 
 def _nothing() -> None:
     """All is where it belongs."""
+
+
+# -- on the conductor's thread ---------------------------------------------------------------------
+
+_own = threading.local()
+
+
+def carry_out(end: ProcessGroup, steps: DirectSteps, void: Callable[[], bool]) -> Finish:
+    """Do the steps of a program; what it returns.
+
+    Raises
+    ------
+    Gone
+        Between two steps, if `void()`.
+    """
+    under_way: dict[Exchange, list[Any]] = {}
+
+    def do_or_begin(step: DirectStep) -> None:
+        if void():
+            raise Gone
+        if isinstance(step, Await):
+            await_all(under_way.pop(step.exchange))
+        elif isinstance(step, Exchange) and step.later:
+            under_way[step] = start(end, step)
+        else:
+            do(end, step)
+
+    return run(steps, do_or_begin)
+
+
+def do(end: ProcessGroup, step: Step | Exchange) -> None:
+    """Do one step."""
+    await_all(start(end, step))
+
+
+def scratch(size: int) -> Tensor:
+    """At least so many bytes, the same memory each time: for one program at a time on a thread."""
+    held: Tensor | None = getattr(_own, "room", None)
+    if held is None or len(held) < size:
+        held = torch.empty(size, dtype=torch.uint8)
+        _own.room = held if size <= SCRATCH else None
+    return held

@@ -126,7 +126,9 @@ class ProcessGroupBackend(Backend):
         rank = worker.worker_id
         if rank not in self._members:
             connect: Connect = functools.partial(self._connect_to, worker)
-            self._members[rank] = _Member(worker, Conductor(worker, self.name), connect)
+            member = _Member(Conductor(worker, self.name), connect)
+            with self._lock:
+                self._members[rank] = member
 
     def dismiss(self, worker: Worker) -> None:
         """See `Backend`."""
@@ -161,24 +163,37 @@ class ProcessGroupBackend(Backend):
 
         def execute(collective: PendingCollective, contributions: Sequence[Contribution]) -> None:
             collective.abroad = True
-            part = _Parts(self, collective, contributions, pattern)
-            with self._lock:
-                if call.worker.resumed_at > self._cut:  # in what state they are nobody knows
-                    self._cut = call.worker.resumed_at
-                    self._handles.drop_all()
-                try:
-                    part.hand_out(self._handles.take(call.group.ranks, call.group.tag))
-                except OSError as exc:
-                    part.refuse(f"{self.name}: OSError: {exc}")
+            parts = _Parts(self, collective, contributions, pattern)
+            patience = time.monotonic() + CLOSING_SECONDS
+            while not self._hand_out(parts, call, time.monotonic() > patience):
+                time.sleep(TICK / 10)  # conductors close what was dropped to make room
 
         return self._rendezvous.start(call, srcs, outs, execute)
+
+    def _hand_out(self, parts: _Parts, call: Call, at_last: bool) -> bool:
+        """Hand the parts of a collective out, or fail it `at_last`; False: there is no room yet."""
+        with self._lock:
+            if call.worker.resumed_at > self._cut:  # in what state they are nobody knows
+                self._cut = call.worker.resumed_at
+                self._handles.drop_all()
+            try:
+                handle = self._handles.take(call.group.ranks, call.group.tag)
+            except OSError as exc:
+                if at_last:
+                    parts.refuse(f"{self.name}: OSError: {exc}")
+                return at_last
+            self._stores.setdefault(handle.number, SharedValues())
+            parts.hand_out(handle)
+            return True
 
     # -- for conductors --------------------------------------------------------------------------
 
     def _connect_to(
         self, worker: Worker, ranks: Ranks, number: int, unwanted: Callable[[], bool]
     ) -> ProcessGroup:
-        values = self._stores.setdefault(number, SharedValues())
+        values = self._stores.get(number)
+        if values is None:
+            raise SessionError("the process group was dropped before it was made")
         store = LocalGroupStore(values, CONNECT_SECONDS, unwanted)
         made = self._connect(store, ranks.index(worker.worker_id), len(ranks), worker)
         store.connected = True
@@ -194,9 +209,8 @@ class ProcessGroupBackend(Backend):
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A worker that uses the backend, and the thread that uses its process groups."""
+    """Of a worker that uses the backend: the thread that uses its process groups, and makes one."""
 
-    worker: Worker
     conductor: Conductor
     connect: Connect
 
@@ -209,20 +223,17 @@ class _Handles(GroupHandles):
         self._files = files
 
     def _make_room(self, members: int) -> None:
+        """Drop those longest unused; raises OSError while there are too few files."""
         super()._make_room(members)
         need = self._files(members) + SPARE_FILES
-        patience = time.monotonic() + CLOSING_SECONDS
-        while need > SPARE_FILES and (left := _files_left()) is not None and left[0] < need:
-            if self.drop_oldest():
-                patience = time.monotonic() + CLOSING_SECONDS
-            elif time.monotonic() > patience:
-                raise OSError(
-                    f"to connect {members} workers takes {need} file descriptors ({SPARE_FILES} "
-                    f"of them to spare), and {max(0, left[0])} are left of this process's "
-                    f"{left[1]} (ulimit -n): raise that limit, or use init_ccl('local'), which "
-                    "needs none"
-                )
-            time.sleep(TICK / 10)
+        left = _files_left() if need > SPARE_FILES else None
+        if left is not None and left[0] < need:
+            self.drop_oldest()
+            raise OSError(
+                f"to connect {members} workers takes {need} file descriptors ({SPARE_FILES} of "
+                f"them to spare), and {max(0, left[0])} are left of this process's {left[1]} "
+                "(ulimit -n): raise that limit, or use init_ccl('local'), which needs none"
+            )
 
 
 class _Parts:

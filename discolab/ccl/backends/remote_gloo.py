@@ -22,11 +22,13 @@ from ..coordinator.collectives import Data
 from ..groups import Group
 from ..pattern import CROSSWISE, Pattern
 from ..rendezvous.client import CoordinatorClient, client_of
-from ..rendezvous.conductor import Conductor, Connect, ProcessGroup
+from ..rendezvous.conductor import Conductor, Connect, ProcessGroup, Ranks
 from ..rendezvous.remote import Job, RemoteWork
 from ..rendezvous.remote_messages import RemoteP2PClient
+from ..rendezvous.store import GroupStore
 from ..work import Finished, Work
-from . import exchanges, handle, inline, steps
+from . import exchanges, gloo, inline, steps
+from .process_groups import STEP_SECONDS
 
 _Counts = dict[tuple[tuple[int, ...], str], int]
 
@@ -39,7 +41,7 @@ class RemoteGlooBackend(Backend):
     def __init__(self, worker: Worker) -> None:
         self.client: CoordinatorClient = client_of(worker)
         self.conductor = Conductor(worker, self.name)
-        self._connect: Connect = functools.partial(handle.connect, self.client)
+        self._connect: Connect = functools.partial(_connect, self.client)
         self._p2p = RemoteP2PClient(self.client, self.conductor, self._connect)
         self._counts: tuple[int, _Counts] = (-1, {})
         self.client.listen(protocol.CLOSE, self._close)
@@ -134,13 +136,14 @@ class HostJob(Job):
 
     def carry_out(self, end: ProcessGroup, void: Callable[[], bool]) -> None:
         """See `Job`."""
-        program = exchanges.program(self._pattern, self._me, self._srcs, self._hosts, handle.room)
-        handle.carry_out(end, program, void)()
+        exchanges.carry_out(end, self._program(exchanges.scratch), void)()
 
     def alone(self) -> None:
         """See `Job`."""
-        program = exchanges.program(self._pattern, self._me, self._srcs, self._hosts)
-        steps.run(program, lambda step: None)()  # there is nobody to exchange anything with
+        steps.run(self._program(exchanges.new_room), lambda step: None)()  # nobody to exchange with
+
+    def _program(self, room: exchanges.Room) -> steps.DirectSteps:
+        return exchanges.program(self._pattern, self._me, self._srcs, self._hosts, room)
 
     def adopt(self) -> None:
         """See `Job`."""
@@ -150,3 +153,12 @@ class HostJob(Job):
 
 def _kinds(tensors: Tensors) -> tuple[protocol.WireKind, ...]:
     return tuple(map(protocol.kind_out, kinds_of(tensors)))
+
+
+def _connect(
+    client: CoordinatorClient, ranks: Ranks, number: int, unwanted: Callable[[], bool]
+) -> ProcessGroup:
+    """This worker's end of a process group. Waits for the other members, who make theirs."""
+    store = GroupStore(client, f"{number}/", STEP_SECONDS, unwanted)
+    place = ranks.index(client.worker.worker_id)
+    return gloo.connect(store, place, len(ranks), getattr(client.link, "host", gloo.LOOPBACK))

@@ -12,13 +12,14 @@ tensors directly. Roots are indices in the group here, not ranks.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 import torch
 
-from ..pattern import CROSSWISE, LIKE_BY_LIKE, TO_ALL, Pattern
+from ..pattern import LIKE_BY_LIKE, TO_ALL, Pattern
 from ..reductions import combine
 from . import wire
 
@@ -139,22 +140,19 @@ class _Batch(NamedTuple):
 
 def program(pattern: Pattern) -> Program:
     """What each member of a collective does."""
-    if pattern.kind == CROSSWISE:
-        return all_to_all
-    if pattern.kind == TO_ALL:
-        return all_gather if pattern.taker is None else gather(pattern.taker)
     if pattern.kind == LIKE_BY_LIKE:
         if pattern.reduction is not None:
-            return reduction(pattern.reduction, pattern.taker)
+            return _reduction(pattern.reduction, pattern.taker)
         assert pattern.giver is not None
-        return broadcast(pattern.giver)
+        return _broadcast(pattern.giver)
     if pattern.reduction is not None:
-        return reduce_scatter(pattern.reduction)
-    assert pattern.giver is not None
-    return scatter(pattern.giver)
+        return _reduce_scatter(pattern.reduction)
+    if pattern.kind == TO_ALL and pattern.taker is None:
+        return _all_gather
+    return functools.partial(_exchange, pattern)
 
 
-def reduction(name: str, root: int | None = None) -> Program:
+def _reduction(name: str, root: int | None = None) -> Program:
     """all_reduce; with `root` reduce."""
 
     def program(place: Place, srcs: Tensors, outs: Tensors) -> Steps:
@@ -174,7 +172,7 @@ def reduction(name: str, root: int | None = None) -> Program:
     return program
 
 
-def reduce_scatter(name: str) -> Program:
+def _reduce_scatter(name: str) -> Program:
     """k * n sources, n in a row for each of k outputs."""
 
     def program(place: Place, srcs: Tensors, outs: Tensors) -> Steps:
@@ -194,7 +192,7 @@ def reduce_scatter(name: str) -> Program:
     return program
 
 
-def all_gather(place: Place, srcs: Tensors, outs: Tensors) -> Steps:
+def _all_gather(place: Place, srcs: Tensors, outs: Tensors) -> Steps:
     """k sources; k * n outputs, n in a row for each source."""
     n = place.members
     packed = wire.pack_bytes(srcs, srcs[0].device)
@@ -207,7 +205,7 @@ def all_gather(place: Place, srcs: Tensors, outs: Tensors) -> Steps:
     return finish
 
 
-def broadcast(root: int) -> Program:
+def _broadcast(root: int) -> Program:
     """The sources of `root` into everybody's outputs."""
 
     def program(place: Place, srcs: Tensors, outs: Tensors) -> Steps:
@@ -222,41 +220,19 @@ def broadcast(root: int) -> Program:
     return program
 
 
-def scatter(root: int) -> Program:
-    """The i-th source of `root` to the i-th member."""
-
-    def program(place: Place, srcs: Tensors, outs: Tensors) -> Steps:
-        takes = [outs[0].nbytes if i == root else 0 for i in range(place.members)]
-        return (yield from _exchange(place, srcs, outs, [s.nbytes for s in srcs], takes))
-
-    return program
-
-
-def gather(root: int) -> Program:
-    """Everybody's source to `root`."""
-
-    def program(place: Place, srcs: Tensors, outs: Tensors) -> Steps:
-        gives = [srcs[0].nbytes if i == root else 0 for i in range(place.members)]
-        return (yield from _exchange(place, srcs, outs, gives, [o.nbytes for o in outs]))
-
-    return program
-
-
-def all_to_all(place: Place, srcs: Tensors, outs: Tensors) -> Steps:
-    """The j-th source of the i-th member to the i-th output of the j-th."""
-    gives, takes = [s.nbytes for s in srcs], [o.nbytes for o in outs]
-    return (yield from _exchange(place, srcs, outs, gives, takes))
-
-
-def _exchange(
-    place: Place, srcs: Tensors, outs: Tensors, gives: list[int], takes: list[int]
-) -> Steps:
-    none = [0] * place.members
-    device = (*srcs, *outs)[0].device
-    packed = wire.pack_bytes(srcs, device)
+def _exchange(pattern: Pattern, place: Place, srcs: Tensors, outs: Tensors) -> Steps:
+    """What each member gives to each: scatter, gather, all_to_all."""
+    parts = [[srcs[k] for k in pattern.gives(to)] if srcs else [] for to in pattern.takers]
+    gives, takes = [0] * place.members, [0] * place.members
+    for to, part in zip(pattern.takers, parts, strict=True):
+        gives[to] = sum(src.nbytes for src in part)
+    rooms = [[outs[k] for k in pattern.takes(of)] if outs else [] for of in pattern.givers]
+    for of, room in zip(pattern.givers, rooms, strict=True):
+        takes[of] = sum(out.nbytes for out in room)
+    packed = wire.pack_bytes([src for part in parts for src in part], (*srcs, *outs)[0].device)
     whole = packed.new_empty(sum(takes))
-    yield AllToAll(packed, whole, gives or none, takes or none)
-    return lambda: wire.unpack_bytes(whole, outs)
+    yield AllToAll(packed, whole, gives, takes)
+    return lambda: wire.unpack_bytes(whole, [out for room in rooms for out in room])
 
 
 def _batches(

@@ -13,7 +13,7 @@ import torch
 
 from .. import moves
 from ..backends import wire
-from ..backends.handle import do
+from ..backends.exchanges import do
 from ..backends.steps import Exchange
 from ..board.messages import Message
 from ..call import DONE, Call, reception_title
