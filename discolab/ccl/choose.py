@@ -97,22 +97,20 @@ def _agree(worker: Worker, name: str) -> Sequence[Any]:
     """Meet the other workers, who must ask for the same; what those of other processes say."""
     members = resolve(worker, "world", "init_ccl")
     if has_coordinator(worker):
-        coordinator = _shared(worker, "gloo", lambda: _LIBRARIES["gloo"](worker))
-        found: Sequence[Any] = _library("agree").agree(coordinator, worker, members, name)
-        return found
+        peers: Sequence[Any] = _library("agree").agree(_made(worker, "gloo"), worker, members, name)
+        return peers
     if len(worker.peers) == len(members) > 1:
         asked = Signature(f"init_ccl({name!r})")
         call = Call("init_ccl", worker, members, asked, call_site(worker))
-        _local(worker).barrier(call).wait()
+        _made(worker, "local").barrier(call).wait()
     return ()
 
 
 def _exchange(worker: Worker, about: str, text: str) -> Sequence[str]:
     """The texts of all workers that meet at a coordinator, by rank."""
-    coordinator = _shared(worker, "gloo", lambda: _LIBRARIES["gloo"](worker))
-    members = resolve(worker, "world", "init_ccl")
-    found: Sequence[str] = _library("agree").exchange(coordinator, worker, members, about, text)
-    return found
+    members, backend = resolve(worker, "world", "init_ccl"), _made(worker, "gloo")
+    texts: Sequence[str] = _library("agree").exchange(backend, worker, members, about, text)
+    return texts
 
 
 def _library(name: str) -> Any:
@@ -170,10 +168,7 @@ def _situation(worker: Worker, name: str, peers: Sequence[Any]) -> str:
 
 
 def _choose(worker: Worker, name: str) -> Backend:
-    if name == "local":
-        backend: Backend = _local(worker)
-    else:
-        backend = _shared(worker, name, lambda: _LIBRARIES[name](worker))
+    backend = _made(worker, name)
     chosen = worker.shared.setdefault(_CHOSEN, {})
     before = chosen.get(worker.worker_id)
     backend.admit(worker)
@@ -185,7 +180,7 @@ def _choose(worker: Worker, name: str) -> Backend:
 
 def _leave(worker: Worker) -> None:
     """A worker ends."""
-    for name in _LIBRARIES:
+    for name in _MAKERS:
         backend = worker.shared.get(f"{_CHOSEN}.{name}")
         if backend is not None:
             backend.dismiss(worker)
@@ -202,12 +197,21 @@ SERVICES["ccl"] = _coordinator
 forkserver.PRELOAD.append(f"{__package__}.backends.agree")  # and all that it needs
 
 
+def _made(worker: Worker, name: str) -> Backend:
+    """The session's one backend of that name, in this process."""
+    key = f"{_CHOSEN}.{name}"
+    backend = worker.shared.get(key)
+    if backend is None:
+        backend = worker.shared.setdefault(key, _MAKERS[name](worker))
+    return cast(Backend, backend)
+
+
 def _local(worker: Worker) -> LocalBackend:
-    made = _shared(worker, "local", lambda: LocalBackend(LocalRendezvous(worker.peers)))
-    return cast(LocalBackend, made)
+    return cast(LocalBackend, _made(worker, "local"))
 
 
-_LIBRARIES: dict[str, Callable[[Worker], Backend]] = {
+_MAKERS: dict[str, Callable[[Worker], Backend]] = {
+    "local": lambda worker: LocalBackend(LocalRendezvous(worker.peers)),
     "gloo": lambda worker: (
         _library("remote_gloo").RemoteGlooBackend(worker)
         if has_coordinator(worker)
@@ -224,13 +228,6 @@ _LIBRARIES: dict[str, Callable[[Worker], Backend]] = {
         else _library("mpi").backend(worker)
     ),
 }
-
-
-def _shared(worker: Worker, name: str, make: Callable[[], Backend]) -> Backend:
-    """The session's one backend of that name."""
-    key = f"{_CHOSEN}.{name}"
-    found = worker.shared.get(key)
-    return cast(Backend, found if found is not None else worker.shared.setdefault(key, make()))
 
 
 hooks.at_leave(_leave)

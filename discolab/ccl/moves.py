@@ -1,8 +1,8 @@
 """Copying between tensors of several workers, and the CUDA events around it. No state.
 
-CUDA: a worker records events on its current streams when it posts (`posted`); who executes
-has its own streams wait for them (`enter`) and records events after the work (`posted`); each
-member has its current streams wait for those (`adopt`). No thread waits for a device.
+CUDA: a worker records events on its current streams when it joins (`posted`); the thread that
+executes has its own streams wait for them (`enter`) and records events after the work (`posted`);
+each member has its current streams wait for those (`adopt`). No thread waits for a device.
 """
 
 from __future__ import annotations

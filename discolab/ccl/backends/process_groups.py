@@ -26,6 +26,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -82,7 +83,9 @@ class ProcessGroupBackend(Backend):
         self._lock = threading.Lock()
         self._members: dict[int, _Member] = {}
         self._handles = _Handles(self._close, self._files)
-        self._stores: dict[int, SharedValues] = {}  # by the numbers of process groups
+        # by the numbers of process groups; each is held by what is under way
+        self._stores: WeakValueDictionary[int, SharedValues] = WeakValueDictionary()
+        self._under_way: set[_Parts] = set()
         self._cut = 0
 
     # -- what a library adds -------------------------------------------------------------------
@@ -176,13 +179,16 @@ class ProcessGroupBackend(Backend):
             if call.worker.resumed_at > self._cut:  # in what state they are nobody knows
                 self._cut = call.worker.resumed_at
                 self._handles.drop_all()
+            for other in [other for other in self._under_way if other.void()]:
+                other.drop()
             try:
                 handle = self._handles.take(call.group.ranks, call.group.tag)
             except OSError as exc:
                 if at_last:
                     parts.refuse(f"{self.name}: OSError: {exc}")
                 return at_last
-            self._stores.setdefault(handle.number, SharedValues())
+            parts.values = self._stores.setdefault(handle.number, SharedValues())
+            self._under_way.add(parts)
             parts.hand_out(handle)
             return True
 
@@ -191,17 +197,13 @@ class ProcessGroupBackend(Backend):
     def _connect_to(
         self, worker: Worker, ranks: Ranks, number: int, unwanted: Callable[[], bool]
     ) -> ProcessGroup:
-        values = self._stores.get(number)
-        if values is None:
-            raise SessionError("the process group was dropped before it was made")
-        store = LocalGroupStore(values, CONNECT_SECONDS, unwanted)
+        store = LocalGroupStore(self._stores[number], CONNECT_SECONDS, unwanted)
         made = self._connect(store, ranks.index(worker.worker_id), len(ranks), worker)
         store.connected = True
         return made
 
     def _close(self, handle: GroupHandle) -> None:
         """A process group is dropped; under the lock."""
-        self._stores.pop(handle.number, None)
         for rank in handle.ranks:
             if rank in self._members:
                 self._members[rank].conductor.close(handle.ranks, handle.number)
@@ -237,7 +239,11 @@ class _Handles(GroupHandles):
 
 
 class _Parts:
-    """The parts of one collective, each with its member's conductor."""
+    """The parts of one collective, each with its member's conductor.
+
+    All members make their process groups even if an interrupt has ended it meanwhile: one that
+    left alone would have the others wait for it, inside of the library.
+    """
 
     def __init__(
         self,
@@ -250,6 +256,8 @@ class _Parts:
         self._program = steps.program(pattern)
         self._empty = not any(t.numel() for c in contributions for t in (*c.srcs, *c.outs))
         self._handle: GroupHandle | None = None
+        self.values: SharedValues | None = None  # with which its process group is made
+        self._broken = False  # a member could not do its part: the others need not wait for it
         self._writes: list[Callable[[], Sequence[Event]]] = []
         self._left = len(contributions)  # under the backend's lock
 
@@ -261,7 +269,7 @@ class _Parts:
             perform = functools.partial(self._perform, place)
             task = Task(
                 handle.ranks, handle.number, member.connect, self.void, perform, self._over,
-                self._failed,
+                self._failed, lambda: self._broken,
             )  # fmt: skip
             member.conductor.submit(task)
 
@@ -307,6 +315,7 @@ class _Parts:
                 return
             assert self._handle is not None
             backend._handles.give_back(self._handle)
+            backend._under_way.discard(self)
         if self.void():
             self._failed("")
             return
@@ -320,10 +329,16 @@ class _Parts:
 
     def _failed(self, text: str) -> None:
         """A part could not be done, with what the library said, or nobody wants it any more."""
+        self._broken = self._broken or bool(text)
         with self._backend._lock:
-            if self._handle is not None:
-                self._backend._handles.drop(self._handle)
+            self.drop()
         self.refuse(text)
+
+    def drop(self) -> None:
+        """Use the process group no more: nobody knows what is on its way there; under the lock."""
+        self._backend._under_way.discard(self)
+        if self._handle is not None:
+            self._backend._handles.drop(self._handle)
 
     def refuse(self, text: str) -> None:
         """Fail it for all members; the first reason stays."""

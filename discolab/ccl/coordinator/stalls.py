@@ -1,4 +1,4 @@
-"""When to look whether what workers wait for can ever be, and what must be known for that.
+"""Decides when to check what workers wait for, for a deadlock or a missing member.
 
 Pure state, under the coordinator's lock. Workers are asked what they do once somebody has waited
 for 5 ms, and then less and less often; what they answer is judged as soon as all have answered, or
@@ -22,7 +22,7 @@ _PATIENCE = 0.05  # seconds for those who are on their way, so that what is told
 
 
 class Question:
-    """To some workers: what do you do? Then `do`."""
+    """Asks some workers what they do; calls `do` once they have answered."""
 
     __slots__ = ("do", "due", "ranks")
 
@@ -31,7 +31,7 @@ class Question:
 
 
 class StallDetector:
-    """Looks at the waits on a board."""
+    """Checks the waits on a board."""
 
     def __init__(self, board: Board, peers: Mapping[int, Any], tell: Tell) -> None:
         self._board, self._peers, self._tell = board, peers, tell
@@ -43,7 +43,7 @@ class StallDetector:
     # -- questions -------------------------------------------------------------------------------
 
     def inquire(self, ranks: Iterable[int], now: float, do: Callable[[], None]) -> None:
-        """Have workers say what they do, and then call `do`, under the lock."""
+        """Ask workers what they do, and then call `do`, under the lock."""
         asked = {rank for rank in ranks if not (self._peers[rank].here or self._peers[rank].ended)}
         if not asked:
             do()
@@ -52,12 +52,12 @@ class StallDetector:
         self._questions.append(Question(asked, now + ANSWER_SECONDS, do))
 
     def to_ask(self) -> list[int]:
-        """The workers that must now be asked, as soon as the lock is free."""
+        """The workers to ask now, once the lock is free."""
         asked, self._to_ask = self._to_ask, set()
         return sorted(asked)
 
     def answered(self, rank: int) -> None:
-        """A worker has said what it does, or is no more."""
+        """Note that a worker has answered, or has ended."""
         if not self._questions:
             return
         for question in self._questions:
@@ -73,11 +73,11 @@ class StallDetector:
     # -- when --------------------------------------------------------------------------------------
 
     def wanted(self) -> None:
-        """Somebody begins to wait."""
+        """A worker begins to wait."""
         self._pause = min(self._pause, SECOND_LOOK)
 
     def due(self) -> float | None:
-        """When `look` has something to do."""
+        """When to call `look` next."""
         soonest = min((question.due for question in self._questions), default=None)
         if not self._looking and self._board.waiting:
             since = _since(*next(iter(self._board.waiting.items())))

@@ -1,8 +1,8 @@
-"""A worker's way to the coordinator: what it says, and what it is told.
+"""A worker's end of the way to the coordinator.
 
-A `CoordinatorClient` belongs to one worker and lies in its `shared`. It is told things on the
-link's thread; each is for an `Entry`, by the number that the client gave to it, or, with number 0,
-for whoever listens to that word.
+A `CoordinatorClient` belongs to one worker and lies in its `shared`. The link's thread hands it
+the coordinator's messages; each is for an `Entry`, by the number that the client gave to it, or,
+with number 0, for the listener to its word.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _CLIENT = "discolab.ccl.client"
 
 
 class Entry(Protocol):
-    """What is told something by its number."""
+    """Something that the coordinator sends messages to, by its number."""
 
     def heard(self, word: str, *rest: Any) -> None:
-        """The coordinator has said something about it; on the link's thread, so be quick."""
+        """Take a message of the coordinator's; on the link's thread, so be quick."""
 
 
 class CoordinatorClient:
@@ -45,7 +45,7 @@ class CoordinatorClient:
     # -- saying ------------------------------------------------------------------------------------
 
     def tell(self, word: str, *rest: Any) -> None:
-        """Say something to the coordinator; from any thread. No interrupt tears it.
+        """Send the coordinator a message, from any thread; atomic with respect to interrupts.
 
         Raises
         ------
@@ -109,21 +109,21 @@ class CoordinatorClient:
     # -- being told --------------------------------------------------------------------------------
 
     def enter(self, entry: Entry) -> int:
-        """A number for what will be told things."""
+        """Register an entry; its number."""
         seq = next(self._numbers)
         self._entries[seq] = entry
         return seq
 
     def leave(self, seq: int) -> None:
-        """Nothing more is to be told to it."""
+        """Drop what still comes for an entry."""
         self._entries.pop(seq, None)
 
     def next_number(self) -> int:
-        """A number for what is told nothing."""
+        """A number for something that gets no messages."""
         return next(self._numbers)
 
     def listen(self, word: str, listener: Callable[..., None]) -> None:
-        """Have `listener` called with what comes for nobody in particular under this word."""
+        """Have `listener` called with the messages of this word that are for no entry."""
         self._listeners[word] = listener
 
     def _hear(self, value: Any) -> None:
@@ -139,7 +139,7 @@ class CoordinatorClient:
 
     @property
     def check(self) -> Callable[[], float | None] | None:
-        """For `Worker.wait_for`: worker 0 reminds the coordinator to look; nobody else might."""
+        """For `Worker.wait_for`: worker 0 reminds the coordinator to look for stalls."""
         return self._look if self.worker.worker_id == 0 else None
 
     def _look(self) -> None:

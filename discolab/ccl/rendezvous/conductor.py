@@ -47,7 +47,7 @@ class Task:
         Of the process group.
     connect
         Makes this worker's end of it, if there is none: called with the ranks, the number, and
-        `void`.
+        `unwanted`.
     void
         Whether nobody waits for it any more.
     perform
@@ -56,6 +56,8 @@ class Task:
         Called when it has been done.
     failed
         Called when it could not be done, with what the library said, "" if it is void.
+    unwanted
+        Whether not even the process group need be made; None: as `void`.
     let_go
         Set once the library has come out of it.
     """
@@ -67,6 +69,7 @@ class Task:
     perform: Callable[[ProcessGroup], None]
     done: Callable[[], None] = lambda: None
     failed: Callable[[str], None] = lambda text: None
+    unwanted: Callable[[], bool] | None = None
     let_go: threading.Event = field(default_factory=threading.Event)
 
 
@@ -190,7 +193,7 @@ class Conductor:
 
     def _perform(self, task: Task, ends: _Ends) -> None:
         try:
-            if task.void():
+            if (task.unwanted or task.void)():
                 raise Gone
             with torch.inference_mode():
                 task.perform(ends.of(task))
@@ -219,7 +222,9 @@ class _Ends:
             self._held[task.ranks] = task.number, made
         end = made.get(task.connect)
         if end is None:
-            end = made[task.connect] = task.connect(task.ranks, task.number, task.void)
+            end = made[task.connect] = task.connect(
+                task.ranks, task.number, task.unwanted or task.void
+            )
         return end
 
     def drop(self, ranks: Ranks, number: int | None = None) -> None:

@@ -1,7 +1,7 @@
 """Meeting and waiting: the threads around the board.
 
 Each member contributes its call and tensors on the session's `Board`. The last to arrive does the
-whole operation for all, or has its waiting fellows help, and wakes the others. While the
+whole operation for all, or has the waiting members help, and wakes the others. While the
 operation waits or runs, the tensors in it belong to the board; a member that waits and leaves
 early (interrupt, timeout) fails it for all.
 
@@ -45,9 +45,9 @@ class LocalRendezvous:
         self.peers = peers
 
     def start(self, call: Call, srcs: Tensors, outs: Tensors, execute: Execute) -> LocalWork:
-        """Post; the last one executes for all: at once, or by returning chunks to share.
+        """Join a collective; the last member executes it: at once, or by returning chunks to share.
 
-        If it sets ``collective.abroad``, somebody calls `finish` or `fail` later.
+        If `execute` sets ``collective.abroad``, a library calls `finish` or `fail` later.
         """
         worker, board = call.worker, self.board
         events = moves.posted(srcs, outs) if call.on_gpu else ()
