@@ -16,7 +16,7 @@ import torch
 
 from ..engines import forkserver, hooks
 from ..runtime.errors import ArgumentError
-from ..runtime.link import SERVICES, Service
+from ..runtime.services import SERVICES, Service
 from ..runtime.worker import Worker, current_worker
 from . import checks
 from .backend import Backend, BackendStatistics

@@ -18,7 +18,7 @@ from ..runtime.controller import check_timeout
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError, WaitTimeoutError
 from ..runtime.failures import Failure, name_ranks
-from ..runtime.interruptible import TICK
+from ..runtime.interrupts import TICK
 from ..runtime.ranks import parse_ranks
 from ..runtime.session import Session
 from ..views.formats import format_ranks

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..runtime.errors import ArgumentError
 from ..runtime.frames import frame_of
-from ..runtime.probes import probe
+from ..runtime.services import probe
 from ..runtime.worker import Worker
 from . import frames, nan_hunt
 from .port import port_of

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..runtime.errors import ArgumentError, SessionError
-from ..runtime.interruptible import TICK
+from ..runtime.interrupts import TICK
 from ..runtime.ranks import parse_ranks
 from ..runtime.session import Session
 from ..runtime.sources import place

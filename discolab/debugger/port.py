@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..runtime.errors import DiscoError, WorkerInterrupted
 from ..runtime.failures import safe_str
-from ..runtime.interruptible import raise_in_thread, take_back_exception
+from ..runtime.interrupts import raise_in_thread, shield, take_back_exception
 from ..runtime.sources import place
 from ..runtime.worker import Worker
 from .breaks import BreakTable
@@ -144,7 +144,7 @@ class Port:
             if station is not None:
                 station.receive(worker.worker_id, message)
         elif message[0] == "arrive":
-            with worker.held_back():  # no interrupt tears it
+            with shield():  # no interrupt tears it
                 worker.link.tell(SERVICE, message)
         else:
             worker.link.tell(SERVICE, message)

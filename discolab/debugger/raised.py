@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from ..runtime.failures import safe_str
-from ..runtime.probes import probe
+from ..runtime.services import probe
 from ..runtime.worker import Worker, current_worker
 from ..views import describe
 from ..views.formats import cut

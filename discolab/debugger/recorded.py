@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..runtime.probes import probe
+from ..runtime.services import probe
 from ..runtime.worker import Worker
 from .kept import Gone
 from .recording import Caller, Line, recorder_of

@@ -22,8 +22,7 @@ from typing import Any
 from ..ccl.doctor import waits
 from ..runtime.errors import DiscoError, SessionClosedError
 from ..runtime.failures import name_ranks
-from ..runtime.link import SERVICES, Service
-from ..runtime.probes import probe
+from ..runtime.services import SERVICES, Service, probe
 from ..runtime.session import Session
 from ..runtime.sources import display_name
 from ..runtime.worker import Worker

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from ..isolation import table
+from ..runtime.interrupts import bind_waiter
 from ..runtime.session import Session
-from ..runtime.waiter import bind_waiter
 from ..runtime.worker import (
     Worker,
     bind_thread,

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from ..runtime.link import SERVICES, Service
+from ..runtime.services import SERVICES, Service
 from .children import CrashBuffer
 
 _TEXTS = ("stdout", "stderr")

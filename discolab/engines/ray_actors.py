@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..runtime.errors import ArgumentError, DiscoError
-from ..runtime.link import Service
+from ..runtime.services import Service
 from .children import process_state, silence
 from .connections.controller_side import WorkerConnections
 from .connections.tcp import TcpTransport

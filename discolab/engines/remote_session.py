@@ -23,10 +23,9 @@ from ..runtime.controller import check_timeout
 from ..runtime.errors import ArgumentError, DiscoError, SessionClosedError
 from ..runtime.failures import name_ranks
 from ..runtime.interrupts import shield
-from ..runtime.link import Service
-from ..runtime.probes import SERVICE as PROBES
-from ..runtime.probes import Probes, name_of
 from ..runtime.registers import Site
+from ..runtime.services import SERVICE as PROBES
+from ..runtime.services import Probes, Service, name_of
 from ..runtime.session import Session
 from ..runtime.status import WorkerStatus
 from ..runtime.worker import Worker
@@ -261,7 +260,7 @@ class RemoteSession(Session):
 
     @property
     def services(self) -> Mapping[str, Service]:
-        """The services of layers above, by name (runtime/link.py)."""
+        """The services of layers above, by name (runtime/services.py)."""
         return self._connections.services
 
     def processes(self) -> dict[int, int]:

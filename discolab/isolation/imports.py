@@ -24,7 +24,7 @@ from importlib.machinery import ExtensionFileLoader
 from types import FunctionType, ModuleType
 from typing import Any, cast
 
-from ..runtime.interruptible import waiting_threads
+from ..runtime.interrupts import shield, waiter_here, waiting_threads
 from ..runtime.worker import current_worker_or_none
 from . import table
 from .patches import Patches
@@ -62,7 +62,7 @@ def _install(patches: Patches) -> None:
             if module is not None and not table.is_half_made(module):
                 table.imported(name, module)
                 return module
-            with import_turn.taken(name, by_all=True), _whole():
+            with import_turn.taken(name, by_all=True), _shielded():
                 if _is_half_made_by_one_that_waits(name):
                     return sys.modules[name]
                 with _cleaned_up(name):
@@ -90,7 +90,7 @@ def _install(patches: Patches) -> None:
         @functools.wraps(reload)
         def reload_in_turn(module: ModuleType) -> ModuleType:
             name = getattr(module, "__name__", "")
-            with import_turn.taken(name, by_all=True), _whole():
+            with import_turn.taken(name, by_all=True), _shielded():
                 module = reload(module)
                 table.imported(name, module, anew=True)
                 return module
@@ -123,12 +123,9 @@ def _install_again(patches: Patches) -> None:
     patches.replace(builtins, "__import__", import_over)
 
 
-def _whole() -> AbstractContextManager[None]:
-    """Within it a worker is not interrupted on its own thread, as long as modules come."""
-    worker = current_worker_or_none()
-    if worker is None or worker.thread_id != threading.get_ident():
-        return nullcontext()
-    return worker.held_back(progress=True)
+def _shielded() -> AbstractContextManager[None]:
+    """Within it a worker's thread is not interrupted, as long as modules come."""
+    return nullcontext() if waiter_here() is None else shield(progress=True)
 
 
 def _is_half_made_by_one_that_waits(name: str) -> bool:

@@ -42,7 +42,7 @@ import torch.backends
 from ..runtime import contexts
 from ..runtime.actions import Command
 from ..runtime.errors import SessionError
-from ..runtime.waiter import waiter_here
+from ..runtime.interrupts import waiter_here
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .imports import is_importing

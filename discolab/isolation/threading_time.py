@@ -7,11 +7,10 @@ import functools
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 from ..runtime.errors import WaitTimeoutError
-from ..runtime.waiter import waiter_here
+from ..runtime.interrupts import shield, waiter_here
 from ..runtime.worker import bind_thread, current_worker_or_none
 from . import table
 from .patches import Patches
@@ -38,14 +37,13 @@ def _start_over(start: Callable[[threading.Thread], None]) -> Callable[[threadin
     return start_for_worker
 
 
-def _shelter_over(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+def _shield_over(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
     @functools.wraps(start)
-    def start_sheltered(self: threading.Thread) -> None:
-        worker = current_worker_or_none()
-        with nullcontext() if worker is None else worker.sheltered():
+    def start_in_shield(self: threading.Thread) -> None:
+        with shield():
             start(self)
 
-    return start_sheltered
+    return start_in_shield
 
 
 def _submit_over(submit: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,7 +84,7 @@ def _sleep_over(sleep: Callable[[float], None]) -> Callable[[float], None]:
 
 
 def _install_interrupts(patches: Patches) -> None:
-    patches.replace(threading.Thread, "start", _shelter_over)
+    patches.replace(threading.Thread, "start", _shield_over)
     patches.replace(time, "sleep", _sleep_over)
 
 

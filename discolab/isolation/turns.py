@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..runtime.errors import CollectiveError
-from ..runtime.interruptible import waiting_threads
-from ..runtime.waiter import waiter_here
+from ..runtime.interrupts import waiter_here, waiting_threads
 from ..runtime.worker import Worker, current_worker_or_none
 
 _PATIENCE = 10.0  # seconds

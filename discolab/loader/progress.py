@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from ..runtime.link import SERVICES, Service
+from ..runtime.services import SERVICES, Service
 from ..runtime.worker import Worker
 
 _EVERY = 0.1  # seconds between two reports

@@ -16,7 +16,7 @@ import weakref
 from typing import Any
 
 from ..runtime import sources
-from ..runtime.link import SERVICES, Service
+from ..runtime.services import SERVICES, Service
 from ..runtime.worker import Worker
 
 SERVICE = "notebook.cells"

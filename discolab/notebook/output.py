@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from ..runtime.link import SERVICES, Service
+from ..runtime.services import SERVICES, Service
 from ..runtime.worker import Worker, current_worker_or_none
 from ..views.formats import strip_addresses
 from .folding import blocks, label, merge

@@ -30,12 +30,13 @@ from ..runtime.errors import (
 )
 from ..runtime.failures import Failure
 from ..runtime.functions import find_func
+from ..runtime.interrupts import shield
 from . import lending, messages
 from .errors import error_of, original_type, session_over, state_of
 from .messages import CALL, FETCH, STREAM
 from .names import format_rank, rank_of
 from .node import HANDLERS, Node
-from .outcome import Outcome, Value, whole
+from .outcome import Outcome, Value
 from .pool import ServerThread, depth_here
 from .refs.records import Fork, Keepalive
 
@@ -106,7 +107,7 @@ def start(
         call.due = node.now() + seconds
     simple = here and call.context is None
     try:
-        with nullcontext() if simple else whole():  # half of another would leave something
+        with nullcontext() if simple else shield():  # half of another would leave something
             call.begin(target_fork, lend)
     except BaseException as exc:
         call.unfollow()

@@ -11,13 +11,13 @@ import threading
 
 from ..engines.hooks import at_leave, open_sessions
 from ..runtime.errors import SessionError, session_closed
-from ..runtime.link import LISTENERS
+from ..runtime.interrupts import shield
+from ..runtime.services import LISTENERS
 from ..runtime.session import Session
 from ..runtime.worker import Worker, current_worker_or_none
 from .directory import SERVICE
 from .names import CONTROLLER
 from .node import Node, Place, bound_place
-from .outcome import whole
 from .router import open_router
 
 NODE = "discolab.rpc.node"  # where in a worker's `shared` its node is
@@ -59,7 +59,7 @@ def node_of_worker(worker: Worker) -> Node:
     node: Node | None = worker.shared.get(NODE)
     if node is not None and (node.alone or node.router is not None):
         return node
-    with whole(), _making:  # or half a node would get what is for the one made in its place
+    with shield(), _making:  # or half a node would get what is for the one made in its place
         node = worker.shared.get(NODE)
         if node is None:
             alone = len(worker.peers) == worker.num_workers

@@ -16,7 +16,7 @@ import threading
 from typing import Any, NamedTuple
 
 from ..engines.machines import machine
-from ..runtime.link import SERVICES, Service
+from ..runtime.services import SERVICES, Service
 from ..transport.handshake import Keys, new_token
 from ..transport.local import HAVE_LOCAL
 

@@ -8,12 +8,13 @@ from typing import Any
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError, WorkerError
 from ..runtime.failures import Failure
+from ..runtime.interrupts import shield
 from ..runtime.session import Session
 from ..runtime.worker import current_worker
 from .context import node_of_worker
 from .names import CONTROLLER, rank_of
 from .node import Node
-from .outcome import Value, whole
+from .outcome import Value
 from .refs.records import Fork
 from .rref import RRef, held
 
@@ -49,7 +50,7 @@ def adopt_here(register: int, owner: int, ref: list[int]) -> None:
     if worker.worker_id == owner:
         references = node_of_worker(worker).references
         key = (ref[0], ref[1], ref[2])
-        with whole():
+        with shield():
             _fill(references.value_of(key), worker.registers.get(register))
             references.release(key)
 
@@ -59,7 +60,7 @@ def adopt(register: int, owner: int, fork: list[int]) -> None:
     worker = current_worker()
     if worker.worker_id == owner:
         arrived: Fork = (fork[0], fork[1], fork[2], fork[3], fork[4])
-        with whole():
+        with shield():
             value = node_of_worker(worker).references.adopted(arrived, 0, owner)
             _fill(value, worker.registers.get(register))
 
@@ -107,7 +108,7 @@ def take(tickets: list[list[int]]) -> Any:
     node = node_of_worker(worker)
     owner, *name = tickets[worker.worker_id]
     ref = (name[0], name[1], name[2])
-    with whole():
+    with shield():
         if len(name) == 5:
             node.references.arrived((*ref, name[3], name[4]), 0)
         rref = held(node, ref, owner)  # the ticket's hold is its own from here

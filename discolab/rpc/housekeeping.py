@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from .outcome import whole
+from ..runtime.interrupts import shield
 from .pool import LONG
 
 PERIOD = 0.05  # seconds
@@ -42,7 +42,7 @@ class Housekeeping:
     def begin(self) -> None:
         """Start the thread, if it does not run yet."""
         if self._thread is None:
-            with whole(), self._lock:
+            with shield(), self._lock:
                 if self._thread is None and not self._over.is_set():
                     self._thread = threading.Thread(
                         target=self._run,

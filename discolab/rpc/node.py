@@ -25,13 +25,13 @@ import torch
 
 from ..runtime.controller import check_timeout
 from ..runtime.errors import SessionError, session_closed
+from ..runtime.interrupts import shield
 from ..runtime.worker import Worker, current_worker_or_none
 from . import messages
 from .errors import WorkerLostError, session_over
 from .housekeeping import PERIOD, Housekeeping
 from .lending import Lent
 from .names import CONTROLLER
-from .outcome import whole
 from .pool import Chore, Pool
 from .refs.records import Keepalive
 from .refs.table import ReferenceTable
@@ -221,7 +221,7 @@ class Node:
         """The threads that serve calls to a rank that lives here."""
         pool = self._pools.get(rank)
         if pool is None:
-            with whole(), self.lock:
+            with shield(), self.lock:
                 pool = self._pools.get(rank)
                 if pool is None:
                     place = Place(self, rank)
@@ -274,7 +274,7 @@ class Node:
             self.check_open()
             raise SessionError("this node has no way to others")
         forks: list[Any] = [] if lent is None else lent.forks
-        with whole():  # the message is sent whole, or nothing of it
+        with shield():  # the message is sent whole, or nothing of it
             try:
                 packed = messages.pack(self, to, message, forks, self.router.same_gpus(to))
             except BaseException:

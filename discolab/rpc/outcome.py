@@ -16,13 +16,10 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
-from ..runtime import ctrl_c
 from ..runtime.errors import DiscoError
-from ..runtime.interruptible import Interruptible
-from ..runtime.waiter import waiter_here
+from ..runtime.interrupts import Interruptible, waiter_here
 
 SPIN = 150e-6  # seconds
 _rest = getattr(os, "sched_yield", lambda: time.sleep(0))
@@ -38,17 +35,6 @@ def waiter() -> Interruptible:
         if me is None:
             me = _of_thread.waiter = Interruptible()
     return me
-
-
-def whole() -> AbstractContextManager[None]:
-    """What is within is done whole: an interrupt of the calling thread, or Ctrl-C, raises after it.
-
-    In waits it raises at once, but for Ctrl-C: so there should be none.
-    """
-    me = waiter_here()
-    if me is not None:
-        return me.held_back(in_any_case=True) if me.running else nullcontext()
-    return ctrl_c.held_back()
 
 
 def spin(ready: Callable[[], bool]) -> bool:

@@ -7,7 +7,7 @@ calls are done sooner by a few threads than by many: only `AT_ONCE` are started 
 the housekeeping thread starts more while calls wait. A thread that has nothing to do sleeps, and
 after a while it ends.
 
-A `ServerThread` is interrupted as a worker is (runtime/interruptible.py). Its `turn` guards `task`:
+A `ServerThread` is interrupted as a worker is (runtime/interrupts.py). Its `turn` guards `task`:
 who interrupts a task holds it, so that no other one is hit. All else of it is its own thread's.
 """
 
@@ -23,12 +23,11 @@ import torch
 
 from ..engines.local_workers import prepare_thread
 from ..runtime.errors import DiscoError, WorkerInterrupted
-from ..runtime.interruptible import Interruptible
-from ..runtime.waiter import bind_waiter, waiter_here
+from ..runtime.interrupts import Interruptible, bind_waiter, shield, waiter_here
 from ..runtime.worker import Worker, bind_thread
 from .errors import session_over
 from .names import CONTROLLER, format_rank
-from .outcome import spin, whole
+from .outcome import spin
 from .queues import DEEPEST, Queues
 
 MOST_RUNNING = 16  # at work on one rank, as in PyTorch RPC
@@ -271,7 +270,7 @@ class Pool:
     def submit(self, task: Task) -> None:
         """Queue a task; does not wait."""
         if not self._give_to_poller(task):
-            with whole():  # or a thread would be counted that was never started
+            with shield():  # or a thread would be counted that was never started
                 self._submit(task)
 
     def _give_to_poller(self, task: Task) -> bool:

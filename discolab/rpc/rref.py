@@ -12,6 +12,7 @@ from typing import Any
 
 from ..runtime import serialize
 from ..runtime.errors import ArgumentError, SessionError
+from ..runtime.interrupts import shield
 from . import messages
 from .autograd import backward_at
 from .calls import Deferred, call_sync, start
@@ -19,7 +20,7 @@ from .context import place_here
 from .futures import call_later
 from .names import CONTROLLER, WorkerInfo, format_rank, info_of, rank_of
 from .node import Node, rank_on
-from .outcome import Value, whole
+from .outcome import Value
 from .refs.records import Ref
 from .streams import stream
 
@@ -59,7 +60,7 @@ class RRef:
 
     def claim(self) -> None:
         """Hold the reference, on behalf of this handle."""
-        with whole():
+        with shield():
             self.node.references.hold(self.ref)
             self.node.references.when_dropped(self, (self.ref,))
 
@@ -195,7 +196,7 @@ def own(node: Node, rank: int, value: Any) -> RRef:
     node.check_open()
     owned = Value(rank)
     owned.settle(value)
-    with whole():
+    with shield():
         return held(node, node.references.own(owned), rank)
 
 
@@ -223,7 +224,7 @@ def remote(
     begin = functools.partial(
         start, node, rank, callee, func, args, kwargs, timeout, later=True, lend=lend
     )
-    with whole():  # or it would not be known who holds it, and whether the fork was sent
+    with shield():  # or it would not be known who holds it, and whether the fork was sent
         if node.is_here(callee):
             value = Value(callee)
             rref = held(node, node.references.own(value), callee)

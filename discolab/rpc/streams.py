@@ -16,11 +16,12 @@ from functools import partial
 from typing import Any
 
 from ..runtime.errors import ArgumentError, DiscoError
+from ..runtime.interrupts import shield
 from . import messages
 from .calls import Call, IncomingCall, receive_call, start
 from .names import format_rank
 from .node import HANDLERS, Node
-from .outcome import spin, waiter, whole
+from .outcome import spin, waiter
 from .refs.records import Keepalive
 
 MOST_BUFFERED = 1 << 16
@@ -165,7 +166,7 @@ class Consumer:
 
     def close(self, why: str) -> None:
         """End it."""
-        with whole():
+        with shield():
             self.closed = True
             self.call.wake_sleepers()
             self.call.end(why)
@@ -197,7 +198,7 @@ class Stream(Iterator[Any]):
                 self._end(str(exc) or "its taker has left")
                 raise
         try:
-            with whole():
+            with shield():
                 return consumer.take()
         except IndexError:
             pass
@@ -243,7 +244,7 @@ def stream(
         raise ArgumentError(f"buffer is a number of items, 1 to {MOST_BUFFERED}, got {buffer!r}")
     consumer = Consumer(buffer)
     seconds = node.seconds(timeout, rank)
-    with whole():  # or nobody would hold the stream, and it would go on
+    with shield():  # or nobody would hold the stream, and it would go on
         start(node, rank, to, func, args, kwargs, timeout, kind=messages.STREAM, feed=consumer)
         made = Stream(consumer, seconds)
         node.references.when_dropped(made, consumer.dropped)

@@ -334,14 +334,6 @@ class Interruptible:
                         raise_in_thread(self.thread_id, WorkerInterrupted)
         self.wake()
 
-    def sheltered(self) -> AbstractContextManager[None]:
-        return shield()
-
-    def held_back(
-        self, *, in_any_case: bool = False, progress: bool = False
-    ) -> AbstractContextManager[None]:
-        return shield(progress=progress)
-
     def is_shielded(self) -> bool:
         """Whether a shield is in force that has not lasted too long."""
         began = self._shields[-1:]

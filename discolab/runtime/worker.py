@@ -4,7 +4,7 @@ One thread runs `Worker.run`; it alone writes `registers`, `namespace`, `current
 `executed` and `unreported`. Other threads may read `current`, `executed`, `waiting_for`
 (for status) and call `interrupt`, `retry_interrupt` and `wake`. `_guard` guards the
 sending of asynchronous exceptions; `interrupts` changes under it.
-Interrupting and waiting are in interruptible.py.
+Interrupting and waiting are in interrupts.py.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from time import perf_counter_ns as clock
 
 from ..runtime.errors import ArgumentError, DiscoError
-from ..runtime.probes import probe
+from ..runtime.services import probe
 from ..runtime.session import Session
 from ..runtime.worker import Worker
 from .follower import Follower

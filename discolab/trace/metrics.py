@@ -25,7 +25,7 @@ import torch
 from ..ccl.board.ledger import ledger_of
 from ..ccl.board.rounds import in_words
 from ..ccl.call import WAITING, Call
-from ..runtime.probes import probe
+from ..runtime.services import probe
 from ..runtime.worker import Worker
 from .recorder import recorder_of
 

@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity
 
 from ..isolation.profiler import NOISE, Part
 from ..runtime.errors import ArgumentError
+from ..runtime.interrupts import shield
 from ..runtime.quiet import without_lines
 from ..runtime.session import Session
 from ..runtime.worker import Worker, current_worker
@@ -67,7 +68,7 @@ def begin_profile() -> None:
     if worker.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-    with worker.held_back():
+    with shield():
         made = torch.profiler.profile(activities=activities, experimental_config=config)
         with without_lines(NOISE):
             made.start()
@@ -82,7 +83,7 @@ def end_profile() -> None:
     made = worker.shared.pop(_KEY, None)
     if made is None:
         return
-    with worker.held_back():
+    with shield():
         with without_lines(NOISE):
             made.stop()
         _share(made, list(worker.peers.values()))

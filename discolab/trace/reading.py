@@ -22,7 +22,7 @@ from ..ccl.call import DONE as CALL_DONE
 from ..ccl.call import P2P, WAITING, Call, Signature
 from ..runtime.actions import site_text
 from ..runtime.errors import DiscoError
-from ..runtime.probes import probe
+from ..runtime.services import probe
 from ..runtime.session import Session
 from ..runtime.sources import display_name, is_cell
 from ..runtime.worker import Worker

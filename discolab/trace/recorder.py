@@ -29,6 +29,7 @@ from typing import Any, Self, TypeVar
 from ..ccl.call import Call
 from ..runtime.actions import Command, DiscoAction, attribute, function_text
 from ..runtime.arguments import Register
+from ..runtime.interrupts import shield
 from ..runtime.worker import Worker, current_worker, current_worker_or_none
 from .events import COMMAND, DONE, FAILED, INTERNAL, MARK, SPAN, STOPPED
 
@@ -88,7 +89,7 @@ class Recorder:
 
     def switch(self, on: bool) -> None:
         """Begin or end recording, from the next command on; on the worker's thread."""
-        with self.worker.sheltered(), _switching:  # whole, or not at all
+        with shield(), _switching:  # whole, or not at all
             self.on = on
             self.worker.dispatch[_CALL_PACKED] = self._call_packed if on else self._plain
             (_recording.add if on else _recording.discard)(self)

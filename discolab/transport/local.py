@@ -24,12 +24,10 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from ..runtime.ctrl_c import held_back
-from ..runtime.waiter import waiter_here
+from ..runtime.interrupts import shield
 from . import handshake
 from .connection import Arrived, Connection, Port
 from .frame import KEEP_FREE, LARGEST, BufferPool, Frame, pack, reload, unload
@@ -146,7 +144,7 @@ class StreamSocket(LocalSocket):
             self._until_possible(select.POLLOUT, self.flush)
 
     def _begin(self, whole: memoryview, fds: Sequence[int]) -> None:
-        with _whole():
+        with shield():
             if fds:
                 sent = socket.send_fds(self.sock, [whole], fds, socket.MSG_DONTWAIT)
             else:
@@ -156,7 +154,7 @@ class StreamSocket(LocalSocket):
     def flush(self) -> None:
         """See `LocalSocket`."""
         while self._out:
-            with _whole():
+            with shield():
                 self._out = self._out[self.sock.send(self._out, socket.MSG_DONTWAIT) :]
 
     def recv(self, wait: bool = True, most: int = _ROOM) -> Received | None:
@@ -176,7 +174,7 @@ class StreamSocket(LocalSocket):
                     message = bytes(self._in[_STREAM_HEAD.size :]), self._fds[:count]
                     self._in, self._fds = bytearray(), self._fds[count:]
                     return message
-            with _whole():
+            with shield():
                 data, ancillary, _, _ = self.sock.recvmsg(
                     _STREAM_HEAD.size + size - have, _FD_ROOM, _CLOEXEC | socket.MSG_DONTWAIT
                 )
@@ -200,12 +198,6 @@ class StreamSocket(LocalSocket):
             poll.register(self.sock, what)
             if (left is not None and left <= 0) or not poll.poll(left):
                 raise TimeoutError
-
-
-def _whole() -> AbstractContextManager[None]:
-    """No interrupt of the calling thread comes in between."""
-    me = waiter_here()
-    return me.held_back(in_any_case=True) if me is not None and me.running else held_back()
 
 
 def _descriptors(ancillary: Any) -> list[int]:

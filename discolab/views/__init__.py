@@ -34,7 +34,7 @@ from .parts import (
     Text,
     Tile,
 )
-from .registers import facts as _probes  # noqa: F401 - loaded with discolab, see runtime/probes.py
+from .registers import facts as _probes  # noqa: F401 - loaded with discolab, see runtime/services.py
 from .render.bundle import Shown
 from .render.html import render_html
 from .render.html_base import rank_colour

@@ -13,7 +13,7 @@ from discolab.ccl.board.peers import RemotePeer
 from discolab.ccl.coordinator import protocol
 from discolab.ccl.coordinator.coordinator import Coordinator
 from discolab.runtime import Failure, Worker
-from discolab.runtime.link import WorkerState
+from discolab.runtime.services import WorkerState
 
 F32 = (("float32", (4,)),)
 

@@ -13,6 +13,7 @@ import torch.distributed._functional_collectives as functional
 
 from discolab import ArgumentError, ThreadedSession, WorkerError, current_worker
 from discolab.isolation import table
+from discolab.runtime.interrupts import shield
 
 from .conftest import Start
 
@@ -210,7 +211,7 @@ def test_an_interrupt_waits_for_what_is_held_back(pair: ThreadedSession) -> None
         worker = current_worker()
         if worker.worker_id:
             return
-        with worker.held_back(), worker.held_back():
+        with shield(), shield():
             inside.set()
             while not worker.interrupts:
                 pass

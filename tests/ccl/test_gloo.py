@@ -18,7 +18,7 @@ from discolab.ccl.backends.gloo import GlooBackend
 from discolab.ccl.rendezvous import conductor
 from discolab.engines import ThreadedSession
 from discolab.runtime import Failure, WorkerError, current_worker
-from discolab.runtime.interruptible import TICK
+from discolab.runtime.interrupts import TICK
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64]

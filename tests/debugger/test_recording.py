@@ -13,7 +13,7 @@ from discolab.debugger import Debugger, DebuggerError, debugger_of
 from discolab.debugger.history import Playback, back, forth, history, names
 from discolab.debugger.kept import Kept, is_same, mark_of
 from discolab.debugger.recording import recorder_of
-from discolab.runtime.probes import probe
+from discolab.runtime.services import probe
 
 from .conftest import load
 

@@ -250,7 +250,8 @@ def test_workers_tell_how_far_they_are(pair: Session) -> None:
 
 def test_progress_is_a_service_of_each_session_from_its_start() -> None:
     code = (
-        "import discolab; from discolab.runtime.link import SERVICES; print('loader' in SERVICES)"
+        "import discolab; from discolab.runtime import services; "
+        "print('loader' in services.SERVICES)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "True\n"

@@ -12,7 +12,7 @@ from discolab import ArgumentError
 from discolab.notebook.cells import CellTeller, keep_source
 from discolab.notebook.output import OutputCapture, WorkerOutput
 from discolab.notebook.starting import Settings, StartLine
-from discolab.runtime.link import SERVICES, Service
+from discolab.runtime.services import SERVICES, Service
 
 SHELL = SimpleNamespace(kernel=SimpleNamespace(_allow_stdin=True))
 NOBODY = SimpleNamespace(kernel=SimpleNamespace(_allow_stdin=False))

@@ -20,8 +20,8 @@ import torch
 from discolab import DiscoError, ProcessSession, Session, current_worker, make_session
 from discolab.rpc.directory import ROUTE, SERVICE
 from discolab.rpc.router import open_router
-from discolab.runtime.link import LISTENERS
 from discolab.runtime.serialize import Message
+from discolab.runtime.services import LISTENERS
 from discolab.runtime.worker import Worker
 from discolab.transport import local
 from discolab.transport.handshake import say_hello

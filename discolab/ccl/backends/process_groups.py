@@ -34,7 +34,7 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from ...runtime.errors import CollectiveAborted, CollectiveError, SessionError
-from ...runtime.interruptible import TICK
+from ...runtime.interrupts import TICK
 from ...runtime.worker import Worker
 from ..backend import Backend, BackendStatistics, Tensor, Tensors
 from ..board.handles import GroupHandle, GroupHandles

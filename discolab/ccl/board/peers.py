@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from ...runtime.failures import Failure
-from ...runtime.link import WorkerState
+from ...runtime.services import WorkerState
 from ...runtime.worker import Worker
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...runtime.errors import CollectiveAborted
-from ...runtime.link import Service, WorkerState
+from ...runtime.services import Service, WorkerState
 from ..board import diagnosis
 from ..board.handles import GroupHandle, GroupHandles
 from ..board.ledger import Ledger

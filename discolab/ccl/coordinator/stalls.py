@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ...runtime.interruptible import FIRST_LOOK, TICK
+from ...runtime.interrupts import FIRST_LOOK, TICK
 from ..board import diagnosis
 from ..board.diagnosis import SECOND_LOOK, is_gone
 from ..board.rendezvous import RUNNING, Board, PendingCollective, Reception, Wait

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ...runtime.errors import SessionError, WaitTimeoutError
-from ...runtime.interruptible import TICK
+from ...runtime.interrupts import TICK, shield
 from ...runtime.worker import Worker
 from ..coordinator import protocol
 
@@ -60,7 +60,7 @@ class CoordinatorClient:
             )
         value = (word, worker.executed, worker.resumed_at, *rest)
         if worker.thread_id == threading.get_ident() and not worker.ended:
-            with worker.held_back():
+            with shield():
                 self.link.tell(SERVICE, value)
         else:
             self.link.tell(SERVICE, value)

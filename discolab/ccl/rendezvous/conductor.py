@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from ...runtime.errors import SessionError
+from ...runtime.interrupts import shield
 from ...runtime.worker import Worker, bind_thread
 
 Ranks = tuple[int, ...]
@@ -102,7 +103,7 @@ class Conductor:
             raise SessionError("no collective can begin any more: the process ends")
         begun = threading.Lock()
         begun.acquire()
-        with self._worker.sheltered():
+        with shield():
             _thread.start_new_thread(self._run, (begun.release, self._tasks))
             begun.acquire()
 

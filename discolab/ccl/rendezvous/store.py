@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed.distributed_c10d
 
 from ...runtime.errors import CollectiveError, SessionError, WaitTimeoutError
-from ...runtime.interruptible import TICK
+from ...runtime.interrupts import TICK
 from ...runtime.worker import Worker, current_worker_or_none
 from ..coordinator import protocol
 from ..coordinator.store import KeyValues

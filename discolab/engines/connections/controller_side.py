@@ -28,8 +28,8 @@ from ...runtime import serialize
 from ...runtime.actions import Command, DiscoAction, site_text
 from ...runtime.channel import ThreadChannel, Ticket
 from ...runtime.failures import Failure
-from ...runtime.link import SERVICES, Dispatcher, Service, WorkerState
-from ...runtime.probes import SERVICE as PROBES
+from ...runtime.services import SERVICE as PROBES
+from ...runtime.services import SERVICES, Dispatcher, Service, WorkerState
 from ...runtime.worker import Worker
 from ...transport.frame import Frame, FrameError, bundle, unpack
 from .. import output
@@ -540,7 +540,7 @@ def report_no_deaths() -> None:
 
 
 class _LinkHere:
-    """The link of worker 0; see `runtime.link.Link`."""
+    """The link of worker 0; see `runtime.services.ServiceChannel`."""
 
     host = "127.0.0.1"
 

@@ -37,7 +37,7 @@ from ...runtime.actions import (
 )
 from ...runtime.arguments import Register
 from ...runtime.failures import Failure, safe_str
-from ...runtime.link import WorkerState
+from ...runtime.services import WorkerState
 from ...runtime.sources import display_name, namers
 from ...transport.frame import BufferPool, Frame, pack
 

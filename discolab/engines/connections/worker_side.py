@@ -18,9 +18,9 @@ from typing import Any
 from ...runtime import serialize
 from ...runtime.actions import Command, DiscoAction
 from ...runtime.failures import Failure
-from ...runtime.link import Dispatcher
-from ...runtime.probes import SERVICE as PROBES
-from ...runtime.probes import answer as probe_answer
+from ...runtime.services import SERVICE as PROBES
+from ...runtime.services import Dispatcher
+from ...runtime.services import answer as probe_answer
 from ...runtime.worker import Worker, bind_thread
 from ...transport.frame import BUNDLE, BufferPool, Frame, unbundle, unpack
 from ..children import CrashBuffer
@@ -104,7 +104,7 @@ class WorkerChannel:
 
 
 class WorkerLink:
-    """See `runtime.link.Link`. `_out` guards sending, `_heard` the count of interrupts."""
+    """A `ServiceChannel`. `_out` guards sending, `_heard` the count of interrupts."""
 
     def __init__(self, end: WorkerEnd, heartbeat: float, host: str) -> None:
         self.host = host
@@ -157,14 +157,14 @@ class WorkerLink:
             self._said_at = time.monotonic()
 
     def tell(self, service: str, value: Any) -> None:
-        """See `Link`."""
+        """See `ServiceChannel`."""
         self._told_in = self._worker.executed
         if self._failed_since:  # what it says now may depend on that
             self.tell_state()
         self.say(messages.TELL, service, value)
 
     def _answer_probe(self, question: Any) -> None:
-        """Inspect the worker as a session asks for it; see runtime/probes.py."""
+        """Inspect the worker as a session asks for it; see runtime/services.py."""
         self.say(messages.TELL, PROBES, probe_answer(self._worker, question))
 
     def flush(self) -> None:
@@ -173,7 +173,7 @@ class WorkerLink:
             self._send_output()
 
     def flush_waiting(self) -> None:
-        """See `Link`."""
+        """See `ServiceChannel`."""
         if self.output_buffer.items:
             self.flush()
 
@@ -199,7 +199,7 @@ class WorkerLink:
         self._end.send(frame)
 
     def call_failed(self, ordinal: int) -> None:
-        """See `Link`."""
+        """See `ServiceChannel`."""
         if self._told_in == ordinal:
             self.tell_state()
         else:

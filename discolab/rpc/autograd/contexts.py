@@ -19,12 +19,12 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from ...runtime.errors import SessionError
+from ...runtime.interrupts import shield
 from ...runtime.serialize import register_plain
 from .. import messages
 from ..context import current_node
 from ..futures import ask_node
 from ..node import Node
-from ..outcome import whole
 from ..within import within
 
 Tensor = torch.Tensor
@@ -237,7 +237,7 @@ class Contexts:
 
     def drop(self, id: int, teller: int) -> None:
         """A context has ended: release it, and notify the nodes that may have it from this one."""
-        with whole():  # or some would never hear of it
+        with shield():  # or some would never hear of it
             self._drop(id, teller)
 
     def _drop(self, id: int, teller: int) -> None:

@@ -24,11 +24,12 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from ...runtime.errors import DiscoError, WaitTimeoutError
+from ...runtime.interrupts import shield
 from .. import messages
 from ..context import current_node
 from ..futures import ask_node
 from ..node import Node, rank_on
-from ..outcome import copy_of, whole
+from ..outcome import copy_of
 from .contexts import NodeContext, over, running_in
 from .graph import differentiate, walk
 from .passes import ROOTS, Roots, Run
@@ -193,7 +194,7 @@ class Backward:
 
     def _end(self, why: str) -> None:
         """Tell all nodes that the backward is over."""
-        with whole():  # or some would never hear of it
+        with shield():  # or some would never hear of it
             for node in tuple(self.others):
                 if node not in self.node.lost:
                     try:

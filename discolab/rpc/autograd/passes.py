@@ -20,7 +20,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ...runtime.errors import SessionError
-from ...runtime.waiter import waiter_here
+from ...runtime.interrupts import waiter_here
 from .. import messages
 from ..outcome import Outcome
 from ..pool import ServerThread

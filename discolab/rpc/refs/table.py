@@ -20,7 +20,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from ...runtime.errors import DiscoError
-from ..outcome import Value, whole
+from ...runtime.interrupts import shield
+from ..outcome import Value
 from .counting import References
 from .records import Action, Fork, Free, Keepalive, Message, Ref, Refused, Send
 
@@ -186,7 +187,7 @@ class ReferenceTable:
     def drain(self) -> None:
         """See to what was dropped."""
         dropped = self.dropped
-        with whole():
+        with shield():
             while dropped:
                 try:
                     handle = dropped.popleft()

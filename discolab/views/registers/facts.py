@@ -1,6 +1,6 @@
 """What a worker's registers hold, in a few words each: read beside the worker, while it computes.
 
-`look_at_registers` is a probe (runtime/probes.py): it takes microseconds a value. It calls no
+`look_at_registers` is a probe (runtime/services.py): it takes microseconds a value. It calls no
 `__repr__` or `__len__` of anybody's, and what it can't know without that it leaves out.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ...runtime.failures import Failure
-from ...runtime.probes import probe
+from ...runtime.services import probe
 from ...runtime.worker import Worker
 from ..facts.guard import FAILURES, carriable, type_name
 from ..formats import cut, format_shape

@@ -1,5 +1,0 @@
-"""Moved to interrupts.py."""
-
-from .interrupts import shield as held_back
-
-__all__ = ["held_back"]
