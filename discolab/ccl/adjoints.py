@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ..runtime import autograd_function
+from ..isolation import shared_leaves
 from . import checks, ops, p2p
 from .choose import backend_name
 from .groups import Group
@@ -29,7 +29,7 @@ _NUMBERS, _GRADIENTS = 1 << 29, 1 << 30
 
 def apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
     """A node's result."""
-    return _tensor(autograd_function.apply(function, *args))
+    return _tensor(shared_leaves.apply(function, *args))
 
 
 def token() -> Tensor:

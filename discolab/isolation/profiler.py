@@ -22,10 +22,10 @@ from typing import Any
 from ..runtime.errors import SessionError, WaitTimeoutError
 from ..runtime.failures import name_ranks
 from ..runtime.interrupts import waiter_here
-from ..runtime.quiet import without_lines
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .patches import Patches
+from .quiet import without_lines
 from .table import Row, Treatment
 
 _PATIENCE = 60.0  # seconds

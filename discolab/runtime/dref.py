@@ -59,6 +59,27 @@ else:  # in one go: to set 500 attributes of a class one by one takes 0.1 s
     _NotATensor = type("_NotATensor", (), {"__slots__": (), **_names})
 
 
+def _binary(func: Callable[[Any, Any], Any]) -> Callable[[DRef, Any], DRef]:
+    def on_workers(self: DRef, other: Any) -> DRef:
+        return self.session.call_packed(func, self, other)
+
+    return on_workers
+
+
+def _reflected(func: Callable[[Any, Any], Any]) -> Callable[[DRef, Any], DRef]:
+    def on_workers(self: DRef, other: Any) -> DRef:
+        return self.session.call_packed(func, other, self)
+
+    return on_workers
+
+
+def _unary(func: Callable[[Any], Any]) -> Callable[[DRef], DRef]:
+    def on_workers(self: DRef) -> DRef:
+        return self.session.call_packed(func, self)
+
+    return on_workers
+
+
 class DRef(_NotATensor):
     """One name for a value that lives on every worker.
 
@@ -164,11 +185,8 @@ class DRef(_NotATensor):
         made: DRef = from_torch_function(ref.session.call_packed, func, *args, **(kwargs or {}))
         return made
 
-    def _on_workers(self, func: Callable[..., Any], *args: Any) -> DRef:
-        return self.session.call_packed(func, *args)
-
     def __getitem__(self, index: Any) -> DRef:
-        return self._on_workers(operator.getitem, self, index)
+        return self.session.call_packed(operator.getitem, self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.session.call_without_result(operator.setitem, self, index, value)
@@ -188,91 +206,23 @@ class DRef(_NotATensor):
             "debug_get_from_remote(rank)"
         )
 
-    def __add__(self, other: Any) -> DRef:
-        return self._on_workers(operator.add, self, other)
-
-    def __radd__(self, other: Any) -> DRef:
-        return self._on_workers(operator.add, other, self)
-
-    def __sub__(self, other: Any) -> DRef:
-        return self._on_workers(operator.sub, self, other)
-
-    def __rsub__(self, other: Any) -> DRef:
-        return self._on_workers(operator.sub, other, self)
-
-    def __mul__(self, other: Any) -> DRef:
-        return self._on_workers(operator.mul, self, other)
-
-    def __rmul__(self, other: Any) -> DRef:
-        return self._on_workers(operator.mul, other, self)
-
-    def __truediv__(self, other: Any) -> DRef:
-        return self._on_workers(operator.truediv, self, other)
-
-    def __rtruediv__(self, other: Any) -> DRef:
-        return self._on_workers(operator.truediv, other, self)
-
-    def __floordiv__(self, other: Any) -> DRef:
-        return self._on_workers(operator.floordiv, self, other)
-
-    def __rfloordiv__(self, other: Any) -> DRef:
-        return self._on_workers(operator.floordiv, other, self)
-
-    def __mod__(self, other: Any) -> DRef:
-        return self._on_workers(operator.mod, self, other)
-
-    def __rmod__(self, other: Any) -> DRef:
-        return self._on_workers(operator.mod, other, self)
-
-    def __pow__(self, other: Any) -> DRef:
-        return self._on_workers(operator.pow, self, other)
-
-    def __rpow__(self, other: Any) -> DRef:
-        return self._on_workers(operator.pow, other, self)
-
-    def __matmul__(self, other: Any) -> DRef:
-        return self._on_workers(operator.matmul, self, other)
-
-    def __rmatmul__(self, other: Any) -> DRef:
-        return self._on_workers(operator.matmul, other, self)
-
-    def __and__(self, other: Any) -> DRef:
-        return self._on_workers(operator.and_, self, other)
-
-    def __or__(self, other: Any) -> DRef:
-        return self._on_workers(operator.or_, self, other)
-
-    def __xor__(self, other: Any) -> DRef:
-        return self._on_workers(operator.xor, self, other)
+    __add__, __radd__ = _binary(operator.add), _reflected(operator.add)
+    __sub__, __rsub__ = _binary(operator.sub), _reflected(operator.sub)
+    __mul__, __rmul__ = _binary(operator.mul), _reflected(operator.mul)
+    __truediv__, __rtruediv__ = _binary(operator.truediv), _reflected(operator.truediv)
+    __floordiv__, __rfloordiv__ = _binary(operator.floordiv), _reflected(operator.floordiv)
+    __mod__, __rmod__ = _binary(operator.mod), _reflected(operator.mod)
+    __pow__, __rpow__ = _binary(operator.pow), _reflected(operator.pow)
+    __matmul__, __rmatmul__ = _binary(operator.matmul), _reflected(operator.matmul)
+    __and__, __or__, __xor__ = _binary(operator.and_), _binary(operator.or_), _binary(operator.xor)
 
     __hash__ = object.__hash__  # by identity, though == is elementwise
-
-    def __eq__(self, other: object) -> DRef:  # type: ignore[override]  # as torch's
-        return self._on_workers(operator.eq, self, other)
-
-    def __ne__(self, other: object) -> DRef:  # type: ignore[override]  # as torch's
-        return self._on_workers(operator.ne, self, other)
-
-    def __lt__(self, other: Any) -> DRef:
-        return self._on_workers(operator.lt, self, other)
-
-    def __le__(self, other: Any) -> DRef:
-        return self._on_workers(operator.le, self, other)
-
-    def __gt__(self, other: Any) -> DRef:
-        return self._on_workers(operator.gt, self, other)
-
-    def __ge__(self, other: Any) -> DRef:
-        return self._on_workers(operator.ge, self, other)
-
-    def __neg__(self) -> DRef:
-        return self._on_workers(operator.neg, self)
-
-    def __abs__(self) -> DRef:
-        return self._on_workers(operator.abs, self)
-
-    def __invert__(self) -> DRef:
-        return self._on_workers(operator.invert, self)
+    __eq__ = _binary(operator.eq)  # type: ignore[assignment]  # as torch's
+    __ne__ = _binary(operator.ne)  # type: ignore[assignment]  # as torch's
+    __lt__, __le__ = _binary(operator.lt), _binary(operator.le)
+    __gt__, __ge__ = _binary(operator.gt), _binary(operator.ge)
+    __neg__, __abs__ = _unary(operator.neg), _unary(operator.abs)
+    __invert__ = _unary(operator.invert)
 
     # -- display -----------------------------------------------------------------------------
 

@@ -47,7 +47,6 @@ _plain_import = builtins.__import__
 _MOST_BYTES = 2**63 - 1
 _LONGEST_NAMES = 500  # bytes of a pickle that is a name and nothing else
 _LONGEST_WHAT = 120  # characters
-_CPU = torch.device("cpu")
 _END = object()
 
 

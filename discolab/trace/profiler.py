@@ -16,9 +16,9 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from ..isolation.profiler import NOISE, Part
+from ..isolation.quiet import without_lines
 from ..runtime.errors import ArgumentError
 from ..runtime.interrupts import shield
-from ..runtime.quiet import without_lines
 from ..runtime.session import Session
 from ..runtime.worker import Worker, current_worker
 from .control import tracing

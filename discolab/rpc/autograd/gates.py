@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from ...runtime import autograd_function
+from ...isolation import shared_leaves
 from ..within import within
 
 Tensor = torch.Tensor
@@ -70,7 +70,7 @@ _gate: Callable[..., Tensor] = Gate.apply
 
 def leaving(tensor: Tensor) -> Tensor:
     """What stands for a tensor that goes to another node; see `numbered`."""
-    entry: Tensor = autograd_function.apply(Leaving, tensor)
+    entry: Tensor = shared_leaves.apply(Leaving, tensor)
     return entry
 
 

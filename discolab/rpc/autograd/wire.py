@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ...runtime import autograd_function
+from ...isolation import shared_leaves
 from .. import messages
 from ..containers import has_grad, swap
 from ..node import HANDLERS, Node, rank_on
@@ -47,7 +47,7 @@ class Crossing(torch.autograd.Function):
 
 
 def _crossed(tensor: Tensor, from_rank: int, to_rank: int, context_id: int) -> Tensor:
-    made: Tensor = autograd_function.apply(Crossing, tensor, from_rank, to_rank, context_id)
+    made: Tensor = shared_leaves.apply(Crossing, tensor, from_rank, to_rank, context_id)
     return made
 
 

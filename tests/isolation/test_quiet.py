@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from discolab.runtime.quiet import without_lines
+from discolab.isolation.quiet import without_lines
 
 
 def test_other_lines_are_passed_on(capfd: pytest.CaptureFixture[str]) -> None:

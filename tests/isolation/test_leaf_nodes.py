@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from discolab.runtime import autograd_function
+from discolab.isolation import shared_leaves
 from tests.alone import output_of
 
 SHARED_LEAF = """
 import sys, threading, time
 import torch
-from discolab.runtime import autograd_function
+from discolab.isolation import shared_leaves
 
 class Same(torch.autograd.Function):
     @staticmethod
@@ -30,9 +30,9 @@ def operate():
 
 def apply():
     while time.monotonic() < end:
-        autograd_function.apply(Same, leaf)
+        shared_leaves.apply(Same, leaf)
         with torch.no_grad():
-            autograd_function.apply(Same, leaf)
+            shared_leaves.apply(Same, leaf)
 
 threads = [threading.Thread(target=work, daemon=True) for work in (operate, operate, apply)]
 for thread in threads:
@@ -61,8 +61,8 @@ def test_threads_that_share_a_leaf_do_not_wait_for_each_other() -> None:
 
 def test_gradients_are_those_of_the_function() -> None:
     leaf, other = torch.ones(3, requires_grad=True), torch.ones(2)
-    autograd_function.apply(Twice, leaf, 2, other).sum().backward()
-    autograd_function.apply(Twice, leaf * 1, 2, other).sum().backward()
+    shared_leaves.apply(Twice, leaf, 2, other).sum().backward()
+    shared_leaves.apply(Twice, leaf * 1, 2, other).sum().backward()
     assert leaf.grad is not None
     assert leaf.grad.tolist() == [4.0] * 3
 
@@ -70,4 +70,4 @@ def test_gradients_are_those_of_the_function() -> None:
 def test_without_gradients_there_is_no_graph() -> None:
     leaf = torch.ones(3, requires_grad=True)
     with torch.no_grad():
-        assert autograd_function.apply(Twice, leaf, 2, leaf).grad_fn is None
+        assert shared_leaves.apply(Twice, leaf, 2, leaf).grad_fn is None
