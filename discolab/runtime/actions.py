@@ -7,13 +7,13 @@ A command is a plain tuple whose first item is the action and whose second is a 
     (KILL_REG, 0, ids)                          forget these registers
     (GET_GLOBAL_FUNC, reg, name, site)
     (CALL_PACKED, reg, func, args, kwargs, bind, site)
-    (SYNC_WORKER, 0, ticket)                    reply with the failures that nobody was told of
+    (SYNC_WORKER, 0, ticket)                    reply with the failures that were never raised
     (COPY_FROM_WORKER0, reg, token, site)       worker 0 only does anything
     (COPY_TO_WORKER0, reg, token, site)
     (DEBUG_GET_FROM_REMOTE, reg, tell, ticket)  reply with the register's value
     (DEBUG_SET_REGISTER, reg, value, ticket)
     (END_INTERRUPT, 0, ticket)                  everything before this was cancelled
-    (REPORTED, 0, reported)                     somebody was told of these failures
+    (REPORTED, 0, reported)                     these failures were raised
 
 `reported` is ``calls, victims, others``: ordinals of calls; ordinals of calls of which only those
 failures were raised that came of another worker's; and ``(rank, number)`` of failures of what is no
@@ -56,7 +56,7 @@ class DiscoAction(IntEnum):
 
 
 def site_text(site: tuple[Any, int] | None) -> str:
-    """A recorded call site in words, "" if there is none."""
+    """Format a recorded call site; "" if there is none."""
     if not isinstance(site, tuple):
         return ""
     code, line = site

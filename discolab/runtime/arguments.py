@@ -86,7 +86,7 @@ class Copies:
     """The copies of the tensors in a value, made when the first one is asked for.
 
     `simple`: whether all are simple tensors, see `regions.copies_of`; None while that is unknown.
-    Where it is known before, as on a worker that is told, nothing is searched.
+    Where the command says so beforehand, as on a worker, nothing is searched.
     """
 
     __slots__ = ("_made", "_whole", "simple")

@@ -17,7 +17,7 @@ from .actions import Command
 
 
 class Ticket:
-    """One question to some workers: collects a reply from each, and wakes who waits.
+    """One question to some workers: collects a reply from each, and wakes the thread that waits.
 
     `deliver` runs on any thread; `acquire` on the one that asked. `values` is written by
     `deliver` alone, one key a worker, and read once all have come.

@@ -46,7 +46,7 @@ _is_grad_enabled, _is_inference = torch.is_grad_enabled, torch.is_inference_mode
 
 
 def nothing_in_force(
-    # no global names, which isolation replaces by slower ones that look who asks
+    # no global names: isolation replaces those by slower ones that look which thread asks
     anybodys_anomaly: Callable[[], bool] = torch._C.is_anomaly_enabled,
 ) -> bool:
     """Whether a call need carry nothing: all here is as torch has it usually."""

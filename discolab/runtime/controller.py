@@ -1,6 +1,6 @@
 """Controller: the lower half of a session. It queues commands and waits for replies.
 
-Any thread may call it. `_lock` makes the total order of commands: whoever holds it takes a
+Any thread may call it. `_lock` makes the total order of commands: the thread that holds it takes a
 register id and appends one command to each channel. Nothing waits under it.
 `_registers.dropped` needs no lock (see registers.py).
 
@@ -99,7 +99,7 @@ class Controller:
         self._closed = False
         self._seed: int | None = torch.initial_seed()  # None: no warning needed
         self._book: DRefBook | None = None
-        self._told_dead: set[int] = set()
+        self._reported_dead: set[int] = set()
         self._is_look_due = itertools.cycle([False] * (_LOOK_EVERY - 1) + [True]).__next__
         self.held_up: Callable[[], str] | None = None  # why no worker goes on; "" if they do
 
@@ -341,14 +341,14 @@ class Controller:
         self._run_steps(map(call, (*self._to_all, count.add), repeat(command)))
 
     def _knows_dead(self) -> bool:
-        """Whether workers have died, and the user was told of each."""
+        """Whether workers have died, and the user has seen an error for each."""
         dead = self._dead()
-        return bool(dead) and self._told_dead.issuperset(dead)
+        return bool(dead) and self._reported_dead.issuperset(dead)
 
     def _check_alive(self) -> None:
         dead = self._dead()
         if dead:
-            self._told_dead.update(dead)
+            self._reported_dead.update(dead)
             have = "has" if len(dead) == 1 else "have"
             raise DiscoError(
                 f"{name_ranks(dead)} {have} died: make a new session "

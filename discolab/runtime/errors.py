@@ -36,7 +36,7 @@ class SessionClosedError(SessionError):
 
 
 def session_closed() -> SessionClosedError:
-    """What whoever uses a session is told after its end."""
+    """The error for a use of a session after its end."""
     return SessionClosedError(
         "this session was shut down: make a new one "
         "(in a notebook: %disco_session or %disco_restart)"

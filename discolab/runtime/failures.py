@@ -1,4 +1,4 @@
-"""Failure: what a worker tells of a command that went wrong, and how it is put in words.
+"""Failure: how a worker describes a command that went wrong, and how that reads.
 
 A worker never sends a live exception across: it sends this, which is plain data apart from
 the exception object itself (kept where both sides share an address space).
@@ -42,7 +42,7 @@ class Failure:
     rank
         The worker on which it failed.
     command
-        What was run, in words: ``call of 'fn'``.
+        What was run, as text: ``call of 'fn'``.
     call_site
         Where the controller called it, or "" when unknown.
     type_name, message
@@ -62,9 +62,9 @@ class Failure:
     exception
         The exception itself where the worker shares the controller's address space.
     orphan
-        True if the command has no result register: the next wait for that worker tells it.
+        True if the command has no result register: the next wait for that worker raises it.
     reported
-        Set once somebody was told; a sync does not tell it again.
+        Set once it was raised; a sync does not raise it again.
     number
         Of this failure among those of its worker; 0 if it has none.
     call
@@ -129,7 +129,7 @@ class Failure:
 
 
 class UnreportedFailures:
-    """The failures of one worker that nobody was told of yet, in the order in which they came.
+    """The failures of one worker that no wait has raised yet, in the order in which they came.
 
     Pure state, of the worker's own thread. Orphans of commands without a result are kept apart: a
     crowd of results that nobody reads must not push them out. Of each kind the first ones are kept,
@@ -170,12 +170,12 @@ class UnreportedFailures:
         return [*self._results, *self._orphans]
 
     def all(self) -> list[Failure]:
-        """What a sync tells. They stay here until `reported`: the wait may have been given up."""
+        """What a sync raises. They stay here until `reported`: the wait may have been given up."""
         self._forget()
         return [*self._results, *self._orphans]
 
     def orphan(self) -> Failure | None:
-        """The first one that no register holds, or holds any more; a fetch tells it."""
+        """The first one that no register holds, or holds any more; a fetch raises it."""
         orphans = [f for f in self.kept() if f.orphan and not f.reported]
         return min(orphans, key=lambda f: abs(f.number), default=None)
 
@@ -207,7 +207,7 @@ def explain(failures: Sequence[Failure]) -> list[str]:
         for frames, details, relation in first.earlier:
             lines += [*_stack(frames), *details, relation]
         lines += _stack(first.frames)
-        if after is None or _end_of(first) != _end_of(after[0]):  # or it is said once, below
+        if after is None or _end_of(first) != _end_of(after[0]):  # or it is shown once, below
             lines += [*_end_of(first), ""]
     causes = {f.rank for group in groups for f in group}
     victims = [f for f in failures if f.rank not in causes]

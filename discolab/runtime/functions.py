@@ -89,8 +89,8 @@ def register_there(name: str, func: Callable[..., Any]) -> None:
 
     What the controller has sent before and discolab's functions are not the worker's own.
     """
-    held = _registry.get(name)
-    if held is None or held is _sent.get(name) or is_own(held):
+    known = _registry.get(name)
+    if known is None or known is _sent.get(name) or is_own(known):
         _registry[name] = _sent[name] = func
 
 

@@ -18,9 +18,9 @@ loop, nor in a shield:
 only where it looks for them: as a Python function begins, as a loop goes back, and after a call of
 something written in C. A store, and one call of C code that calls several things (`run_steps`), are
 not cut. The thread itself never runs Python code while it holds its guard, so the guard is not left
-locked; whoever else takes it is in a shield of its own. `with lock:` alone is not safe on a thread
-that can be interrupted: CPython 3.14 looks after the call of ``lock.__enter__``, so that an
-exception leaves the lock taken for ever. `reentrant_lock` makes one that is.
+locked; any other thread that takes it is in a shield of its own. `with lock:` alone is not safe on
+a thread that can be interrupted: CPython 3.14 looks after the call of ``lock.__enter__``, so that
+an exception leaves the lock taken for ever. `reentrant_lock` makes one that is.
 
 Ownership: a thread itself writes `running`, `waiting_for`, `ended` and `_shields`. `_guard` guards
 `interrupts`, `_async_sent` and `_late`. Other threads may call `interrupt`, `announce_interrupt`,
@@ -273,7 +273,7 @@ class Clock:
 
 
 class Interruptible:
-    """A thread that runs commands, as seen by those who interrupt it or wait with it.
+    """A thread that runs commands: what others need to interrupt it, and how it waits.
 
     Attributes
     ----------
@@ -393,7 +393,7 @@ class Interruptible:
         Parameters
         ----------
         ready
-            Cheap predicate. Whoever makes it true calls `wake` on this worker.
+            Cheap predicate. The thread that makes it true calls `wake` on this worker.
         what
             What is waited for; ``str(what)`` is shown in status and errors.
         timeout

@@ -110,10 +110,10 @@ class RegisterFile:
         return len(self._held) - len(self._idle())
 
     def validate(self) -> None:
-        """Assert that what is idle is held by nobody, and what nobody holds is idle."""
+        """Assert that exactly those ids are idle whose DRef is gone."""
         idle = self._idle()
         dead = {n for n, h in tuple(self._held.items()) if h is not None and h() is None}
-        assert idle.keys() == dead, f"idle: {sorted(idle)}, held by nobody: {sorted(dead)}"
+        assert idle.keys() == dead, f"idle: {sorted(idle)}, DRef gone: {sorted(dead)}"
         assert all(0 < reg_id <= self._next for reg_id in self._held)
 
 
@@ -135,7 +135,7 @@ there.
 
 
 class DRefBook(dict[int, Entry]):
-    """Register id -> its last `Entry`: which DRefs are alive, and since when, and who made them.
+    """Register id -> its last `Entry`: which DRefs are alive, since when, and where they were made.
 
     Kept by a session that was asked to (`Session.track_registers`); written under its lock, where a
     DRef is made, and only looked up elsewhere. Nothing is taken out when a DRef dies: its weak

@@ -1,4 +1,4 @@
-"""Serializes what processes say to each other, once they have proved who they are: pickle 5.
+"""Serializes messages between processes that have authenticated each other: pickle 5.
 
 `encode` makes a *body*, a pickle of the whole value, and *frames*: the bytes of tensors and arrays
 as they lie in memory, out of band. `decode` unpickles the body and builds tensors in the frames
@@ -164,7 +164,7 @@ class LazyPickle:
     Attributes
     ----------
     what
-        What was pickled, in words, for messages: ``function train``, ``my.Config``.
+        Describes what was pickled, for messages: ``function train``, ``my.Config``.
     data
         The pickle.
     frames
@@ -265,7 +265,7 @@ def _is_named(value: Any) -> bool:
 
 
 def name_of(value: Any) -> str:
-    """What a value is, in words."""
+    """Describe a value in a few words."""
     try:
         if type(value) in (FunctionType, BuiltinFunctionType):
             return f"function {value.__qualname__}"[:_LONGEST_WHAT]
@@ -481,7 +481,7 @@ def build_tensor(data: Any, name: str, shape: tuple[int, ...], flags: int = 0) -
 def build_placed_tensor(
     place: Place | None, data: Any, name: str, shape: tuple[int, ...], flags: int, device: str
 ) -> torch.Tensor:
-    """The same of one that was on a device; `place` is of who unpickles."""
+    """The tensor of a pickle that was on a device; `place` is the unpickler's."""
     dtype = _DTYPES.get(name)
     if dtype is None:
         _bad(f"the torch of this process has no dtype torch.{name}")
@@ -754,7 +754,7 @@ class _MessagePickler(pickle.Pickler):
     beside: list[Any]  # tensors, and the bytes of arrays and buffers
 
     def reducer_override(self, obj: Any) -> Any:
-        """See `pickle.Pickler`; it is asked about all but the commonest types."""
+        """Reduce a value; pickle asks about all but the commonest types."""
         kind = type(obj)
         reduce = _REDUCERS.get(kind)
         if reduce is not None:
@@ -799,7 +799,7 @@ class _MessageUnpickler(pickle.Unpickler):
     place: Place | None = None
 
     def find_class(self, module: str, name: str) -> Any:
-        """See `pickle.Unpickler`."""
+        """Find what a pickle names."""
         found = _ALLOWED.get((module, name))
         if found is None:
             _bad(f"it asks for {module}.{name}"[:200])
@@ -874,7 +874,7 @@ class _ObjectPickler(cloudpickle.Pickler):  # type: ignore[misc]
     unmark: bool
 
     def reducer_override(self, obj: Any) -> Any:
-        """See `pickle.Pickler`."""
+        """Reduce a value; NotImplemented leaves it to pickle."""
         kind = type(obj)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
             if not is_plain(obj):
@@ -908,7 +908,7 @@ class _ObjectUnpickler(pickle.Unpickler):
     lookup: Callable[[Register], Any]
 
     def find_class(self, module: str, name: str) -> Any:
-        """See `pickle.Unpickler`."""
+        """Find what a pickle names."""
         if module == __name__:
             if name == "build_placed_tensor":
                 return partial(build_placed_tensor, self.place)

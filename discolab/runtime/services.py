@@ -42,16 +42,16 @@ class ServiceChannel(Protocol):
     host: str
 
     def tell(self, service: str, value: Any) -> None:
-        """Say something to a service of the session; in order with this worker's replies."""
+        """Send a value to a service of the session, in order with this worker's replies."""
 
     def call_failed(self, ordinal: int) -> None:
-        """That call has failed: if it has told anything, say so, by the worker's state."""
+        """Report the worker's state, if the call that has failed has sent anything to a service."""
 
     def flush_waiting(self) -> None:
-        """Send what this worker has printed, before something else is said on another way."""
+        """Send what this worker has printed, before something is sent by another way."""
 
     def listen(self, service: str, handler: Callable[[Any], None]) -> None:
-        """Have `handler` called with what the service says: on the link's thread, so be quick."""
+        """Have `handler` called with what the service sends: on the link's thread, so be quick."""
 
 
 class Dispatcher:
@@ -65,13 +65,13 @@ class Dispatcher:
         self._early: dict[str, list[Any]] = {}
 
     def listen(self, service: str, handler: Callable[[Any], None]) -> None:
-        """See `ServiceChannel`; what was said before is given to the handler now."""
+        """Register a handler; it is given at once what came before."""
         self._hand_over(service, handler)
         self._handlers[service] = handler
         self._hand_over(service, handler)
 
     def dispatch(self, worker: Any, service: str, value: Any) -> None:
-        """A service has said something to the worker."""
+        """Give the worker's handler what a service has sent."""
         handler = self._handlers.get(service)
         if handler is not None:
             handler(value)
@@ -128,10 +128,10 @@ class Service:
     """
 
     def receive(self, rank: int, value: Any) -> None:
-        """A worker has said something."""
+        """A worker has sent a value."""
 
     def state(self, rank: int, state: WorkerState) -> None:
-        """What a worker is has come in; all that it said before is known."""
+        """The state of a worker has come in, after all that it sent before."""
 
     def lost(self, rank: int) -> None:
         """A worker has died."""
@@ -151,8 +151,8 @@ SERVICES: dict[str, Callable[[Any], Service]] = {}
 """By name: makes the part of a layer for a `Session`."""
 
 LISTENERS: dict[str, Callable[[Any], None]] = {}
-"""By service: has a `Worker` listen to it. Called where something is said to it that does not
-listen yet, on the link's thread, so be quick."""
+"""By service: has a `Worker` listen to it. Called when the first value comes for a worker
+that does not listen yet, on the link's thread, so be quick."""
 
 
 # -- probes --------------------------------------------------------------------------------------
@@ -210,15 +210,15 @@ class Probes(Service):
         number = next(self._numbers)
         self._answers[number] = {}
         for old in [n for n in tuple(self._answers) if n <= number - _MOST_KEPT]:
-            self._answers.pop(old, None)  # nobody waits so long
+            self._answers.pop(old, None)  # no caller waits so long
         return number
 
     def receive(self, rank: int, value: Any) -> None:
-        """See `Service`."""
-        number, well, found = value
+        """Enter an answer."""
+        number, succeeded, result = value
         answers = self._answers.get(number)
         if answers is not None:
-            answers[rank] = well, found
+            answers[rank] = succeeded, result
 
     def has(self, number: int, rank: int) -> bool:
         """Whether a worker has answered."""
@@ -232,11 +232,11 @@ class Probes(Service):
         DiscoError
             If the probe failed on a worker.
         """
-        found = self._answers.pop(number, {})
-        for rank, (well, value) in found.items():
-            if not well:
+        answers = self._answers.pop(number, {})
+        for rank, (succeeded, value) in answers.items():
+            if not succeeded:
                 raise DiscoError(f"a look at worker {rank} failed: {value}")
-        return {rank: value for rank, (_, value) in found.items()}
+        return {rank: value for rank, (_, value) in answers.items()}
 
 
 SERVICES[SERVICE] = lambda _session: Probes()

@@ -134,7 +134,7 @@ class Session(Controller):
     def call_without_result(self, func: Any, /, *args: Any, **kwargs: Any) -> None:
         """As `call_packed`, for what is called for its effect.
 
-        What fails is told by the next wait for that worker, be it a sync or a fetch.
+        The next wait for that worker, be it a sync or a fetch, raises what fails.
         """
         command = self._encode_call(func, args, kwargs)
         if self._is_look_due():
@@ -292,7 +292,7 @@ class Session(Controller):
     ) -> dict[int, Any]:
         """Fetch values by rank without raising for poisoned ones: those are `Failure`s.
 
-        For views: with `tell` false nothing counts as told, so a later sync still raises it.
+        For views: with `tell` false nothing counts as reported, so a later sync still raises it.
         """
         check_timeout(timeout)
         return self._interrupting(lambda: self._wait(self.request(ref, ranks, tell), timeout))
@@ -306,7 +306,7 @@ class Session(Controller):
     ) -> Ticket:
         """Ask for values as `peek` does, without waiting: `wait` for the ticket when needed.
 
-        `what` is said to be waited for; None: the register.
+        `what` names in errors what is waited for; None: the register.
         """
         reg = self._register_of(ref)
         if reg is None:
@@ -318,7 +318,7 @@ class Session(Controller):
         return self._ask(ranks, DiscoAction.DEBUG_GET_FROM_REMOTE, what, (reg, tell))
 
     def set_value(self, ref: DRef, worker_id: int, value: Any, timeout: float | None) -> None:
-        """See `DRef.debug_copy_from`."""
+        """Set the value of a DRef on one worker; see `DRef.debug_copy_from`."""
         check_timeout(timeout)
         rank = self._check_rank(worker_id)
         reg = self._register_of(ref)
@@ -341,7 +341,7 @@ class Session(Controller):
     def report(self, failures: list[Failure]) -> WorkerError:
         """The error to raise; no later wait raises for these calls again, on whatever worker.
 
-        What a wait that was given up has brought is told by the next one.
+        What a wait that was given up has brought is raised by the next one.
         """
         for failure in failures:
             failure.reported = True
@@ -362,9 +362,9 @@ class Session(Controller):
         ForeignDRefError
             If it belongs to another session.
         """
-        found = self._register_of(dref)
-        assert found is not None, "not a DRef"
-        return int(found)
+        register = self._register_of(dref)
+        assert register is not None, "not a DRef"
+        return int(register)
 
     # -- worker 0 and sync ---------------------------------------------------------------------
 
@@ -412,8 +412,8 @@ class Session(Controller):
 
     def load(self, path: str | PathLike[str], plan: Any = None, **options: Any) -> dict[str, DRef]:
         """Load a checkpoint straight into its shards: see `discolab.loader.load`."""
-        found: dict[str, DRef] = self.above["load"](self, path, plan, **options)
-        return found
+        weights: dict[str, DRef] = self.above["load"](self, path, plan, **options)
+        return weights
 
     def save(
         self,

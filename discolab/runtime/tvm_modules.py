@@ -85,9 +85,9 @@ def load(file: Path, device: torch.device) -> TVMModule:
     except Exception as exc:
         missing = importlib.util.find_spec("tvm") is None
         hint = "; a module that TVM has compiled needs apache-tvm: pip install it"
-        said = str(exc).strip().splitlines() or [type(exc).__name__]
+        lines = str(exc).strip().splitlines() or [type(exc).__name__]
         raise ArgumentError(
-            f"load_module: TVM can't load {str(file)!r}: {said[0]}{hint if missing else ''}"
+            f"load_module: TVM can't load {str(file)!r}: {lines[0]}{hint if missing else ''}"
         ) from exc
     try:
         begin = library.get_function("vm_load_executable")
@@ -174,7 +174,7 @@ def _callable(func: Any, name: str) -> Callable[..., Any]:
 
 
 def _interrupt(exc: BaseException) -> WorkerInterrupted | None:
-    """The interrupt of which TVM has made an error without words, if it is one."""
+    """The interrupt that TVM has turned into an error without a message, if it is one."""
     worker = current_worker_or_none()
     if type(exc) is not RuntimeError or str(exc) or worker is None or not worker.interrupts:
         return None

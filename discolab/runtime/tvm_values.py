@@ -1,6 +1,6 @@
 """Values of TVM as torch's and back. Tensors share their memory, nothing is copied. No state.
 
-Only who has imported `tvm_ffi` can have such values: it is imported here by nobody.
+Only a program that has imported `tvm_ffi` can have such values: nothing imports it here.
 """
 
 from __future__ import annotations

@@ -82,14 +82,15 @@ def current_worker_or_none() -> Worker | None:
     return getattr(_local, "worker", _sole)
 
 
-at_bind: list[Callable[[Worker | None], None]] = []  # told, on a thread, whose it is from now on
+at_bind: list[Callable[[Worker | None], None]] = []
+"""Called on a thread with the worker that it belongs to from now on."""
 
 
 def bind_thread(worker: Worker | None) -> None:
     """Say that the calling thread belongs to `worker` (None: to the controller)."""
     _local.worker = worker
-    for tell in at_bind:
-        tell(worker)
+    for call in at_bind:
+        call(worker)
 
 
 class _Poisoned(Exception):
@@ -371,7 +372,7 @@ class Worker(Interruptible):
     def _poison(self, reg: int, command: Command, exc: BaseException) -> None:
         """Store what went wrong in the register; a poisoned argument's failure is passed on.
 
-        Without a register (0) the failure is an orphan: the next wait for this worker tells it.
+        Without a register (0) the failure is an orphan: the next wait for this worker raises it.
         """
         self.waiting_for = None  # an interrupt can hit the `finally` of a wait
         if type(exc) is _Poisoned:
@@ -382,23 +383,23 @@ class Worker(Interruptible):
         else:
             failure = self._describe(exc, command)
             failure.orphan = reg == 0
-            if not failure.interrupted:  # who interrupts knows it
+            if not failure.interrupted:  # the caller of `interrupt` knows of it
                 self.unreported.add(failure)
         if reg:
             self.registers[reg] = failure
         if command[0] == DiscoAction.CALL_PACKED:
             self.failed_calls.append((self.executed, failure))
 
-    def _describe(self, exc: BaseException, command: Command, words: str = "") -> Failure:
-        """The `Failure` of a command, in `words` or its own; no exception may end the worker."""
+    def _describe(self, exc: BaseException, command: Command, text: str = "") -> Failure:
+        """Describe a failed command, named by `text` or as usual; never raises."""
         kind = type(exc)
-        text, site = (words, "") if words else self._words(command)
+        text, site = (text, "") if text else self._name_of(command)
         try:
             failure = Failure.from_exception(self.worker_id, text, site, exc)
         except BaseException:
             message = "<an exception that can't be described>"
             failure = Failure(self.worker_id, text, site, kind.__name__, message)
-        # workers are told of an interrupt one by one: another may have left for it already
+        # interrupts are sent one by one: another worker may have ended because of it already
         victim = failure.victim and any(peer.interrupts for peer in tuple(self.peers.values()))
         failure.interrupted = victim or issubclass(kind, WorkerInterrupted)
         failure.number = next(self._numbers)
@@ -406,15 +407,15 @@ class Worker(Interruptible):
             failure.call = self.executed
         return failure
 
-    def _words(self, command: Command) -> tuple[str, str]:
+    def _name_of(self, command: Command) -> tuple[str, str]:
         try:
             return self.command_text(command)
         except BaseException:  # of a callable object's own attributes
             return "a command", ""
 
     def _passed_on(self, failure: Failure, command: Command) -> Failure:
-        """What a command without a result tells of a poisoned argument."""
-        text, site = self._words(command)
+        """The failure of a command without a result whose argument is poisoned."""
+        text, site = self._name_of(command)
         return replace(
             failure,
             command=f"{text} [argument poisoned by {failure.summary}]",
@@ -435,7 +436,7 @@ class Worker(Interruptible):
                 self._dropped(value)
 
     def _dropped(self, failure: Failure) -> None:
-        """No register holds a failure any more; it must not be lost if nobody was told of it."""
+        """A register no longer holds a failure, which must not be lost if it was never raised."""
         if not any(value is failure for value in self.registers.values()):
             failure.orphan = True
 
@@ -495,13 +496,13 @@ class Worker(Interruptible):
 
     def _debug_set_register(self, command: Command) -> None:
         _, reg, value, ticket = command
-        held = self.registers.get(reg)
+        current = self.registers.get(reg)
         failure = None
         try:
-            if isinstance(held, torch.Tensor) and isinstance(value, torch.Tensor):
-                _check_same("debug_copy_from", value, held)
+            if isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor):
+                _check_same("debug_copy_from", value, current)
                 with torch.no_grad():
-                    held.copy_(_in_shape(value, held))
+                    current.copy_(_in_shape(value, current))
             else:
                 self.registers[reg] = arguments.private_copy(value)
         except BaseException as exc:
@@ -532,9 +533,9 @@ class Worker(Interruptible):
     # -- for status --------------------------------------------------------------------------
 
     def command_text(self, command: Command) -> tuple[str, str]:
-        """A command in words, and where the controller gave it.
+        """Describe a command, and say where the controller gave it.
 
-        A function may carry words of its own as `disco_command`; it then needs no call site.
+        A function may have a description of its own as `disco_command`; it needs no call site.
         """
         action = command[0]
         if action == DiscoAction.CALL_PACKED:
@@ -544,9 +545,9 @@ class Worker(Interruptible):
                 return f"call of '{name}'", site_text(command[-1])
             if type(func) is arguments.Register:
                 func = self.registers.get(func)
-            own_words = actions.attribute(func, "disco_command")
-            if isinstance(own_words, str):
-                return own_words, ""
+            description = actions.attribute(func, "disco_command")
+            if isinstance(description, str):
+                return description, ""
             return f"call of '{actions.function_text(func)}'", site_text(command[-1])
         if action == DiscoAction.GET_GLOBAL_FUNC:
             return f"get_global_func({command[2]!r})", site_text(command[-1])
