@@ -59,12 +59,13 @@ class RegisterFile:
 
         A dropped one comes first, as the new value replaces the old on the workers.
         """
-        held, dropped, free = self._held, self.dropped, self._free
+        held, dropped = self._held, self.dropped
         while dropped:
             handle = dropped[0]
             if held[handle.reg_id] is handle:
                 return handle.reg_id
             dropped.popleft()
+        free = self._free
         while free:
             handle = free[-1]
             if held[handle.reg_id] is handle:
