@@ -2,7 +2,7 @@
 
 Three kinds of thread can be interrupted at any place in Python code: a worker's thread and a thread
 that serves RPC calls, each an `Interruptible`, by an exception that another thread sends
-(`PyThreadState_SetAsyncExc`); and the main thread, by Ctrl-C. `shield` delays either.
+(`PyThreadState_SetAsyncExc`); and the main thread, by Ctrl-C or an alarm. `shield` delays either.
 
 **An interrupt of an `Interruptible`** does two things at once: `interrupts` > 0 makes every wait of
 discolab raise, and the exception ends a Python loop. The exception must not land in the command
@@ -24,7 +24,7 @@ an exception leaves the lock taken for ever. `reentrant_lock` makes one that is.
 
 Ownership: a thread itself writes `running`, `waiting_for`, `ended` and `_shields`. `_guard` guards
 `interrupts`, `_async_sent` and `_late`. Other threads may call `interrupt`, `announce_interrupt`,
-`retry_interrupt` and `wake`. The handler of SIGINT is the main thread's alone.
+`retry_interrupt` and `wake`. Handlers of signals are the main thread's alone.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def shield(*, progress: bool = False) -> AbstractContextManager[None]:
     if me is not None:
         return _Shield(me, progress) if me.running else _NO_SHIELD
     if threading.get_ident() == threading.main_thread().ident:
-        return _CtrlCShield()
+        return _SignalShield()
     return _NO_SHIELD
 
 
@@ -153,42 +153,54 @@ try:  # what `signal` is made of: that spends ten times as long, on enumerations
 except ImportError:  # another Python
     _signals = signal
 _get_handler, _set_handler = _signals.getsignal, _signals.signal
-_SIGINT = int(signal.SIGINT)
+_DELAYED = [int(getattr(signal, name)) for name in ("SIGINT", "SIGALRM") if hasattr(signal, name)]
 
 
-class _CtrlCShield(AbstractContextManager[None]):
-    """The shield of the main thread: takes the place of the handler of SIGINT for the moment.
+class _SignalShield(AbstractContextManager[None]):
+    """The shield of the main thread: takes the place of handlers of signals for the moment.
 
-    A handler that is set once would not stay: a notebook's kernel sets its own for each cell.
+    It delays Ctrl-C, and alarms, by which programs limit the time of a call. A handler that is set
+    once would not stay: a notebook's kernel sets its own for each cell.
+
+    A signal may come at any line here. Until `_delays` is set and once it is cleared, this handler
+    does what the one before it does; so it does no harm where that raises and leaves it in place.
     """
 
-    __slots__ = ("_before", "_began", "_pressed")
+    __slots__ = ("_began", "_came", "_delays", "_handlers")
 
     def __enter__(self) -> None:
-        before = _get_handler(_SIGINT)
-        self._before: Any = None
-        # else it is shielded already, or Ctrl-C does nothing, or is not handled by Python
-        if callable(before) and type(before) is not _CtrlCShield:
-            self._pressed = False
-            self._began = time.monotonic()
-            self._before = before
-            _set_handler(_SIGINT, self)
+        self._delays = False
+        self._came: list[int] = []
+        self._handlers: dict[int, Any] = {}
+        for number in _DELAYED:
+            handler = _get_handler(number)
+            if type(handler) is _SignalShield:
+                handler = None if handler._delays else handler._handlers[number]
+            if callable(handler):  # else it is shielded already, or is none of Python's
+                self._handlers[number] = handler
+                _set_handler(number, self)
+        self._began = time.monotonic()
+        self._delays = True
 
-    def __call__(self, _number: int, _frame: FrameType | None) -> None:
-        """Handle SIGINT."""
-        self._pressed = True
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal."""
+        if not self._delays:
+            self._handlers[number](number, frame)
+            return
+        self._came.append(number)
         if time.monotonic() - self._began > HOLD_BACK:
             self.__exit__()
 
     def __exit__(self, *_: object) -> None:
-        before = self._before
-        if before is None:
-            return
-        self._before = None
-        if _get_handler(_SIGINT) is self:  # not if the block has set another one
-            _set_handler(_SIGINT, before)
-        if self._pressed:
-            before(_SIGINT, sys._getframe(1))
+        self._delays = False
+        came, self._came = self._came, []
+        try:
+            if came:
+                run_steps(map(_signals.raise_signal, dict.fromkeys(came)))
+        finally:
+            for number, handler in self._handlers.items():
+                if _get_handler(number) is self:  # not if the block has set another one
+                    _set_handler(number, handler)
 
 
 # -- locks and counts that interrupts do not break ------------------------------------------------

@@ -599,15 +599,18 @@ class Worker(Interruptible):
     def _place_now(self) -> str:
         """`` at file:line`` of the user's code that runs on this thread at this moment."""
         frame = frame_of(self.thread_id)
-        found = None
-        while frame is not None and frame.f_code is not _CALL_PACKED:
-            if not is_own_file(frame.f_code.co_filename):
-                here = place(frame.f_code.co_filename, frame.f_lineno)
-                if is_cell(frame.f_code.co_filename):
-                    return f" at {here}"
-                found = found or here
-            frame = frame.f_back
-        return f" at {found}" if found else ""
+        nearest = ""
+        try:
+            while frame is not None and frame.f_code is not _CALL_PACKED:
+                if not is_own_file(frame.f_code.co_filename):
+                    here = place(frame.f_code.co_filename, frame.f_lineno)
+                    if is_cell(frame.f_code.co_filename):
+                        return f" at {here}"
+                    nearest = nearest or here
+                frame = frame.f_back
+        except AttributeError:  # CPython 3.11 once gave a function as a frame of a running thread
+            return ""
+        return f" at {nearest}" if nearest else ""
 
 
 _CALL_PACKED = Worker._call_packed.__code__

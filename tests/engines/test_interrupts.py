@@ -232,7 +232,7 @@ def test_ctrl_c_is_seen_by_a_call_that_waits_for_room(pair: ThreadedSession) -> 
 @pytest.mark.usefixtures("drops_exceptions")
 def test_ctrl_c_in_a_loop_of_calls_leaves_the_workers_in_step(sess: ThreadedSession) -> None:
     def on_alarm(*_: object) -> None:
-        signal.raise_signal(signal.SIGINT)
+        raise KeyboardInterrupt
 
     func = sess.get_global_func("runtime.disco.worker_id")
     before = signal.signal(signal.SIGALRM, on_alarm)

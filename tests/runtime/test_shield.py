@@ -275,6 +275,45 @@ class TestCtrlC:
             press()
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
+    def test_an_alarm_is_delayed_too(self) -> None:
+        def out_of_time(*_: object) -> None:
+            raise TimeoutError
+
+        def alarmed_within(done: list[int]) -> None:
+            with shield(), shield():
+                signal.raise_signal(signal.SIGALRM)
+                done.append(1)
+
+        done: list[int] = []
+        before = signal.signal(signal.SIGALRM, out_of_time)
+        try:
+            with pytest.raises(TimeoutError):
+                alarmed_within(done)
+            assert signal.getsignal(signal.SIGALRM) is out_of_time
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        assert done == [1]
+
+    def test_an_alarm_that_cuts_its_beginning_leaves_ctrl_c_as_it_was(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        set_handler = interrupts._set_handler
+
+        def cut(*args: object) -> None:
+            set_handler(*args)
+            raise TimeoutError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(interrupts, "_set_handler", cut)
+            with pytest.raises(TimeoutError), shield():
+                pass
+        with pytest.raises(KeyboardInterrupt):
+            press()
+        done: list[int] = []
+        with pytest.raises(KeyboardInterrupt):
+            pressed_within(done)
+        assert done == [1, 2]
+
     def test_another_handler_that_is_set_within_stays(self) -> None:
         seen = []
         with shield():
