@@ -25,6 +25,8 @@ NEEDED = {
     "atexit.unregister",
     # the rank and its like, which the session says later
     "os.environ",
+    "os.environb",
+    "os.system",
     "subprocess._fork_exec",
     # `torch.distributed` works through the session: see ccl/distributed
     "concurrent.futures.ThreadPoolExecutor.submit",
