@@ -3,7 +3,7 @@
 A `WorkerConnections` knows no session, so that a session nobody holds can be collected. What guards
 or owns its state:
 
-- the session's lock guards sending of commands: the `RemoteChannel`s, `_forget`, the numbers of
+- the session's lock guards sending of commands: the `RemoteChannel`s, `to_forget`, the numbers of
   tickets; the cork guards commands held back, which worker 0's thread may send too
 - the reader thread alone writes `states`, `heard_at`, `lost`, `last_output`, and calls services
 - `_tickets` is a dict of which single operations are used; `_changed` guards nothing but waiting
@@ -81,6 +81,7 @@ class RemoteChannel:
         self._exact = False  # whether that is all of them
         self.write: Callable[[Frame], object] = _drop
         self._connections = connections
+        self._forgotten: tuple[int, ...] = ()  # what the worker was told of `to_forget`
         self._recent: deque[tuple[int, str, Any]] = deque(maxlen=_RECENT)
 
     def send(self, command: Command) -> None:
@@ -88,8 +89,13 @@ class RemoteChannel:
         connections = self._connections
         if command[0] in _WORKER_0_ONLY or self.rank in connections.lost:
             return
+        forget = connections.to_forget
+        if forget is self._forgotten:
+            forget = ()
+        else:  # the next command to all says it again, before any of these registers is used again
+            self._forgotten = forget
         frame = messages.pack_command(
-            command, connections.number_of, (), connections.transport.shared
+            command, connections.number_of, forget, connections.transport.shared
         )
         self.note(command)
         with connections.cork:
@@ -175,7 +181,7 @@ class WorkerConnections:
         processes.connections = self
         self._here: dict[int, _LinkHere] = {}  # worker 0's link
         self._tickets: dict[int, tuple[Ticket, list[None]]] = {}
-        self._forget: tuple[int, ...] = ()  # registers, with the next command that goes to all
+        self.to_forget: tuple[int, ...] = ()  # registers, with the next command
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="discolab-reader", daemon=True)
         self.cork = threading.RLock()  # guards `_held`, and the sending of commands
@@ -205,9 +211,9 @@ class WorkerConnections:
             return
         self._turn += 1
         frame = messages.pack_command(
-            command, self.number_of, self._forget, self.transport.shared, self._turn
+            command, self.number_of, self.to_forget, self.transport.shared, self._turn
         )
-        self._forget = ()
+        self.to_forget = ()
         for channel in self._all:
             channel.note(command)
         with self.cork:
@@ -234,14 +240,14 @@ class WorkerConnections:
 
     def forget(self, ids: Sequence[int]) -> None:
         """Have the workers forget registers, with the next command; under the session's lock."""
-        self._forget += tuple(ids)
-        if len(self._forget) > messages.MOST_FORGOTTEN:
+        self.to_forget += tuple(ids)
+        if len(self.to_forget) > messages.MOST_FORGOTTEN:
             self.flush_forgotten()
 
     def flush_forgotten(self) -> None:
         """Have the workers forget them without waiting for a command; under the session's lock."""
-        if self._forget:
-            ids, self._forget = list(self._forget), ()
+        if self.to_forget:
+            ids, self.to_forget = list(self.to_forget), ()
             self.send_all((DiscoAction.KILL_REG, 0, ids))
 
     def number_of(self, ticket: Ticket) -> int:
