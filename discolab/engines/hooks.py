@@ -29,7 +29,6 @@ from ..runtime.worker import (
     Worker,
     bind_thread,
     current_worker_or_none,
-    has_own_process,
     own_process,
 )
 
@@ -135,7 +134,7 @@ def _in_child() -> None:
     _ending = threading.Event()
     _sessions.clear()
     forked_in = current_worker_or_none()
-    shared = forked_in is not None and not has_own_process(forked_in)
+    installed = table.installed()
     own_process(None)
     if forked_in is not None:
         bind_thread(None)
@@ -145,8 +144,8 @@ def _in_child() -> None:
     if _threads:
         _threads.clear()
         settle()
-    if forked_in is not None and shared:
-        table.inherit(forked_in)
+    if forked_in is not None:
+        table.inherit(forked_in, installed)
 
 
 if hasattr(os, "register_at_fork"):

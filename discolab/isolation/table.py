@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 
@@ -170,10 +170,19 @@ def leave(worker: Worker) -> None:
             row.leave(worker)
 
 
-def inherit(worker: Worker) -> None:
-    """In a process that was forked on a worker's thread: its state is this process's."""
+def installed() -> frozenset[str]:
+    """The states whose rows are in place."""
+    return frozenset(_installed)
+
+
+def inherit(worker: Worker, states: Container[str]) -> None:
+    """In a process that was forked on a worker's thread: make the worker's state the process's.
+
+    Only of those `states` whose rows were in place; the others are the process's already, as they
+    are in a worker process that has had no session of threads of its own.
+    """
     for row in rows():
-        if row.in_child is not None:
+        if row.in_child is not None and row.state in states:
             row.in_child(worker)
 
 

@@ -214,3 +214,18 @@ def test_a_pool_of_processes_goes_on_where_the_worker_is(make: Any, tmp_path: Pa
     path = tmp_path / "pool.py"
     path.write_text(POOL)
     run(make(2), path, "own argument")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_pool_does_so_where_a_worker_has_had_a_session_of_its_own(
+    make: Any, tmp_path: Path
+) -> None:
+    def session_within() -> None:
+        with ThreadedSession(1, devices="cpu") as within:
+            within.sync_all()
+
+    path = tmp_path / "pool.py"
+    path.write_text(POOL)
+    sess = make(2)
+    sess.call_packed(session_within).debug_get_from_all()
+    run(sess, path, "own argument")
