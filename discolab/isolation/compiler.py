@@ -23,7 +23,7 @@ from typing import Any
 
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
-from .imports import import_turn, is_importing
+from .imports import import_turn, worker_unless_importing
 from .own import OF_SCRIPT
 from .patches import Patches, refused
 from .table import Row, Treatment
@@ -193,8 +193,8 @@ def _stance(module: Any, patches: Patches) -> None:
             prior = caller.here()
             set_stance(stance)  # an error where torch allows none
             module._stance = caller
-            worker = current_worker_or_none()
-            if worker is None or is_importing():
+            worker = worker_unless_importing()
+            if worker is None:
                 caller.notebooks = stance
             else:
                 worker.process_state[_STANCE] = stance

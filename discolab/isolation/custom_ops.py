@@ -25,7 +25,7 @@ import torch
 from ..runtime.errors import SessionError
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
-from .imports import is_importing
+from .imports import worker_unless_importing
 from .patches import Patches
 from .table import Row, Treatment
 from .together import Together, obstacle
@@ -34,11 +34,6 @@ _OWN = "torch.library: "  # in `Worker.process_state`
 _lock = threading.RLock()
 _operators: dict[str, _Operator] = {}
 _dropped: deque[_LibraryOfWorker] = deque()
-
-
-def _definer() -> Worker | None:
-    """The worker that defines operators for itself here."""
-    return None if is_importing() else current_worker_or_none()
 
 
 class _Operator:
@@ -224,7 +219,7 @@ def _clear_away() -> None:
 def _library_over(make: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(make)
     def make_for_caller(*args: Any) -> Any:
-        worker = _definer()
+        worker = worker_unless_importing()
         return make(*args) if worker is None else _LibraryOfWorker(make, worker, args)
 
     return make_for_caller
@@ -240,7 +235,7 @@ class _OfCaller(MutableMapping[str, Any]):
         self._torchs, self._key, self._reads = torchs, f"{_OWN}{key}", reads
 
     def _own(self) -> Any:
-        worker = _definer()
+        worker = worker_unless_importing()
         if worker is None:
             return self._torchs
         return worker.process_state.setdefault(self._key, type(self._torchs)())
@@ -276,7 +271,7 @@ def _registry(module: ModuleType, patches: Patches) -> None:
     def entry_over(method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
         def entry_of_caller(self: Any, name: str) -> Any:
-            worker = _definer()
+            worker = worker_unless_importing()
             if worker is None or name not in _operators:
                 return method(self, name)
             own = worker.process_state.setdefault(f"{_OWN}entries", {})

@@ -25,7 +25,7 @@ from types import FunctionType, ModuleType
 from typing import Any, cast
 
 from ..runtime.interrupts import shield, waiter_here, waiting_threads
-from ..runtime.worker import current_worker_or_none
+from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .patches import Patches
 from .table import Row, Treatment
@@ -48,6 +48,15 @@ _own = _Own()
 def is_importing() -> bool:
     """Whether a module that this thread imports is being executed, on a worker."""
     return _own.made is not None
+
+
+def worker_unless_importing() -> Worker | None:
+    """The worker that calls, if what it does is for itself.
+
+    A module is imported once, for all workers: what it sets while it is imported is for all.
+    """
+    worker = current_worker_or_none()
+    return None if worker is None or is_importing() else worker
 
 
 class _Replaced(BaseException):

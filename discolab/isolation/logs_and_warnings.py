@@ -22,9 +22,9 @@ from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import Any
 
-from ..runtime.worker import Worker, current_worker_or_none, has_own_process
+from ..runtime.worker import Worker, has_own_process
 from . import table
-from .imports import is_importing
+from .imports import worker_unless_importing
 from .own import OF_SCRIPT, DictOfWorkers
 from .patches import ModuleOfWorkers, Patches
 from .table import Row, Treatment
@@ -46,9 +46,9 @@ class _OfWorkers:
     def __get__(self, owner: Any, kind: type[Any]) -> Any:
         if owner is None:
             return self
-        worker = current_worker_or_none()
+        worker = worker_unless_importing()
         shared = vars(owner)[self._name]
-        if worker is None or is_importing():
+        if worker is None:
             return shared
         own = worker.process_state.setdefault(LOGGING, {})
         key = (id(owner), self._name)
@@ -59,8 +59,8 @@ class _OfWorkers:
         return own.setdefault(key, (owner, self._copy(shared)))[1]
 
     def __set__(self, owner: Any, value: Any) -> None:
-        worker = current_worker_or_none()
-        if worker is None or self._name not in vars(owner) or is_importing():  # made for all
+        worker = worker_unless_importing()
+        if worker is None or self._name not in vars(owner):  # made for all
             vars(owner)[self._name] = value
             return
         own = worker.process_state.setdefault(LOGGING, {})
@@ -71,7 +71,7 @@ class _Cache(_OfWorkers):
     """What a logger remembers of levels: a worker's logger nothing, since levels are many."""
 
     def __get__(self, owner: Any, kind: type[Any]) -> Any:
-        if owner is None or current_worker_or_none() is None or is_importing():
+        if owner is None or worker_unless_importing() is None:
             return super().__get__(owner, kind)
         return {}
 
@@ -98,8 +98,8 @@ def _install_logging(patches: Patches) -> None:
 
 def _settings() -> dict[Any, Any] | None:
     """What the calling worker has set of `logging`; None where that is the process's."""
-    worker = current_worker_or_none()
-    if worker is None or is_importing():
+    worker = worker_unless_importing()
+    if worker is None:
         return None
     settings: dict[Any, Any] = worker.process_state.setdefault(LOGGING, {})
     return settings
@@ -177,8 +177,8 @@ class _HandlersOfWorkers(list[Any]):
         self._shared = shared
 
     def _here(self) -> list[Any]:
-        worker = current_worker_or_none()
-        if worker is None or is_importing():
+        worker = worker_unless_importing()
+        if worker is None:
             return self._shared
         own: list[Any] = worker.process_state.setdefault(_HANDLERS, [])
         return own
@@ -278,8 +278,8 @@ def _of_own_copy(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def set_filters(*args: Any, **kwargs: Any) -> None:
-        worker = current_worker_or_none()
-        own = None if worker is None or is_importing() else _copy_of(worker)
+        worker = worker_unless_importing()
+        own = None if worker is None else _copy_of(worker)
         (function if own is None else getattr(own, function.__name__))(*args, **kwargs)
 
     return set_filters
@@ -289,14 +289,14 @@ class _Warnings(ModuleOfWorkers):
     """The module `warnings`, which is a worker's own copy for a worker."""
 
     def __getattribute__(self, name: str) -> Any:
-        worker = current_worker_or_none()
-        if worker is None or name in _OF_MODULE or is_importing():
+        worker = worker_unless_importing()
+        if worker is None or name in _OF_MODULE:
             return super().__getattribute__(name)
         return getattr(_copy_of(worker), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        worker = current_worker_or_none()
-        if worker is None or name in _OF_MODULE or is_importing():
+        worker = worker_unless_importing()
+        if worker is None or name in _OF_MODULE:
             super().__setattr__(name, value)
         else:
             setattr(_copy_of(worker), name, value)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, Generic, TypeVar
 
 from ..runtime.worker import Worker, current_worker_or_none
-from .imports import is_importing
+from .imports import worker_unless_importing
 
 T = TypeVar("T")
 
@@ -47,8 +47,8 @@ class PerWorker(Generic[T]):
 
     def here(self) -> T:
         """That of who calls."""
-        worker = current_worker_or_none()
-        if worker is None or (self._imports_share and is_importing()):
+        worker = worker_unless_importing() if self._imports_share else current_worker_or_none()
+        if worker is None:
             return self.controllers
         value = self._values.get(worker)
         if value is None:
@@ -90,8 +90,8 @@ class DictOfWorkers(MutableMapping[Any, Any]):
 
     def here(self) -> Any:
         """The dictionary of who calls."""
-        worker = current_worker_or_none()
-        if worker is None or is_importing():
+        worker = worker_unless_importing()
+        if worker is None:
             return self.shared
         own = worker.process_state.get(self._key)
         return worker.process_state.setdefault(self._key, self._make()) if own is None else own

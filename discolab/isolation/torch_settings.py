@@ -25,7 +25,7 @@ from torch.optim import optimizer
 
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
-from .imports import is_importing
+from .imports import worker_unless_importing
 from .own import OF_SCRIPT
 from .patches import Patches, refused
 from .table import Row, Treatment
@@ -148,8 +148,8 @@ _SAFE = f"{OF_SCRIPT}torch.serialization.add_safe_globals"
 
 def _own_safe() -> set[Any] | None:
     """What the calling worker has marked as safe; None for who is no worker."""
-    worker = current_worker_or_none()
-    if worker is None or is_importing():
+    worker = worker_unless_importing()
+    if worker is None:
         return None
     own: set[Any] = worker.process_state.setdefault(_SAFE, set())
     return own
