@@ -88,8 +88,8 @@ def _add_node(commands: Any) -> None:
 
 def _node(args: argparse.Namespace) -> int:
     from .engines.keys import load_keys
-    from .engines.launchers import place_of
-    from .engines.node import run_nodes
+    from .engines.node_agent import run_nodes
+    from .runtime.rank_from_environment import place_of
 
     if args.workers is not None and args.workers < 1:
         raise ArgumentError(f"--workers is how many workers to run here, 1 or more: {args.workers}")

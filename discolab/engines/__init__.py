@@ -3,15 +3,15 @@
 An engine makes the channels, starts the workers, notices when one dies, and stops them;
 everything else is the session's.
 
-- `threads`: workers are threads of this process; `local_workers` is their start and end, `hooks`
+- `threads`: workers are threads of this process; `worker_threads` is their start and end, `hooks`
   what the process gets meanwhile, `placement` how many there are and on which devices.
 - `processes`, `sockets`, `ray`: workers have processes; `remote_session` is what these engines
-  have in common, `worker_process` what runs in such a process, `connections` what leads to it,
+  have in common, `worker_main` what runs in such a process, `connections` what leads to it,
   `output` what it prints.
-- `forkserver` starts processes of this machine, `children` knows what became of them. `node` runs
-  on another machine (`discolab node`), `membership` knows which nodes have joined; `keys`,
-  `launchers` and `machines` are what a node knows of itself. `ray_cluster`, `ray_actors` and
-  `ray_worker` are for a Ray cluster.
+- `child_processes` starts worker processes of this machine, has the fork server (`forkserver`) fork
+  them, and knows what became of them. `node_agent` does that on another machine (`discolab node`);
+  `membership` knows which nodes have joined, and `keys` are what they prove it with. `ray_cluster`,
+  `ray_actors` and `ray_worker` are for a Ray cluster.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 It is a zygote: it has one thread and never touches a GPU, so forking it is safe; a worker is there
 in milliseconds, and shares the memory of the imported libraries. The controller starts it with its
-first session (`python -m discolab.worker`), and keeps it: it ends by itself when it has had no
-worker for a minute, and at once, with its workers, when the controller's process ends, however
-that happens. A node forks its server from itself.
+first session (`python -m discolab.engines.forkserver_main`), and keeps it: it ends by itself when
+it has had no worker for a minute, and at once, with its workers, when the controller's process
+ends, however that happens. A node forks its server from itself.
 
 Requests and answers are JSON, one answer a request, each with the request's number:
 
@@ -38,7 +38,7 @@ from typing import Any, NoReturn
 
 from ..runtime.errors import DiscoError
 from ..transport.frame import SharedBuffer
-from ..transport.local import LocalSocket, local_socket, socket_pair
+from ..transport.unix_sockets import LocalSocket, local_socket, socket_pair
 
 PRELOAD: list[str] = []
 """Modules that workers will want, by name: a layer above may add to it. They are imported once."""
@@ -49,7 +49,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def like_here() -> dict[str, Any]:
-    """Settings for `worker_process.prepare_process`: what makes a forked process like this one."""
+    """Settings for `worker_main.prepare_process`: what makes a forked process like this one."""
     return {
         "environ": dict(os.environ),
         "path": sys.path,
@@ -86,7 +86,13 @@ class ForkServer:
         with contextlib.closing(theirs.sock):
             # a session of its own: Ctrl-C in a terminal is for the controller to deal with
             process = subprocess.Popen(
-                [sys.executable, "-m", "discolab.worker", str(theirs.fileno()), *PRELOAD],
+                [
+                    sys.executable,
+                    "-m",
+                    "discolab.engines.forkserver_main",
+                    str(theirs.fileno()),
+                    *PRELOAD,
+                ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
@@ -351,7 +357,7 @@ def main(fd: int, preload: Sequence[str] = ()) -> None:
     sock = local_socket(fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     package = __name__.partition(".")[0]  # what takes time is done here, once
-    import_all((package, f"{__package__}.worker_process", *preload))
+    import_all((package, f"{__package__}.worker_main", *preload))
     sock.send(b'{"ready": true}')
     _serve(sock, LINGER)
 
@@ -421,7 +427,7 @@ def _become_worker(fds: Sequence[int], sock: LocalSocket) -> NoReturn:
 def _body(settings: dict[str, Any]) -> Callable[..., int]:
     """What is to run in a forked process: a worker, or what `settings` names as ``module:name``."""
     own = "run_connected" if "connect" in settings else "run_forked"
-    module, _, name = settings.get("run", f"{__package__}.worker_process:{own}").partition(":")
+    module, _, name = settings.get("run", f"{__package__}.worker_main:{own}").partition(":")
     body: Callable[..., int] = getattr(importlib.import_module(module), name)
     return body
 

@@ -23,10 +23,10 @@ from typing import Any
 import torch
 
 from ..transport.frame import VERSION
-from .children import Children, how_it_ended, silence
+from ..transport.machine import machine
+from .child_processes import Children, how_it_ended, silence
 from .connections.controller_side import WorkerConnections
 from .connections.tcp import TcpTransport
-from .machines import machine
 
 _QUIET = 2.5  # seconds of silence of a node that says each second that it lives
 
@@ -360,7 +360,7 @@ class Nodes:
         Parameters
         ----------
         common
-            Settings of all workers (worker_process.py).
+            Settings of all workers (worker_main.py).
         devices
             By rank.
         threads

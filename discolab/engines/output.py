@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from ..runtime.services import SERVICES, Service
-from .children import CrashBuffer
+from .child_processes import CrashBuffer
 
 _TEXTS = ("stdout", "stderr")
 _MOST_LINES = 60  # of what a worker has put out, kept: a crash alone may say forty

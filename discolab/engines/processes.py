@@ -1,7 +1,7 @@
 """Workers as processes of this machine, each with its own GIL and device; worker 0 stays here.
 
 A fork server forks them (forkserver.py), and pairs of sockets that nobody else can connect to lead
-to them (connections/local.py).
+to them (connections/socket_pairs.py).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from ..runtime.errors import DiscoError
-from ..transport.local import HAVE_LOCAL, socket_pair
-from .children import Children, process_state, silence
+from ..transport.unix_sockets import HAVE_LOCAL, socket_pair
+from .child_processes import Children, process_state, silence
 from .connections.controller_side import WorkerConnections
-from .connections.local import LocalTransport
+from .connections.socket_pairs import LocalTransport
 from .forkserver import ForkServer, like_here
 from .placement import check_world, place_workers
 from .remote_session import HEARTBEAT, START_TIMEOUT, Progress, RemoteSession

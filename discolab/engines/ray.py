@@ -18,8 +18,8 @@ import torch
 from ..runtime.arguments import parse_device
 from ..runtime.errors import ArgumentError, DiscoError
 from ..transport.handshake import Keys
+from ..transport.machine import checked_endpoint, machine
 from .connections.tcp import TcpTransport
-from .machines import checked_endpoint, machine
 from .membership import versions
 from .placement import check_world, place_workers
 from .ray_actors import Actors, Slot, gpu_places, seen_here

@@ -17,10 +17,10 @@ from typing import Any
 
 from ..runtime.errors import ArgumentError, DiscoError
 from ..runtime.services import Service
-from .children import process_state, silence
+from ..transport.machine import machine
+from .child_processes import process_state, silence
 from .connections.controller_side import WorkerConnections
 from .connections.tcp import TcpTransport
-from .machines import machine
 from .ray_cluster import Cluster, in_short, leave
 
 _GRACE = 0.5  # seconds after an actor's death that its connection may take to break

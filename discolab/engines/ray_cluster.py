@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..runtime.errors import ArgumentError, DiscoError
+from ..transport.machine import address_towards, split_endpoint
 from .connections.controller_side import report_no_deaths
-from .machines import address_towards, split_endpoint
 
 _SLOTS = 64  # CPUs of a cluster of our own: its workers share what there is, as processes do
 _STORE = 80 << 20  # bytes for Ray's objects there, of which we have none

@@ -9,11 +9,11 @@ import sys
 import threading
 from typing import Any
 
+from ..transport.machine import machine
 from .forkserver import PRELOAD, import_all
-from .machines import machine
 from .membership import versions
 from .remote_session import follow_path
-from .worker_process import connect, run
+from .worker_main import connect, run
 
 _END_WITHIN = 3.0  # seconds that the end of the process may take
 
@@ -40,7 +40,7 @@ def work(settings: dict[str, Any]) -> None:
     Parameters
     ----------
     settings
-        As for `worker_process.run`; and ``connect``, ``keys``, ``token`` of the session, ``argv``,
+        As for `worker_main.run`; and ``connect``, ``keys``, ``token`` of the session, ``argv``,
         ``gpus`` (which are seen, None: as Ray has it), ``like`` (the process that this one
         resembles, None: it is elsewhere), ``text`` (a pipe of a process of this machine).
 

@@ -29,11 +29,11 @@ from ..runtime.services import Probes, Service, name_of
 from ..runtime.session import Session
 from ..runtime.status import WorkerStatus
 from ..runtime.worker import Worker
-from .connections import messages
+from .connections import command_encoding
 from .connections.controller_side import WorkerConnections, WorkerProcesses
 from .connections.interface import Transport
 from .forkserver import ForkServer, the_fork_server
-from .local_workers import LocalWorkers
+from .worker_threads import LocalWorkers
 
 HEARTBEAT = 10.0  # seconds without a message after which a worker is taken for frozen
 START_TIMEOUT = 120.0  # seconds that worker processes may take to be there
@@ -183,7 +183,7 @@ class RemoteSession(Session):
         return server
 
     def _settings(self, **own: Any) -> dict[str, Any]:
-        """Settings of a worker (worker_process.py): the session's, and its own."""
+        """Settings of a worker (worker_main.py): the session's, and its own."""
         return {
             "num_workers": self.num_workers,
             "num_groups": self.num_groups,
@@ -278,7 +278,7 @@ class RemoteSession(Session):
             self.call_without_result(follow_to, folder)
         what, given, named, bind, site = super()._encode_call(func, args, kwargs)
         # encoded here: what can't be sent is an error before anything is sent
-        return what, messages.encode_call(what, given, named, site), named, bind, site
+        return what, command_encoding.encode_call(what, given, named, site), named, bind, site
 
     def _look_up(self, name: str, site: Site) -> Register:
         """As in `Session`; what is registered here only is sent along."""
@@ -318,7 +318,7 @@ class RemoteSession(Session):
     def _interrupt_workers(self) -> None:
         connections = self._connections
         for rank in connections.channels:
-            connections.control(rank, messages.ANNOUNCE)
+            connections.control(rank, command_encoding.ANNOUNCE)
         for worker in self._local.workers:
             worker.announce_interrupt()
         self._retry_interrupt(range(self.num_workers))
@@ -326,7 +326,7 @@ class RemoteSession(Session):
     def _retry_interrupt(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
             if rank:
-                self._connections.control(rank, messages.RETRY)
+                self._connections.control(rank, command_encoding.RETRY)
             else:
                 self._local.workers[0].retry_interrupt()
 
@@ -367,8 +367,8 @@ class RemoteSession(Session):
             late = remote - set(connections.lost)
             if late:
                 for rank in late:
-                    connections.control(rank, messages.ANNOUNCE)
-                    connections.control(rank, messages.RETRY)
+                    connections.control(rank, command_encoding.ANNOUNCE)
+                    connections.control(rank, command_encoding.RETRY)
                 connections.wait_until(lambda: remote <= set(connections.lost), _END_GRACE)
             return self._local.join(max(0.0, deadline - time.monotonic()))
         finally:  # after Ctrl-C too

@@ -1,8 +1,8 @@
 """Workers on several machines: nodes connect to the session over TCP, with the keys of a file.
 
 Worker 0 is a thread of this process, the other workers of node 0 are processes of this machine,
-and each other node is a process that was started on its machine (`discolab node`, node.py) and
-forks the workers there. All of them are reached over one port (connections/tcp.py).
+and each other node is a process that was started on its machine (`discolab node`: node_agent.py)
+and forks the workers there. All of them are reached over one port (connections/tcp.py).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import torch
 
 from ..runtime.arguments import parse_device
 from ..runtime.errors import ArgumentError, DiscoError
-from . import node
+from ..transport.machine import checked_endpoint, machine, split_endpoint
+from . import node_agent
 from .connections.tcp import TcpTransport
 from .forkserver import ForkServer, like_here, the_fork_server
 from .keys import default_file, load_keys
-from .machines import checked_endpoint, machine, split_endpoint
 from .membership import Nodes
 from .placement import check_world, place_workers
 from .remote_session import HEARTBEAT, START_TIMEOUT, Progress, RemoteSession
@@ -153,7 +153,7 @@ class SocketSession(RemoteSession):
 
     def _spawn_node(self, server: ForkServer, number: int) -> None:
         settings = {
-            "run": f"{node.__name__}:{node.run_forked.__name__}",
+            "run": f"{node_agent.__name__}:{node_agent.run_forked.__name__}",
             "node": {
                 "connect": self._endpoint_here(),
                 "keys": self._keys.as_dict(),

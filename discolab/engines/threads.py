@@ -1,7 +1,7 @@
 """Workers as threads of this process: the session for a laptop and for one server's GPUs.
 
 Each worker is one daemon thread with its own device and, on CUDA, its own stream; what they have in
-common with other engines' worker 0 is in local_workers.py.
+common with other engines' worker 0 is in worker_threads.py.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ..runtime.functions import find_func
 from ..runtime.session import Session
 from ..runtime.status import WorkerStatus
 from ..runtime.worker import Worker
-from .local_workers import LocalWorkers
 from .placement import check_world, place_workers
+from .worker_threads import LocalWorkers
 
 
 class ThreadedSession(Session):

@@ -31,11 +31,11 @@ from ..runtime.errors import (
 from ..runtime.failures import Failure
 from ..runtime.functions import find_func
 from ..runtime.interrupts import shield
-from . import lending, messages
+from . import lending, node_protocol
 from .errors import error_of, original_type, session_over, state_of
-from .messages import CALL, FETCH, STREAM
 from .names import format_rank, rank_of
 from .node import HANDLERS, Node
+from .node_protocol import CALL, FETCH, STREAM
 from .outcome import Outcome, Value
 from .pool import ServerThread, depth_here
 from .refs.records import Fork, Keepalive
@@ -490,7 +490,7 @@ class OutgoingCall(Call):
         if not self.settled:
             self.given_up = why
             node = self.node
-            node.notify(node.node_of(self.callee), messages.CANCEL, self.number, why)
+            node.notify(node.node_of(self.callee), node_protocol.CANCEL, self.number, why)
 
     def answered(self, value: Any, tracked: tuple[int, ...], keepalive: Keepalive | None) -> None:
         """The answer is there, as it came; on the receiving thread."""
@@ -522,7 +522,7 @@ class OutgoingCall(Call):
 
     def _open(self) -> None:
         try:
-            value = messages.open_values(self.node, self.value)
+            value = node_protocol.open_values(self.node, self.value)
             if self.tracked or self.context is not None:
                 value = self.node.autograd.arrive(self.context, value, self.callee, self.tracked)
             self.value = value
@@ -563,7 +563,7 @@ class IncomingCall(Call):
             return
         self.opened = True
         keepalive, self.keepalive = self.keepalive, None
-        given = messages.open_values(self.node, (self.func, self.args, self.kwargs))
+        given = node_protocol.open_values(self.node, (self.func, self.args, self.kwargs))
         self.func, args, kwargs = given
         del keepalive
         if self.tracked or self.context is not None:
@@ -586,7 +586,7 @@ class IncomingCall(Call):
             value, tracked = self.node.autograd.leave(self.context, value, self.caller)
         self.node.flush_output()
         try:
-            self.node.send(self.sender, (messages.RESULT, self.sent_number, value, tracked))
+            self.node.send(self.sender, (node_protocol.RESULT, self.sent_number, value, tracked))
         except ArgumentError as exc:
             raise ArgumentError(
                 f"what it returned can't be sent: {exc}. Or leave it there: rpc.remote gives an "
@@ -612,7 +612,7 @@ class IncomingCall(Call):
             node.flush_output()
             for sent in ((kind, state), (kind, None), (None, None)):
                 try:
-                    node.send(self.sender, (messages.ERROR, self.sent_number, failure, *sent))
+                    node.send(self.sender, (node_protocol.ERROR, self.sent_number, failure, *sent))
                     break
                 except Exception:  # its class, or what it holds, can't travel
                     continue
@@ -680,6 +680,6 @@ def _receive_cancel(node: Node, sender: int, message: tuple[Any, ...], _: Keepal
 
 
 HANDLERS[CALL] = HANDLERS[FETCH] = receive_call
-HANDLERS[messages.RESULT] = _receive_result
-HANDLERS[messages.ERROR] = _receive_error
-HANDLERS[messages.CANCEL] = _receive_cancel
+HANDLERS[node_protocol.RESULT] = _receive_result
+HANDLERS[node_protocol.ERROR] = _receive_error
+HANDLERS[node_protocol.CANCEL] = _receive_cancel

@@ -15,10 +15,10 @@ import os
 import threading
 from typing import Any, NamedTuple
 
-from ..engines.machines import machine
 from ..runtime.services import SERVICES, Service
 from ..transport.handshake import Keys, new_token
-from ..transport.local import HAVE_LOCAL
+from ..transport.machine import machine
+from ..transport.unix_sockets import HAVE_LOCAL
 
 SERVICE = "rpc"
 ROUTE = "DISCOLAB_RPC_ROUTE"  # "tcp": use no other one

@@ -27,7 +27,7 @@ from ..runtime.controller import check_timeout
 from ..runtime.errors import SessionError, session_closed
 from ..runtime.interrupts import shield
 from ..runtime.worker import Worker, current_worker_or_none
-from . import messages
+from . import node_protocol
 from .errors import WorkerLostError, session_over
 from .housekeeping import PERIOD, Housekeeping
 from .lending import Lent
@@ -64,7 +64,7 @@ class PendingCall(Protocol):
 
 
 class Autograd(Protocol):
-    """What calls need of distributed autograd, on one node; see autograd/wire.py.
+    """What calls need of distributed autograd, on one node; see autograd/tensor_crossings.py.
 
     Attributes
     ----------
@@ -149,7 +149,7 @@ class Node:
             id,
             1 if self.alone else num_workers,
             self.lock,
-            lambda to, message: self.notify(to, messages.REFERENCES, message),
+            lambda to, message: self.notify(to, node_protocol.REFERENCES, message),
             self.housekeeping.begin,
         )
         self._pools: dict[int, Pool] = {}
@@ -276,7 +276,7 @@ class Node:
         forks: list[Any] = [] if lent is None else lent.forks
         with shield():  # the message is sent whole, or nothing of it
             try:
-                packed = messages.pack(self, to, message, forks, self.router.same_gpus(to))
+                packed = node_protocol.pack(self, to, message, forks, self.router.same_gpus(to))
             except BaseException:
                 self.references.undo(forks)
                 raise
@@ -296,7 +296,7 @@ class Node:
         """Take in a message of another node; on the receiving thread."""
         if self.router is None:
             self.opened.wait(_OPEN)  # it is just being made, and a message was faster
-        message, keepalive = messages.unpack(self, sender, body, frames)
+        message, keepalive = node_protocol.unpack(self, sender, body, frames)
         HANDLERS[message[0]](self, sender, message, keepalive)
 
     def flush_output(self) -> None:
@@ -367,7 +367,7 @@ class Node:
 
 Handler = Callable[[Node, int, tuple[Any, ...], Keepalive | None], None]
 HANDLERS: dict[int, Handler] = {
-    messages.REFERENCES: lambda node, sender, message, _: node.references.message_received(
+    node_protocol.REFERENCES: lambda node, sender, message, _: node.references.message_received(
         sender, message[1]
     )
 }

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..engines.local_workers import prepare_thread
+from ..engines.worker_threads import prepare_thread
 from ..runtime.errors import DiscoError, WorkerInterrupted
 from ..runtime.interrupts import Interruptible, bind_waiter, shield, waiter_here
 from ..runtime.worker import Worker, bind_thread

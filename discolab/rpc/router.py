@@ -19,15 +19,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from ..engines.machines import endpoint_of
 from ..runtime.errors import DiscoError
 from ..runtime.serialize import Message
 from ..runtime.worker import Worker, bind_thread
 from ..transport.connection import Connection, Port
 from ..transport.frame import FrameError, unpack
 from ..transport.handshake import Keys
-from ..transport.local import HAVE_LOCAL, LocalPort
 from ..transport.loop import EventLoop
+from ..transport.machine import endpoint_of
+from ..transport.unix_sockets import HAVE_LOCAL, LocalPort
 from .channels import gpus_here
 from .directory import SERVICE, Address, address_of, place_here
 

@@ -13,7 +13,7 @@ from typing import Any
 from ..runtime import serialize
 from ..runtime.errors import ArgumentError, SessionError
 from ..runtime.interrupts import shield
-from . import messages
+from . import node_protocol
 from .autograd import backward_at
 from .calls import Deferred, call_sync, start
 from .context import place_here
@@ -128,7 +128,7 @@ class RRef:
         """
         node, rank = self.node, rank_on(self.node)
         if not node.is_here(self.owner_rank):
-            options = {"timeout": timeout, "kind": messages.FETCH}
+            options = {"timeout": timeout, "kind": node_protocol.FETCH}
             return call_sync(node, rank, self.owner_rank, self.ref, **options)
         value = self._value(timeout)
         if rank != self.owner_rank:
@@ -305,7 +305,7 @@ _invoke.rpc_description = (  # type: ignore[attr-defined]
 
 def _written(rref: RRef) -> tuple[Any, ...]:
     """The rank of the owner, and a fork for the node to which the message goes."""
-    node, to, forks = messages.outgoing()
+    node, to, forks = node_protocol.outgoing()
     if rref.node is not node:
         raise ArgumentError("this RRef belongs to another session")
     fork = rref.node.references.fork(rref.ref, to)
@@ -314,7 +314,7 @@ def _written(rref: RRef) -> tuple[Any, ...]:
 
 
 def _read(owner: int, *fork: Any) -> RRef:
-    node, claims = messages.arrived()
+    node, claims = node_protocol.arrived()
     rref = RRef(node, (fork[0], fork[1], fork[2]), owner)
     if claims is None:
         rref.claim()

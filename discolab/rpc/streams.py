@@ -17,7 +17,7 @@ from typing import Any
 
 from ..runtime.errors import ArgumentError, DiscoError
 from ..runtime.interrupts import shield
-from . import messages
+from . import node_protocol
 from .calls import Call, IncomingCall, receive_call, start
 from .names import format_rank
 from .node import HANDLERS, Node
@@ -76,7 +76,7 @@ class Producer:
         call = self._call
         item, tracked = call.node.autograd.leave(call.context, item, call.caller)
         if isinstance(call, IncomingCall):
-            call.node.notify(call.sender, messages.ITEM, call.sent_number, item, tracked)
+            call.node.notify(call.sender, node_protocol.ITEM, call.sent_number, item, tracked)
         else:
             call.feed.put(item)
 
@@ -146,11 +146,11 @@ class Consumer:
             if self._producer is not None:
                 self._producer.add_credit(1)
             elif not node.is_here(call.callee):
-                node.notify(node.node_of(call.callee), messages.CREDIT, call.number, 1)
+                node.notify(node.node_of(call.callee), node_protocol.CREDIT, call.number, 1)
         if tracked is None:
             return item
         try:
-            item = messages.open_values(node, item)
+            item = node_protocol.open_values(node, item)
             del keepalive
             return node.autograd.arrive(call.context, item, call.callee, tracked)
         except Exception as exc:
@@ -245,7 +245,7 @@ def stream(
     consumer = Consumer(buffer)
     seconds = node.seconds(timeout, rank)
     with shield():  # or nobody would hold the stream, and it would go on
-        start(node, rank, to, func, args, kwargs, timeout, kind=messages.STREAM, feed=consumer)
+        start(node, rank, to, func, args, kwargs, timeout, kind=node_protocol.STREAM, feed=consumer)
         made = Stream(consumer, seconds)
         node.references.when_dropped(made, consumer.dropped)
         return made
@@ -268,6 +268,6 @@ def _receive_credit(node: Node, sender: int, message: tuple[Any, ...], _: Keepal
         call.feed.add_credit(message[2])
 
 
-HANDLERS[messages.STREAM] = partial(receive_call, feed=Producer)
-HANDLERS[messages.ITEM] = _receive_item
-HANDLERS[messages.CREDIT] = _receive_credit
+HANDLERS[node_protocol.STREAM] = partial(receive_call, feed=Producer)
+HANDLERS[node_protocol.ITEM] = _receive_item
+HANDLERS[node_protocol.CREDIT] = _receive_credit

@@ -33,6 +33,7 @@ from .errors import (
 from .failures import Failure
 from .functions import list_funcs, register_func
 from .mesh import Mesh
+from .serialize import ProtocolError, register_type
 from .services import probe
 from .session import Session
 from .status import SessionStatistics, WorkerStatus
@@ -52,6 +53,7 @@ __all__ = [
     "ForeignDRefError",
     "Mesh",
     "Pickled",
+    "ProtocolError",
     "Session",
     "SessionClosedError",
     "SessionError",
@@ -69,6 +71,7 @@ __all__ = [
     "parse_shape",
     "probe",
     "register_func",
+    "register_type",
 ]
 
 del _builtin

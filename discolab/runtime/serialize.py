@@ -228,7 +228,7 @@ def pickle_lazily(value: Any) -> LazyPickle:
             f"a {name_of(value)} can't be sent to another process: {first_line(exc)}. Send what "
             "it is made of (numbers, strings, tensors, lists, dicts), have a function on the "
             "worker make it, or teach its class to be pickled (__reduce__) or to travel "
-            "(discolab.runtime.protocol.register_type)"
+            "(discolab.runtime.register_type)"
         ) from exc
     made = LazyPickle(name_of(value), data, *frames)
     if named and not frames and len(data) < _LONGEST_NAMES:
@@ -673,7 +673,7 @@ def build_registered(name: str, data: bytes) -> Any:
     if user is None:
         raise ProtocolError(
             f"a value of the user type {name[:80]!r}, which is not registered in this process: "
-            "call discolab.runtime.protocol.register_type here too"
+            "call discolab.runtime.register_type here too"
         )
     try:
         return user.read(memoryview(data))

@@ -22,7 +22,7 @@ import torch
 from discolab import Session, ccl, make_session
 from discolab.ccl.backends import exchanges, inline, jobs
 from discolab.ccl.board.ledger import ledger_of
-from discolab.ccl.rendezvous import remote_messages
+from discolab.ccl.rendezvous import remote_p2p_client
 from discolab.engines import ThreadedSession
 from discolab.runtime import Failure, WaitTimeoutError, WorkerError, current_worker
 
@@ -64,7 +64,7 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Session]:
 
 NOTHING_IS_SMALL = [
     (inline, "LARGEST", 0), (exchanges, "SMALL", 24), (exchanges, "PART", SMALL_BLOCK),
-    (exchanges, "SPREAD", 24), (remote_messages, "LARGEST", 0),
+    (exchanges, "SPREAD", 24), (remote_p2p_client, "LARGEST", 0),
 ]  # fmt: skip
 
 

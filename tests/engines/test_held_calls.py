@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from discolab import ProcessSession, current_worker
-from discolab.engines.connections import messages
+from discolab.engines.connections import command_encoding
 from discolab.transport import frame as frames
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
@@ -130,6 +130,11 @@ def test_bundles_stay_below_the_longest_message() -> None:
 
 
 def test_a_reply_with_nothing_to_tell_is_told_from_other_messages() -> None:
-    assert messages.unpack_done(messages.pack_done(7, 1 << 40).data) == (7, 1 << 40)
-    for other in (messages.pack_message(messages.REPLY, 7, 9, []).data, b"", b"DONE", bytes(20)):
-        assert messages.unpack_done(other) is None
+    assert command_encoding.unpack_done(command_encoding.pack_done(7, 1 << 40).data) == (7, 1 << 40)
+    for other in (
+        command_encoding.pack_message(command_encoding.REPLY, 7, 9, []).data,
+        b"",
+        b"DONE",
+        bytes(20),
+    ):
+        assert command_encoding.unpack_done(other) is None

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from discolab.engines.launchers import place_of
 from discolab.engines.membership import Membership, versions
+from discolab.runtime.rank_from_environment import place_of
 
 HELLO: dict[str, Any] = {
     "versions": versions(),

@@ -19,10 +19,10 @@ import pytest
 from discolab import DiscoError, WaitTimeoutError
 from discolab.__main__ import main
 from discolab.engines import SocketSession
-from discolab.engines.children import Children
+from discolab.engines.child_processes import Children
 from discolab.engines.forkserver import the_fork_server
 from discolab.engines.keys import Keys, default_file, load_keys
-from discolab.engines.machines import NO_SESSION, look_for_session
+from discolab.transport.machine import NO_SESSION, look_for_session
 
 SOON = 2.0  # seconds within which a fault is to be known
 
@@ -270,7 +270,7 @@ def why_it_ended(session: SocketSession, keys: Keys) -> str:
 def node_settings(endpoint: str, keys: Keys, rank: int | None = None) -> dict[str, Any]:
     """For a node that the fork server is to fork."""
     return {
-        "run": "discolab.engines.node:run_forked",
+        "run": "discolab.engines.node_agent:run_forked",
         "node": {"connect": endpoint, "keys": keys.as_dict(), "rank": rank, "workers": 2},
         "environ": dict(os.environ),
         "path": sys.path,

@@ -16,7 +16,7 @@ import torch
 
 from discolab import ArgumentError, DiscoError, Session, WorkerError, current_worker, make_session
 from discolab.engines import ENGINES
-from discolab.engines.children import process_state
+from discolab.engines.child_processes import process_state
 from discolab.engines.ray_actors import Slot, _fate, gpu_places, seen_here
 from discolab.engines.ray_cluster import in_short
 

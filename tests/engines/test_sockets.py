@@ -17,8 +17,8 @@ from discolab import ArgumentError, DiscoError, Session, current_worker, make_se
 from discolab.engines import ENGINES, SocketSession
 from discolab.engines.connections.tcp import TcpTransport
 from discolab.engines.keys import load_keys
-from discolab.engines.machines import address_towards, endpoint_of, machine, split_endpoint
 from discolab.engines.membership import versions
+from discolab.transport.machine import address_towards, endpoint_of, machine, split_endpoint
 from discolab.transport.tcp import PIECE, set_options
 
 Make = Callable[..., Session]

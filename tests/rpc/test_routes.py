@@ -23,10 +23,10 @@ from discolab.rpc.router import open_router
 from discolab.runtime.serialize import Message
 from discolab.runtime.services import LISTENERS
 from discolab.runtime.worker import Worker
-from discolab.transport import local
+from discolab.transport import unix_sockets
 from discolab.transport.handshake import say_hello
-from discolab.transport.local import LocalSocket, local_socket
 from discolab.transport.loop import PORTABLE
+from discolab.transport.unix_sockets import LocalSocket, local_socket
 from tests.rpc.functions import eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
@@ -432,7 +432,7 @@ def test_strangers_are_hung_up_on_and_hurt_nothing(pair: Session) -> None:
         assert is_hung_up(sock)
     crowd = [knock(address) for _ in range(200)]  # who say nothing
     assert is_hung_up(crowd[0])
-    eventually(lambda: len(end.unauthenticated) <= local.MOST_UNAUTHENTICATED)
+    eventually(lambda: len(end.unauthenticated) <= unix_sockets.MOST_UNAUTHENTICATED)
     for sock in crowd:
         sock.close()
     eventually(lambda: not len(end.unauthenticated))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from discolab.transport import frame, handshake
 from discolab.transport.frame import FrameError, bundle, pack, unbundle, unpack
 from discolab.transport.handshake import hear_hello, new_token, say_hello
-from discolab.transport.local import local_socket
+from discolab.transport.unix_sockets import local_socket
 
 MOST = 64_000  # bytes that a few bytes may make us take
 TOKEN = new_token()

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from discolab.transport import frame, local
+from discolab.transport import frame, unix_sockets
 from discolab.transport import loop as loops
 from discolab.transport.frame import Frame, pack, unpack
 from discolab.transport.handshake import say_hello
-from discolab.transport.local import (
+from discolab.transport.loop import PORTABLE, EventLoop
+from discolab.transport.unix_sockets import (
     LocalConnection,
     LocalPort,
     LocalSocket,
@@ -24,7 +25,6 @@ from discolab.transport.local import (
     local_socket,
     socket_pair,
 )
-from discolab.transport.loop import PORTABLE, EventLoop
 from tests.bombs import Bombs
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs unix sockets")
@@ -33,9 +33,9 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs unix sock
 @pytest.fixture(params=["native", "portable"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "portable":
-        for module in (loops, frame, local):
+        for module in (loops, frame, unix_sockets):
             monkeypatch.setattr(module, "PORTABLE", True)
-        monkeypatch.setattr(local, "_KIND", socket.SOCK_STREAM)
+        monkeypatch.setattr(unix_sockets, "_KIND", socket.SOCK_STREAM)
     elif PORTABLE:
         pytest.skip("this system has the portable way only")
 
@@ -103,7 +103,9 @@ def test_an_end_that_is_not_read_blocks_nobody_and_loses_nothing(
     sent = [(b"%d" % n, [bytes([n % 256]) * (20_000 if n % 3 else 10)]) for n in range(3000)]
     for body, parts in sent:
         connection.send(pack(body, parts, shared=True))
-    assert len(os.listdir("/dev/fd")) < before + 2 * local.MOST_HELD + 600  # some are on their way
+    assert (
+        len(os.listdir("/dev/fd")) < before + 2 * unix_sockets.MOST_HELD + 600
+    )  # some are on their way
     received: list[Any] = []
     reader = LocalConnection(loop, pair[1], lambda: received.append(unpack(*reader.receive())))  # type: ignore[misc]
     turn_until(loop, lambda: len(received) == len(sent))
@@ -131,7 +133,7 @@ def test_who_does_not_know_the_token_is_hung_up_on_and_nothing_is_unpickled(
     port = LocalPort(loop, 0, 5, token, lambda *arrived: came.append(arrived))
     bombs = Bombs(tmp_path / "unpickled")
     hello = say_hello(token, 3, 1)
-    kind = socket.SOCK_STREAM if local.PORTABLE else socket.SOCK_SEQPACKET
+    kind = socket.SOCK_STREAM if unix_sockets.PORTABLE else socket.SOCK_SEQPACKET
     for said in (
         b"",
         b"x",
@@ -201,7 +203,7 @@ print("well")
 
 
 def test_a_session_and_rpc_run_on_what_all_systems_have(tmp_path: Path) -> None:
-    if local.PORTABLE and not PORTABLE:
+    if unix_sockets.PORTABLE and not PORTABLE:
         return  # once is enough
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

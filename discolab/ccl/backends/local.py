@@ -19,7 +19,7 @@ from ..board.rendezvous import Chunks, Contribution, PendingCollective
 from ..call import Call
 from ..pattern import Pattern
 from ..rendezvous.local import LocalRendezvous
-from ..rendezvous.messages import LocalP2PClient
+from ..rendezvous.p2p_client import LocalP2PClient
 from ..work import Finished, Work
 from .jobs import perform
 

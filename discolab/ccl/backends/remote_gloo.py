@@ -24,7 +24,7 @@ from ..pattern import CROSSWISE, Pattern
 from ..rendezvous.client import CoordinatorClient, client_of
 from ..rendezvous.conductor import Conductor, Connect, ProcessGroup, Ranks
 from ..rendezvous.remote import Job, RemoteWork
-from ..rendezvous.remote_messages import RemoteP2PClient
+from ..rendezvous.remote_p2p_client import RemoteP2PClient
 from ..rendezvous.store import GroupStore
 from ..work import Finished, Work
 from . import exchanges, gloo, inline, steps

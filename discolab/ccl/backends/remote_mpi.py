@@ -18,8 +18,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ...engines.launchers import SERVED_BEFORE, place_of
 from ...runtime.errors import DiscoError, WaitTimeoutError
+from ...runtime.rank_from_environment import SERVED_BEFORE, place_of
 from ...runtime.worker import Worker
 from .mpi import INSTALL, Communicator, MpiBackend
 

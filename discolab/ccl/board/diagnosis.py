@@ -14,7 +14,7 @@ from ...runtime.errors import CollectiveAborted, CollectiveError
 from ...runtime.failures import Failure, name_ranks
 from ...runtime.worker import Worker
 from ..call import WAITING, Signature, Site, count, kind
-from .messages import failed_in
+from .p2p_queue import failed_in
 from .peers import Peer
 from .rendezvous import RUNNING, Board, PendingCollective, Reception, Wait
 

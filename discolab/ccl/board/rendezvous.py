@@ -24,7 +24,7 @@ from ...runtime.errors import CollectiveAborted, CollectiveError
 from ...runtime.failures import name_ranks
 from ..call import DONE, FAILED, WAITING, Call, reception_title
 from ..groups import Group
-from .messages import MessageQueue, Pair
+from .p2p_queue import MessageQueue, Pair
 from .peers import Peer
 
 

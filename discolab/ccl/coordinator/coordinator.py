@@ -24,8 +24,8 @@ from ..board.peers import LocalPeer, RemotePeer
 from ..board.rendezvous import RUNNING, Board, PendingCollective, Reception, Wait
 from . import protocol
 from .collectives import Collectives
-from .messages import Messages
-from .stalls import StallDetector
+from .p2p_matching import Messages
+from .stall_detector import StallDetector
 from .store import KeyValueStore
 
 SERVICE = "ccl"

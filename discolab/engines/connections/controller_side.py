@@ -33,11 +33,11 @@ from ...runtime.services import SERVICES, Dispatcher, Service, WorkerState
 from ...runtime.worker import Worker
 from ...transport.frame import Frame, FrameError, bundle, unpack
 from .. import output
-from . import messages
+from . import command_encoding
 from .interface import Transport
 
 _TICK = 0.05  # seconds after which services are asked whether something is due, at the latest
-_OF_OURS = re.compile(r"^Extension modules: |/discolab/(runtime|engines|worker\.py)|<frozen runpy>")
+_OF_OURS = re.compile(r"^Extension modules: |/discolab/(runtime|engines)|<frozen runpy>")
 _LAST_LINES = 12  # of what a worker has put out, in its exit reason
 _MOST_HELD = 200  # commands held back
 _RECENT = 64  # calls of a worker kept for its exit reason
@@ -94,7 +94,7 @@ class RemoteChannel:
             forget = ()
         else:  # the next command to all says it again, before any of these registers is used again
             self._forgotten = forget
-        frame = messages.pack_command(
+        frame = command_encoding.pack_command(
             command, connections.number_of, forget, connections.transport.shared
         )
         self.note(command)
@@ -210,7 +210,7 @@ class WorkerConnections:
         if action in _WORKER_0_ONLY or not self._all:
             return
         self._turn += 1
-        frame = messages.pack_command(
+        frame = command_encoding.pack_command(
             command, self.number_of, self.to_forget, self.transport.shared, self._turn
         )
         self.to_forget = ()
@@ -241,7 +241,7 @@ class WorkerConnections:
     def forget(self, ids: Sequence[int]) -> None:
         """Have the workers forget registers, with the next command; under the session's lock."""
         self.to_forget += tuple(ids)
-        if len(self.to_forget) > messages.MOST_FORGOTTEN:
+        if len(self.to_forget) > command_encoding.MOST_FORGOTTEN:
             self.flush_forgotten()
 
     def flush_forgotten(self) -> None:
@@ -262,7 +262,7 @@ class WorkerConnections:
         """Send a message to a worker's link; any thread."""
         if rank not in self.lost and not self._stopped:
             self.transport.control(
-                rank, messages.pack_message(kind, *contents, shared=self.transport.shared)
+                rank, command_encoding.pack_message(kind, *contents, shared=self.transport.shared)
             )
 
     def tell(self, rank: int, service: str, value: Any) -> None:
@@ -270,13 +270,13 @@ class WorkerConnections:
         if rank in self._here:
             self._here[rank].take(service, value)
         else:
-            self.control(rank, messages.SAY, service, value)
+            self.control(rank, command_encoding.SAY, service, value)
 
     def ask_states(self, ranks: Iterable[int]) -> None:
         """Ask workers what they do; the answers come as `states`, and to the services."""
         for rank in ranks:
             if rank in self.channels:
-                self.control(rank, messages.ASK_STATE)
+                self.control(rank, command_encoding.ASK_STATE)
             elif rank in self._here:
                 worker = self._here[rank].worker
                 self._take_state(rank, worker.state(worker.executed))
@@ -406,7 +406,7 @@ class WorkerConnections:
             rank, number = self._free.popleft()
             numbers.setdefault(rank, []).append(number)
         for rank, freed in numbers.items():
-            self.control(rank, messages.FREE, freed)
+            self.control(rank, command_encoding.FREE, freed)
 
     def _look(self) -> None:
         """Have services look whose time has come, and set `_look_at` to when the next one does."""
@@ -424,7 +424,7 @@ class WorkerConnections:
         """See `Receiver`."""
         self.heard_at[rank] = time.monotonic()
         try:
-            done = messages.unpack_done(data)
+            done = command_encoding.unpack_done(data)
             if done is not None:
                 self.channels[rank].done = done[1]
                 self._deliver(rank, done[0], [])
@@ -446,28 +446,28 @@ class WorkerConnections:
 
     def _take(self, rank: int, message: Any) -> None:
         kind, channel = message[0], self.channels[rank]
-        if kind == messages.REPLY:
+        if kind == command_encoding.REPLY:
             _, number, channel.done, value = message
             self._deliver(rank, number, value)
             return
-        if kind == messages.TELL:
+        if kind == command_encoding.TELL:
             service = self.services.get(message[1])
             if service is not None:
                 service.receive(rank, serialize.open_all(message[2]))
                 if message[1] == PROBES:
                     self.notify()
-        elif kind == messages.OUTPUT:
+        elif kind == command_encoding.OUTPUT:
             channel.done = max(channel.done, message[2])
             self._put_out(rank, serialize.open_all(message[1]))
-        elif kind == messages.STATE:
+        elif kind == command_encoding.STATE:
             state: WorkerState = message[1]
             channel.done = max(channel.done, state.received - state.busy)
             self._take_state(rank, state)
             self.notify()
-        elif kind == messages.HELLO:
+        elif kind == command_encoding.HELLO:
             self.joined[rank] = message[1]
             self.notify()
-        elif kind == messages.FAILED:
+        elif kind == command_encoding.FAILED:
             self.failed[rank] = message[1]
             self.notify()
         self._look_at = 0.0  # a service may have something due now

@@ -23,9 +23,9 @@ from ...runtime.services import Dispatcher
 from ...runtime.services import answer as probe_answer
 from ...runtime.worker import Worker, bind_thread
 from ...transport.frame import BUNDLE, BufferPool, Frame, unbundle, unpack
-from ..children import CrashBuffer
+from ..child_processes import CrashBuffer
 from ..output import OutputBuffer
-from . import messages
+from . import command_encoding
 from .interface import WorkerEnd
 
 HEARTBEAT = 2.0  # seconds at most after which a worker that has said nothing says that it lives
@@ -57,7 +57,7 @@ class WorkerChannel:
         while True:
             data, fds = self._frames.popleft() if self._frames else self._receive()
             frame = unpack(data, fds[0] if fds else None)
-            command, forget, turn = messages.unpack_command(*frame)
+            command, forget, turn = command_encoding.unpack_command(*frame)
             if not turn or turn > self._turn:  # else it was sent once more
                 break
         self._turn = turn or self._turn
@@ -96,7 +96,7 @@ class WorkerChannel:
         except Exception as exc:
             failure = Failure.from_exception(rank, "fetching a value", "", exc)
             failure.exception = None
-            self._link.say(messages.REPLY, ticket, self.received, failure)
+            self._link.say(command_encoding.REPLY, ticket, self.received, failure)
 
     def pending(self) -> int:
         """Unknown here; the controller counts."""
@@ -132,22 +132,22 @@ class WorkerLink:
         """Start the link thread, and say that the worker is ready."""
         thread = threading.Thread(target=self._serve, name="discolab-link", daemon=True)
         thread.start()
-        self.say(messages.HELLO, os.getpid())
+        self.say(command_encoding.HELLO, os.getpid())
         self.tell_state()
 
     # -- saying ------------------------------------------------------------------------------
 
     def say(self, kind: int, *contents: Any) -> None:
         """Send a message, after all that was put out before it."""
-        self._send(messages.pack_message(kind, *contents, shared=self._shared))
+        self._send(command_encoding.pack_message(kind, *contents, shared=self._shared))
 
     def reply(self, ticket: int, received: int, value: Any) -> None:
         """Send a reply."""
         if type(value) is list and not value:
-            self._send(messages.pack_done(ticket, received))
+            self._send(command_encoding.pack_done(ticket, received))
             return
-        contents = (messages.REPLY, ticket, received, value)
-        self._send(messages.pack_message(*contents, shared=self._shared, pool=self._pool))
+        contents = (command_encoding.REPLY, ticket, received, value)
+        self._send(command_encoding.pack_message(*contents, shared=self._shared, pool=self._pool))
 
     def _send(self, frame: Frame) -> None:
         with self._out:
@@ -161,11 +161,11 @@ class WorkerLink:
         self._told_in = self._worker.executed
         if self._failed_since:  # what it says now may depend on that
             self.tell_state()
-        self.say(messages.TELL, service, value)
+        self.say(command_encoding.TELL, service, value)
 
     def _answer_probe(self, question: Any) -> None:
         """Inspect the worker as a session asks for it; see runtime/services.py."""
-        self.say(messages.TELL, PROBES, probe_answer(self._worker, question))
+        self.say(command_encoding.TELL, PROBES, probe_answer(self._worker, question))
 
     def flush(self) -> None:
         """Send what was put out."""
@@ -195,7 +195,9 @@ class WorkerLink:
         done = 0
         if self._channel is not None:
             done = self._channel.received - (self._worker.current is not None)
-        frame = messages.pack_message(messages.OUTPUT, items, done, shared=self._shared)
+        frame = command_encoding.pack_message(
+            command_encoding.OUTPUT, items, done, shared=self._shared
+        )
         self._end.send(frame)
 
     def call_failed(self, ordinal: int) -> None:
@@ -211,7 +213,9 @@ class WorkerLink:
         self._failed_since = False
         with self._out:
             state = self._worker.state(self._channel.received)
-            self._end.send(messages.pack_message(messages.STATE, state, shared=self._shared))
+            self._end.send(
+                command_encoding.pack_message(command_encoding.STATE, state, shared=self._shared)
+            )
             self._said_at = time.monotonic()
 
     # -- receiving ---------------------------------------------------------------------------
@@ -246,19 +250,19 @@ class WorkerLink:
 
     def _take(self, message: Any) -> None:
         kind = message[0]
-        if kind == messages.ANNOUNCE:
+        if kind == command_encoding.ANNOUNCE:
             self._worker.announce_interrupt()
             with self._heard:
                 self._announced += 1
                 self._heard.notify_all()
-        elif kind == messages.RETRY:
+        elif kind == command_encoding.RETRY:
             self._worker.retry_interrupt()
-        elif kind == messages.FREE:
+        elif kind == command_encoding.FREE:
             for number in message[1]:
                 self._pool.free(number)
-        elif kind == messages.ASK_STATE:
+        elif kind == command_encoding.ASK_STATE:
             self.tell_state()
-        elif kind == messages.SAY:
+        elif kind == command_encoding.SAY:
             self._dispatcher.dispatch(self._worker, message[1], message[2])
 
 

@@ -16,7 +16,8 @@ nothing is. Not recorded: calls made with gradients disabled, and tensors in obj
 lists, tuples, dicts and dataclasses.
 
 In one process (threads) autograd sees the whole graph, and a backward is one call of
-`torch.autograd.grad`. Between processes each one runs its part, see driver.py and passes.py.
+`torch.autograd.grad`. Between processes each one runs its part (driver.py,
+node_backward.py) and sends gradients to others (gradient_messages.py).
 """
 
 from __future__ import annotations

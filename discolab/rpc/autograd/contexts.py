@@ -21,10 +21,10 @@ import torch
 from ...runtime.errors import SessionError
 from ...runtime.interrupts import shield
 from ...runtime.serialize import register_plain
-from .. import messages
+from .. import node_protocol
 from ..context import current_node
 from ..futures import ask_node
-from ..node import Node
+from ..node import HANDLERS, Node
 from ..within import within
 
 Tensor = torch.Tensor
@@ -80,7 +80,7 @@ class Recv(NamedTuple):
 
 
 class Run(Protocol):
-    """A backward under way on one node; see passes.py."""
+    """A backward under way on one node; see node_backward.py."""
 
     def keep(self) -> None:
         """Add what it has found to the context's gradients, if all is here; under its lock."""
@@ -232,7 +232,7 @@ class Contexts:
         known = id in self.table
         context = self.get(id)
         if not known and not context.closed:
-            self.node.notify(context.creator, messages.CONTEXT_JOINED, id)
+            self.node.notify(context.creator, node_protocol.CONTEXT_JOINED, id)
         return context
 
     def drop(self, id: int, teller: int) -> None:
@@ -254,7 +254,7 @@ class Contexts:
             much = bool(context.sends or context.recvs or context.gradients or context.runs)
         for peer in peers:
             if peer not in self.node.lost:
-                self.node.notify(peer, messages.CONTEXT_OVER, id)
+                self.node.notify(peer, node_protocol.CONTEXT_OVER, id)
         if much and teller != self.node.id:  # the receiving thread is not to free it
             self.node.on_pool(context.clear)
         else:
@@ -278,7 +278,7 @@ class Contexts:
                 context.peers.add(sender)
                 closed = context.closed
         if context is None or closed:
-            self.node.notify(sender, messages.CONTEXT_OVER, id)
+            self.node.notify(sender, node_protocol.CONTEXT_OVER, id)
 
     def run(self, id: int, key: Sequence[int]) -> Run | None:
         """A backward that is under way here."""
@@ -301,6 +301,21 @@ def is_open_here(id: int) -> bool:
     """Whether this node has made such a context, and it has not ended."""
     contexts: Contexts = current_node().autograd.contexts
     return id % NODES == contexts.node.id and contexts.is_open(id)
+
+
+# -- what other nodes say, on the receiving thread --------------------------------------------
+
+
+def _receive_over(node: Node, sender: int, message: tuple[Any, ...], _: Any) -> None:
+    node.autograd.contexts.drop(message[1], sender)
+
+
+def _receive_joined(node: Node, sender: int, message: tuple[Any, ...], _: Any) -> None:
+    node.autograd.contexts.joined_elsewhere(sender, message[1])
+
+
+HANDLERS[node_protocol.CONTEXT_OVER] = _receive_over
+HANDLERS[node_protocol.CONTEXT_JOINED] = _receive_joined
 
 
 # -- the current one ---------------------------------------------------------------------------

@@ -8,7 +8,7 @@ No state but a counter. The node on which it is called runs it:
 2. Levels. A send is one level above the highest one of those that lead to it: of a node, what is of
    one level can be run at once, and its gradients are complete by then.
 3. The pass. Each node differentiates its graph once, and takes gradients in level by level as they
-   come (passes.py).
+   come (node_backward.py).
 
 A backward that leaves no node is one call of `torch.autograd.grad`.
 """
@@ -25,14 +25,14 @@ from torch.autograd.graph import get_gradient_edge
 
 from ...runtime.errors import DiscoError, WaitTimeoutError
 from ...runtime.interrupts import shield
-from .. import messages
 from ..context import current_node
 from ..futures import ask_node
 from ..node import Node, rank_on
 from ..outcome import copy_of
 from .contexts import NodeContext, over, running_in
+from .gradient_messages import send_over
 from .graph import differentiate, walk
-from .passes import ROOTS, Roots, Run
+from .node_backward import ROOTS, Roots, Run
 
 Tensor = torch.Tensor
 Key = tuple[int, int]  # of a backward: node, number; of a send: the same
@@ -198,9 +198,7 @@ class Backward:
             for node in tuple(self.others):
                 if node not in self.node.lost:
                     try:
-                        self.node.notify(
-                            node, messages.BACKWARD_OVER, self.context.id, self.key, why
-                        )
+                        send_over(self.context, self.key, node, why)
                     except DiscoError:  # the session ends
                         pass
             self.mine.end(why)

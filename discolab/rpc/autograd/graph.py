@@ -16,7 +16,7 @@ from ...runtime.errors import SessionError
 from ..outcome import Outcome
 from .contexts import Context, Gradients, Recv
 from .gates import make_room
-from .wire import Crossing
+from .tensor_crossings import Crossing
 
 Tensor = torch.Tensor
 Place = tuple[Node | None, int]  # a node of the graph and which of its inputs; None: a root itself

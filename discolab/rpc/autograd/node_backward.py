@@ -21,11 +21,11 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ...runtime.errors import SessionError
 from ...runtime.interrupts import waiter_here
-from .. import messages
 from ..outcome import Outcome
 from ..pool import ServerThread
 from .contexts import Gradients, NodeContext, Recv, Send
 from .gates import gates, giving
+from .gradient_messages import send_gradient
 from .graph import differentiate, memory, used_up, walk
 
 Tensor = torch.Tensor
@@ -217,7 +217,7 @@ class Run:
             level.complete.settle(None)
 
     def _send_on(self, recv: Recv, grad: Tensor | None) -> None:
-        """Send a gradient to where its tensor came from."""
+        """Add up the gradients of a tensor from another node, and send the whole one there."""
         context = self.context
         send = recv.node, recv.number
         before = self._for_others.pop(send, None)
@@ -227,9 +227,7 @@ class Run:
             grad = before
         self._leaves[send] -= 1
         if not self._leaves[send]:
-            context.node.notify(
-                recv.node, messages.GRADIENT, context.id, self.key, recv.number, grad
-            )
+            send_gradient(context, self.key, recv, grad)
         elif grad is not None:
             self._for_others[send] = grad
 

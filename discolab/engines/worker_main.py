@@ -19,14 +19,14 @@ import torch
 from ..runtime import sources
 from ..runtime.worker import Worker, own_process
 from ..transport.handshake import Keys
-from ..transport.local import local_socket
+from ..transport.unix_sockets import local_socket
 from . import hooks, output
-from .children import CrashBuffer
-from .connections import messages
+from .child_processes import CrashBuffer
+from .connections import command_encoding
 from .connections.interface import WorkerEnd
-from .connections.local import LocalWorkerEnd
+from .connections.socket_pairs import LocalWorkerEnd
 from .connections.worker_side import WorkerChannel, WorkerLink
-from .local_workers import leave_thread, prepare_thread
+from .worker_threads import leave_thread, prepare_thread
 
 _CELL = re.compile(r"Cell In\[\d+\](\.\d+)?")
 
@@ -74,7 +74,7 @@ def run(settings: dict[str, Any], end: WorkerEnd, crash_buffer: CrashBuffer | No
         hooks.hold(None, [threading.current_thread()])
         hooks.enter(worker)
     except BaseException as exc:
-        link.say(messages.FAILED, messages.text_of(exc))
+        link.say(command_encoding.FAILED, command_encoding.text_of(exc))
         raise
     link.start()
     try:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from typing import Any
-
-import torch
 
 from ..runtime.errors import ArgumentError, DiscoError
 
@@ -63,24 +60,6 @@ def look_for_session(host: str, port: int, timeout: float) -> str:
     except OSError as exc:
         return exc.strerror or str(exc)
     return "" if greeting[0] == 0xFF and greeting[9] == 0x7F else NO_SESSION
-
-
-def count_gpus() -> int:
-    """How many GPUs torch sees; asked in a child, so that this process can still be forked."""
-    if torch.version.cuda is None and torch.version.hip is None:
-        return 0
-    answer, end = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.write(end, str(torch.cuda.device_count()).encode())
-        finally:
-            os._exit(0)
-    os.close(end)
-    with os.fdopen(answer, "rb") as stream:
-        text = stream.read()
-    os.waitpid(pid, 0)
-    return int(text or 0)
 
 
 def split_endpoint(text: str) -> tuple[str, int]:

@@ -1,7 +1,7 @@
-"""Worker processes of this machine: how they are forked, what they left behind, how they ended.
+"""Starts worker processes of this machine, and knows how they ended and what they left behind.
 
-`Children` are the processes of one session that a fork server (forkserver.py) has forked. One
-thread at a time uses it.
+`Children` are the processes of one session; `Children.start` has a fork server (forkserver.py) fork
+one more. One thread at a time uses it.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Children:
         Parameters
         ----------
         settings
-            Of a worker (worker_process.py), or with ``run`` of something else.
+            Of a worker (worker_main.py), or with ``run`` of something else.
         text
             Where its descriptors 1 and 2 lead; -1: where the server's do.
         fds

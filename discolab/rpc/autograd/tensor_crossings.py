@@ -1,4 +1,4 @@
-"""Autograd on the wire: how it follows tensors that go from one rank to another, or is cut off.
+"""Tensors that cross: how autograd follows them from one rank to another, or is cut off.
 
 `leave` sees what goes to another rank, arguments or results, before it is sent; `arrive` sees it
 there, if that is on another node. Outside of a context a tensor is cut from its graph, and a leaf
@@ -7,7 +7,8 @@ keeps `requires_grad`. In a context, with gradients enabled:
 - within a node the tensor keeps its graph, with an identity in between that says from which rank
   to which it went (`Crossing`), so that each leaf can be assigned to its ranks;
 - to another node it is sent without its graph, under a number; the sender keeps where the gradient
-  enters its graph (`Send`), the receiver makes the tensor a leaf of its own (`Recv`).
+  enters its graph (`Send`), the receiver makes the tensor a leaf of its own (`Recv`). How the
+  gradient comes back is in gradient_messages.py.
 
 Only tensors in lists, tuples, dicts and dataclasses are followed. What is recorded is in the
 context (contexts.py).
@@ -20,9 +21,8 @@ from typing import Any
 import torch
 
 from ...isolation import shared_leaves
-from .. import messages
 from ..containers import has_grad, swap
-from ..node import HANDLERS, Node, rank_on
+from ..node import Node, rank_on
 from ..within import within
 from . import contexts
 from .contexts import Contexts, NodeContext, Recv, Send
@@ -192,34 +192,3 @@ def _leave_node(context: NodeContext, value: Any, from_rank: int) -> tuple[Any, 
 
 
 Node.make_autograd = NodeAutograd
-
-
-# -- what other nodes say, on the receiving thread -----------------------------------------------
-
-
-def _context_over(node: Node, sender: int, message: tuple[Any, ...], _: Any) -> None:
-    node.autograd.contexts.drop(message[1], sender)
-
-
-def _context_joined(node: Node, sender: int, message: tuple[Any, ...], _: Any) -> None:
-    node.autograd.contexts.joined_elsewhere(sender, message[1])
-
-
-def _gradient(node: Node, _: int, message: tuple[Any, ...], __: Any) -> None:
-    _, id, key, number, grad = message
-    run = node.autograd.contexts.run(id, key)
-    if run is not None:
-        run.gradient_received(number, messages.open_values(node, grad))
-
-
-def _backward_over(node: Node, _: int, message: tuple[Any, ...], __: Any) -> None:
-    _, id, key, why = message
-    run = node.autograd.contexts.run(id, key)
-    if run is not None:
-        run.end(why)
-
-
-HANDLERS[messages.CONTEXT_OVER] = _context_over
-HANDLERS[messages.CONTEXT_JOINED] = _context_joined
-HANDLERS[messages.GRADIENT] = _gradient
-HANDLERS[messages.BACKWARD_OVER] = _backward_over

@@ -23,20 +23,19 @@ import torch
 import zmq
 
 from ..runtime.errors import ArgumentError, DiscoError
+from ..runtime.rank_from_environment import SERVED_BEFORE, Place
 from ..transport.handshake import WITHIN, Keys
-from ..transport.tcp import ENDED, LINGER, event_of, milliseconds, set_options
-from . import forkserver
-from .children import Children
-from .launchers import SERVED_BEFORE, Place
-from .machines import (
+from ..transport.machine import (
     NO_SESSION,
     address_towards,
-    count_gpus,
     endpoint_of,
     look_for_session,
     machine,
     split_endpoint,
 )
+from ..transport.tcp import ENDED, LINGER, event_of, milliseconds, set_options
+from . import forkserver
+from .child_processes import Children
 from .membership import versions
 from .placement import place_workers
 
@@ -99,7 +98,7 @@ class Node:
         except ValueError as exc:
             raise ArgumentError(str(exc)) from None
         self._shown, self._keys, self._say, self._wait = endpoint, keys, say, wait
-        gpus = count_gpus()
+        gpus = _count_gpus()
         self._hello = {
             "versions": versions(),
             "workers": workers,
@@ -289,6 +288,24 @@ def _checked(devices: Sequence[str] | str | None, gpus: int) -> list[str] | None
     return [str(name).strip() for name in names]
 
 
+def _count_gpus() -> int:
+    """How many GPUs torch sees; asked in a child, so that this process can still be forked."""
+    if torch.version.cuda is None and torch.version.hip is None:
+        return 0
+    answer, end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(end, str(torch.cuda.device_count()).encode())
+        finally:
+            os._exit(0)
+    os.close(end)
+    with os.fdopen(answer, "rb") as stream:
+        text = stream.read()
+    os.waitpid(pid, 0)
+    return int(text or 0)
+
+
 def run_nodes(
     endpoint: str, keys: Keys, *, stay: bool = False, wait: float | None = None, **options: Any
 ) -> int:
@@ -319,7 +336,7 @@ def run_nodes(
 
 def run_forked(settings: dict[str, Any]) -> int:
     """Be a node in a process that a session has forked to try things out; the exit status."""
-    from .worker_process import prepare_process
+    from .worker_main import prepare_process
 
     prepare_process(settings)
     own = settings["node"]

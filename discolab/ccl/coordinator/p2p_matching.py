@@ -12,7 +12,7 @@ from typing import Any
 from ...runtime.errors import CollectiveAborted, CollectiveError
 from ..board import diagnosis
 from ..board.handles import GroupHandle
-from ..board.messages import Message, Pair
+from ..board.p2p_queue import Message, Pair
 from ..board.rendezvous import Reception
 from ..call import DONE, FAILED
 from . import protocol

@@ -15,13 +15,13 @@ from .. import moves
 from ..backends import wire
 from ..backends.exchanges import do
 from ..backends.steps import Exchange
-from ..board.messages import Message
+from ..board.p2p_queue import Message
 from ..call import DONE, Call, reception_title
 from ..coordinator import protocol
 from ..coordinator.protocol import Like
 from .client import CoordinatorClient
 from .conductor import Conductor, Connect, ProcessGroup, Task
-from .messages import MessageWork, P2PClient, Route
+from .p2p_client import MessageWork, P2PClient, Route
 from .remote import RemoteWait, error_of
 
 LARGEST = 16_384  # bytes of a message that goes through the coordinator

@@ -15,7 +15,7 @@ from ...runtime.errors import CollectiveAborted, CollectiveError, WaitTimeoutErr
 from ...runtime.worker import Worker
 from .. import moves
 from ..board import diagnosis
-from ..board.messages import Message, failed_in
+from ..board.p2p_queue import Message, failed_in
 from ..board.rendezvous import Reception
 from ..call import DONE, Call, kind
 from ..work import CallWork

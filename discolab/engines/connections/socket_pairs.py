@@ -1,7 +1,8 @@
 """Connections within one machine: pairs of sockets that are made before a worker is forked.
 
 Nobody else can connect to them, and they have no name that could be left behind. A worker has two
-pairs (transport/local.py): one for commands and all that the worker says, one for control messages.
+pairs (transport/unix_sockets.py): one for commands and all that the worker says, one for control
+messages.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from collections.abc import Callable
 from functools import partial
 
 from ...transport.frame import Frame
-from ...transport.local import LocalConnection, LocalSocket
 from ...transport.loop import Wakeup
+from ...transport.unix_sockets import LocalConnection, LocalSocket
 from .interface import Received, Transport, WorkerEnd
 
 _LOOK_FOR = 100e-6  # seconds for which a worker polls for its next command before it sleeps
