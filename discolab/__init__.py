@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from . import ccl, loader, rpc
-from .engines import ProcessSession, ThreadedSession, forkserver, make_session
+from .engines import ProcessSession, ThreadedSession, make_session
 from .runtime import (
     ArgumentError,
     CollectiveAborted,
@@ -42,6 +42,7 @@ from .runtime import (
     register_func,
 )
 from .runtime.mesh import Mesh
+from .runtime.services import PRELOAD
 
 if TYPE_CHECKING:
     from . import debugger, trace, views
@@ -104,7 +105,7 @@ Mesh.draw = staticmethod(_later(".views.mesh_view", "mesh_bundle"))
 DRef.__rich__ = _later(".views.render.rich_view", "rich_of")  # type: ignore[attr-defined]
 Session.__rich__ = DRef.__rich__  # type: ignore[attr-defined]
 # workers answer looks of these beside what they compute, where nothing should be imported
-forkserver.PRELOAD += [f"{__name__}.views", f"{__name__}.debugger"]
+PRELOAD += [f"{__name__}.views", f"{__name__}.debugger"]
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -14,10 +14,9 @@ from typing import Any, cast
 
 import torch
 
-from ..engines import forkserver, hooks
 from ..runtime.errors import ArgumentError
-from ..runtime.services import SERVICES, Service
-from ..runtime.worker import Worker, current_worker
+from ..runtime.services import PRELOAD, SERVICES, Service
+from ..runtime.worker import Worker, at_leave, current_worker
 from . import checks
 from .backend import Backend, BackendStatistics
 from .backends.local import LocalBackend
@@ -194,7 +193,7 @@ def _coordinator(exchange: Any) -> Service:
 
 
 SERVICES["ccl"] = _coordinator
-forkserver.PRELOAD.append(f"{__package__}.backends.agree")  # and all that it needs
+PRELOAD.append(f"{__package__}.backends.agree")  # and all that it needs
 
 
 def _made(worker: Worker, name: str) -> Backend:
@@ -230,7 +229,7 @@ _MAKERS: dict[str, Callable[[Worker], Backend]] = {
 }
 
 
-hooks.at_leave(_leave)
+at_leave.append(_leave)
 
 
 def _workers(worker: Worker) -> Sequence[Worker]:

@@ -37,11 +37,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ..runtime.errors import DiscoError
+from ..runtime.services import PRELOAD
 from ..transport.frame import SharedBuffer
 from ..transport.unix_sockets import LocalSocket, local_socket, socket_pair
-
-PRELOAD: list[str] = []
-"""Modules that workers will want, by name: a layer above may add to it. They are imported once."""
 
 LINGER = 60.0  # seconds without a worker after which it ends
 _ANSWER = 60.0  # seconds that an answer may take; the first one waits for the imports

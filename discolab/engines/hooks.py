@@ -16,17 +16,17 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from ..isolation import table
 from ..runtime.interrupts import bind_waiter
-from ..runtime.session import Session
+from ..runtime.session import Session, started_sessions
 from ..runtime.worker import (
     Worker,
+    at_leave,
     bind_thread,
     current_worker_or_none,
     own_process,
@@ -39,15 +39,6 @@ _lock = threading.RLock()
 _ending = threading.Event()  # set: the housekeeper ends
 _threads: list[threading.Thread] = []
 _before: dict[str, Any] = {}
-_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
-
-
-_at_leave: list[Callable[[Worker], None]] = []
-
-
-def at_leave(function: Callable[[Worker], None]) -> None:
-    """Call `function` on each worker's own thread when it ends."""
-    _at_leave.append(function)
 
 
 def enter(worker: Worker) -> None:
@@ -57,7 +48,7 @@ def enter(worker: Worker) -> None:
 
 def leave(worker: Worker) -> None:
     """On a worker's own thread: it ends."""
-    for function in tuple(_at_leave):
+    for function in tuple(at_leave):
         function(worker)
     table.leave(worker)
 
@@ -71,7 +62,7 @@ def hold(session: Session | None, threads: Iterable[threading.Thread]) -> None:
     with _lock:
         first = not _threads
         if session is not None:
-            _sessions.add(session)
+            started_sessions.add(session)
         try:
             if first:
                 _begin()
@@ -119,7 +110,7 @@ def _keep_house(rest: threading.Event) -> None:
     """
     bind_thread(None)
     while not rest.wait(_PERIOD):
-        for session in list(_sessions):
+        for session in list(started_sessions):
             session.forget_dropped()
             del session
         with _lock:
@@ -132,7 +123,7 @@ def _in_child() -> None:
     global _lock, _ending
     _lock = threading.RLock()  # another thread may have held them
     _ending = threading.Event()
-    _sessions.clear()
+    started_sessions.clear()
     forked_in = current_worker_or_none()
     installed = table.installed()
     own_process(None)
@@ -150,8 +141,3 @@ def _in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_child)
-
-
-def open_sessions() -> list[Session]:
-    """The sessions of this process that were not shut down."""
-    return [session for session in list(_sessions) if not session.closed]

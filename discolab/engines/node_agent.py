@@ -24,6 +24,7 @@ import zmq
 
 from ..runtime.errors import ArgumentError, DiscoError
 from ..runtime.rank_from_environment import SERVED_BEFORE, Place
+from ..runtime.services import PRELOAD
 from ..transport.handshake import WITHIN, Keys
 from ..transport.machine import (
     NO_SESSION,
@@ -113,7 +114,7 @@ class Node:
             "gpus": gpus,
             "devices": _checked(devices, gpus),
         }
-        forkserver.import_all(forkserver.PRELOAD)
+        forkserver.import_all(PRELOAD)
         self._await_session(wait)
         self._server = forkserver.ForkServer.forked()
         self._children = Children()

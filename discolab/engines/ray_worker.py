@@ -9,8 +9,9 @@ import sys
 import threading
 from typing import Any
 
+from ..runtime.services import PRELOAD
 from ..transport.machine import machine
-from .forkserver import PRELOAD, import_all
+from .forkserver import import_all
 from .membership import versions
 from .remote_session import follow_path
 from .worker_main import connect, run

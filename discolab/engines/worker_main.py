@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..runtime import sources
-from ..runtime.worker import Worker, own_process
+from ..runtime.worker import Worker, own_process, prepare_thread
 from ..transport.handshake import Keys
 from ..transport.unix_sockets import local_socket
 from . import hooks, output
@@ -26,7 +26,7 @@ from .connections import command_encoding
 from .connections.interface import WorkerEnd
 from .connections.socket_pairs import LocalWorkerEnd
 from .connections.worker_side import WorkerChannel, WorkerLink
-from .worker_threads import leave_thread, prepare_thread
+from .worker_threads import leave_thread
 
 _CELL = re.compile(r"Cell In\[\d+\](\.\d+)?")
 

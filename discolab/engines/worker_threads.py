@@ -24,7 +24,7 @@ from ..runtime.actions import DiscoAction
 from ..runtime.channel import ThreadChannel
 from ..runtime.session import Session
 from ..runtime.status import WorkerStatus
-from ..runtime.worker import Worker
+from ..runtime.worker import Worker, prepare_thread
 from . import hooks
 
 _END_GRACE = 1.0  # seconds that interrupted workers are given when a session ends
@@ -142,16 +142,6 @@ class _Stop:
         for worker in self._workers:
             if not worker.ended:
                 worker.channel.send((DiscoAction.SHUTDOWN, 0))
-
-
-def prepare_thread(worker: Worker, num_threads: int) -> None:
-    """On a worker's own thread, before its first command."""
-    torch.set_num_threads(num_threads)
-    # backward stays on this thread, on GPUs too: its collectives belong to the worker
-    torch.autograd.set_multithreading_enabled(False)
-    if worker.device.type == "cuda":
-        torch.cuda.set_device(worker.device)
-        torch.cuda.set_stream(torch.cuda.Stream(worker.device))
 
 
 def leave_thread(worker: Worker) -> None:

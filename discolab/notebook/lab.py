@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ..debugger.stops import Stop
-from ..engines import forkserver
 from ..runtime import sources
 from ..runtime.controller import check_timeout
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError, SessionError, WorkerError
 from ..runtime.failures import name_ranks
 from ..runtime.ranks import parse_ranks
+from ..runtime.services import PRELOAD
 from ..runtime.sources import display_name
 from ..runtime.worker import current_worker
 from ..views import doctor_view as _doctor_view  # noqa: F401 - draws a Diagnosis
@@ -51,7 +51,7 @@ class Lab(Comparing):
         terminal.install(self.shell)
         self._notebook_cells.install()
         self.watch_for_the_end()
-        forkserver.PRELOAD.append(set_up.__module__)
+        PRELOAD.append(set_up.__module__)
         sources.namers.append(self.cell_name)
         WorkerError.hint = staticmethod(doctor_hint)
         self.shell.events.register("pre_run_cell", self.cell_begins)
@@ -66,7 +66,7 @@ class Lab(Comparing):
         self.shell.events.unregister("post_run_cell", self._after_cell)
         sources.namers.remove(self.cell_name)
         WorkerError.hint = None
-        forkserver.PRELOAD.remove(set_up.__module__)
+        PRELOAD.remove(set_up.__module__)
         self._notebook_cells.uninstall()
         self.watch_no_more()
         terminal.uninstall(self.shell)

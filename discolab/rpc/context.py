@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import threading
 
-from ..engines.hooks import at_leave, open_sessions
 from ..runtime.errors import SessionError, session_closed
 from ..runtime.interrupts import shield
 from ..runtime.services import LISTENERS
-from ..runtime.session import Session
-from ..runtime.worker import Worker, current_worker_or_none
+from ..runtime.session import Session, open_sessions
+from ..runtime.worker import Worker, at_leave, current_worker_or_none
 from .directory import SERVICE
 from .names import CONTROLLER
 from .node import Node, Place, bound_place
@@ -103,4 +102,4 @@ def _open(worker: Worker) -> None:
 
 
 LISTENERS[SERVICE] = _open
-at_leave(_worker_left)
+at_leave.append(_worker_left)

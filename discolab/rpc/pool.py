@@ -21,10 +21,9 @@ from typing import Any, Protocol
 
 import torch
 
-from ..engines.worker_threads import prepare_thread
 from ..runtime.errors import DiscoError, WorkerInterrupted
 from ..runtime.interrupts import Interruptible, bind_waiter, shield, waiter_here
-from ..runtime.worker import Worker, bind_thread
+from ..runtime.worker import Worker, bind_thread, prepare_thread
 from .errors import session_over
 from .names import CONTROLLER, format_rank
 from .outcome import spin

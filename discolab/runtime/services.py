@@ -155,6 +155,10 @@ LISTENERS: dict[str, Callable[[Any], None]] = {}
 that does not listen yet, on the link's thread, so be quick."""
 
 
+PRELOAD: list[str] = []
+"""Modules that workers will want, by name; a worker process has imported them when it starts."""
+
+
 # -- probes --------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from os import PathLike
 from time import monotonic
 from types import FunctionType
 from typing import Any, ClassVar, Self, TypeVar
+from weakref import WeakSet
 from weakref import ref as weakref
 
 import numpy as np
@@ -756,6 +757,15 @@ class Session(Controller):
         failures = [f for unreported in replies.values() for f in unreported]
         if failures:
             raise self.report(failures)
+
+
+started_sessions: WeakSet[Session] = WeakSet()
+"""The sessions of this process whose workers an engine has started. `engines/hooks.py` fills it."""
+
+
+def open_sessions() -> list[Session]:
+    """The started sessions of this process that were not shut down."""
+    return [session for session in list(started_sessions) if not session.closed]
 
 
 def _filling(name: str) -> Callable[..., Any]:

@@ -86,11 +86,25 @@ at_bind: list[Callable[[Worker | None], None]] = []
 """Called on a thread with the worker that it belongs to from now on."""
 
 
+at_leave: list[Callable[[Worker], None]] = []
+"""Called on a worker's own thread, with the worker, when it ends."""
+
+
 def bind_thread(worker: Worker | None) -> None:
     """Say that the calling thread belongs to `worker` (None: to the controller)."""
     _local.worker = worker
     for call in at_bind:
         call(worker)
+
+
+def prepare_thread(worker: Worker, num_threads: int) -> None:
+    """Give the calling thread torch's settings for code of `worker`, `num_threads` among them."""
+    torch.set_num_threads(num_threads)
+    # backward stays on this thread, on GPUs too: its collectives belong to the worker
+    torch.autograd.set_multithreading_enabled(False)
+    if worker.device.type == "cuda":
+        torch.cuda.set_device(worker.device)
+        torch.cuda.set_stream(torch.cuda.Stream(worker.device))
 
 
 class _Poisoned(Exception):

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from discolab import Session, ccl, make_session
-from discolab.engines import forkserver
+from discolab.runtime.services import PRELOAD
 
 Start = Callable[..., AbstractContextManager[Session]]
 WAIT = 20.0  # seconds that any wait of these tests may take
 
 # what the tests' modules import: once for all worker processes instead of in each
-forkserver.PRELOAD += ["pytest", "hypothesis.strategies", "torch.distributed.tensor.parallel"]
-forkserver.PRELOAD += ["torch.distributed.fsdp", "torch.nn.parallel"]
+PRELOAD += ["pytest", "hypothesis.strategies", "torch.distributed.tensor.parallel"]
+PRELOAD += ["torch.distributed.fsdp", "torch.nn.parallel"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from discolab import Session, WorkerError, current_worker, rpc
-from discolab.engines import forkserver
+from discolab.runtime.services import PRELOAD
 from tests.conftest import ENGINES
 from tests.rpc.functions import called, eventually
 
-forkserver.PRELOAD += ["pytest"]  # what workers import with a test's module
+PRELOAD += ["pytest"]  # what workers import with a test's module
 
 GRACE_SECONDS = 10.0
 CALLERS = ("controller", "worker", "callee")
