@@ -14,6 +14,7 @@ what the program sees.
 from __future__ import annotations
 
 import importlib
+import operator
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..runtime.errors import DiscoError, WorkerInterrupted
 from ..runtime.failures import safe_str
-from ..runtime.interrupts import raise_in_thread, shield, take_back_exception
+from ..runtime.interrupts import raise_in_thread, run_steps, shield, take_back_exception
 from ..runtime.sources import place
 from ..runtime.worker import Worker
 from .breaks import BreakTable
@@ -87,6 +88,7 @@ class Port:
         self._asked = 0  # the question that is answered now
         self._was_cut = False  # whether an exception was sent to end it
         self._guard = threading.Lock()
+        self._pass_guard: tuple[Callable[[], Any], ...] = (self._guard.acquire, self._guard.release)
         if worker.link is not None:
             worker.link.listen(SERVICE, self.heard)
 
@@ -186,12 +188,17 @@ class Port:
                 value = _function(name)(worker, self.frame, *args)
                 well = True
             finally:
-                with self._guard:
-                    self._asked = 0
-                    if self._was_cut:  # and it may still be on its way
-                        self._was_cut = False
-                        take_back_exception()
-                worker.alone = ""
+                while True:
+                    try:
+                        self._asked = 0  # who has not seen that has sent it when the guard is free
+                        run_steps(map(operator.call, self._pass_guard))
+                        if self._was_cut:  # and it may still be on its way
+                            self._was_cut = False
+                            take_back_exception()
+                        worker.alone = ""
+                        break
+                    except EvaluationEnded:
+                        continue
         except EvaluationEnded:
             value = "it did not end in time, and was stopped"
         except DiscoError as exc:
@@ -204,7 +211,7 @@ class Port:
 
     def _cut(self, number: int) -> None:
         """Nobody waits for an answer any more."""
-        with self._guard:
+        with shield(), self._guard:
             if self._asked == number:
                 self._was_cut = True
                 raise_in_thread(self.worker.thread_id, EvaluationEnded)

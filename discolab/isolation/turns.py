@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..runtime.errors import CollectiveError
-from ..runtime.interrupts import waiter_here, waiting_threads
+from ..runtime.interrupts import reentrant_lock, shield, waiter_here, waiting_threads
 from ..runtime.worker import Worker, current_worker_or_none
 
 _PATIENCE = 10.0  # seconds
@@ -68,7 +68,7 @@ class Turn:
 
     def __init__(self, doing: str) -> None:
         self._doing = doing
-        self._guard = threading.Lock()
+        self._guard = reentrant_lock()
         self._holders: list[Holder] = []
         self._waiting: set[Worker] = set()
         _turns.add(self)
@@ -163,7 +163,7 @@ class Turn:
 
     def reset(self) -> None:
         """In a forked child: no thread of the parent is there to end its turn."""
-        self._guard = threading.Lock()
+        self._guard = reentrant_lock()
         self._holders.clear()
         self._waiting.clear()
 
@@ -215,12 +215,12 @@ class Exclusive:
         """
         if not self.is_held_here():
             worker = current_worker_or_none()
+            mine = _Holder(threading.get_ident(), worker, worker.executed if worker else 0)
             with ExitStack() as turn:
                 turn.enter_context(self._turn.taken(what))
-                self._wait(what)
-                mine = _Holder(threading.get_ident(), worker, worker.executed if worker else 0)
+                turn.callback(self._release, mine)
+                self._wait(what, mine)
                 mine.turn = turn.pop_all()
-                self._holder = mine
         assert self._holder is not None
         self._holder.depth += 1
 
@@ -230,20 +230,24 @@ class Exclusive:
         assert holder is not None and self.is_held_here()
         holder.depth -= 1
         if not holder.depth:
-            self._release(holder)
             holder.turn.close()
 
-    def _wait(self, what: str) -> None:
+    def _wait(self, what: str, mine: _Holder) -> None:
         waiter = waiter_here()
         if waiter is None:
-            while not self._lock.acquire(timeout=_PERIOD):
-                self._throw_out()
-        elif not self._take():
-            waiter.wait_for(self._take, f"its turn to {self._doing} {what}")
+            while not self._take(mine, _PERIOD):
+                pass
+        elif not self._take(mine):
+            waiter.wait_for(lambda: self._take(mine), f"its turn to {self._doing} {what}")
 
-    def _take(self) -> bool:
-        self._throw_out()
-        return self._lock.acquire(blocking=False)
+    def _take(self, mine: _Holder, timeout: float = 0.0) -> bool:
+        with shield():  # or an interrupt would leave the lock taken by nobody
+            if self._holder is not mine:  # a wait may ask once more when it is over
+                self._throw_out()
+                if not self._lock.acquire(timeout=timeout):
+                    return False
+                self._holder = mine
+            return True
 
     def _throw_out(self) -> None:
         holder = self._holder
@@ -263,7 +267,7 @@ class Exclusive:
             self._lock, self._holder = threading.Lock(), None
 
 
-@dataclass
+@dataclass(eq=False)
 class _Holder:
     """The thread that is in the middle of something, and how deep; worker's: in which command."""
 

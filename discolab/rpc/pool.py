@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 
 from ..runtime.errors import DiscoError, WorkerInterrupted
-from ..runtime.interrupts import Interruptible, bind_waiter, shield, waiter_here
+from ..runtime.interrupts import Interruptible, bind_waiter, reentrant_lock, shield, waiter_here
 from ..runtime.worker import Worker, bind_thread, prepare_thread
 from .errors import session_over
 from .names import CONTROLLER, format_rank
@@ -92,7 +92,7 @@ class ServerThread(Interruptible):
         self.pool = pool
         self.task: Task | None = None
         self._owed: Task | None = None  # taken from the pool, and not yet said to be done
-        self.turn = threading.Lock()
+        self.turn = reentrant_lock()
         self.thread = threading.Thread(
             target=self._serve, name=f"discolab-rpc-{pool.name}-{number}", daemon=True
         )
@@ -131,23 +131,18 @@ class ServerThread(Interruptible):
         if worker is not None:
             prepare_thread(worker, self.pool.torch_threads)
         self.pool.on_thread()
-        while True:
-            try:
-                if self._owed is not None:
-                    self._end_torn(self._owed)
-                if not self._serve_on():
-                    return
-            except WorkerInterrupted:
-                continue  # between two statements of ours
+        self.serve_on(self._do_tasks)
 
-    def _serve_on(self) -> bool:
-        """Do tasks until there were none for long; False: the thread is to end."""
+    def _do_tasks(self) -> None:
+        """Do tasks until there were none for long, or an interrupt comes between two statements."""
+        if self._owed is not None:
+            self._end_torn(self._owed)
         next_task = self.pool.next_task
         turn, done = self.turn, self.pool.done
         while True:
             task = next_task(self)
             if task is None:
-                return False
+                return
             self._owed = task
             with turn:
                 self.task = task
@@ -253,7 +248,7 @@ class Pool:
         self.on_thread = on_thread
         self.notify = notify
         self.polls = polls
-        self.lock = threading.Lock()
+        self.lock = reentrant_lock()
         self.closed = False
         self._tasks: Queues[Task] = Queues()
         self._asleep: list[ServerThread] = []
