@@ -81,8 +81,8 @@ table.add(
         treatment=Treatment.SHARED,
         meaning="Threads may apply autograd functions to one leaf at a time; without this row two "
         "of them could bring the process to a stand.",
-        test="tests/engines/test_shared_leaves.py::"
-        "test_workers_that_share_a_leaf_do_not_wait_for_each_other",
+        test="tests/isolation/test_shared_leaves.py::"
+        "test_those_that_share_a_leaf_do_not_wait_for_each_other",
         install=_install,
     )
 )
