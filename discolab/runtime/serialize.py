@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import builtins
 import io
+import operator
 import pickle
 import struct
 import sys
@@ -309,7 +310,7 @@ def _opened(value: Any, place: Place | None, done: dict[int, Any]) -> Any:
             value[:] = made
         elif kind is slice:
             return slice(*made)
-        elif any(a is not b for a, b in zip(made, value, strict=True)):
+        elif not all(map(operator.is_, made, value)):
             return kind(made)
     return value
 

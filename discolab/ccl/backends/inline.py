@@ -11,9 +11,10 @@ from collections.abc import Sequence
 import torch
 
 from ..coordinator.collectives import Data
-from ..pattern import Job, Pattern
+from ..moves import as_bytes
+from ..pattern import Pattern
+from ..reductions import combine
 from . import wire
-from .jobs import perform
 
 Tensors = Sequence[torch.Tensor]
 
@@ -52,14 +53,10 @@ def unpack(pattern: Pattern, me: int, given: Sequence[bytes], outs: Tensors) -> 
             part = whole[first : first + out.nbytes]
             sources.setdefault(place, []).append(wire.typed(part, out))
             first += out.nbytes
-    for place, parts in sources.items():
-        chunks = perform([Job([outs[place]], parts)], pattern.reduction)
-        if chunks is not None:
-            chunks.work()
+    for place, parts in sources.items():  # these are new memory: no output can disturb them
+        total = parts[0] if pattern.reduction is None else combine(parts, pattern.reduction)
+        as_bytes(outs[place]).copy_(as_bytes(total))
 
 
 def _bytes(tensors: Tensors) -> bytes:
-    packed = wire.pack_bytes(tensors, torch.device("cpu"))
-    if packed.is_cuda:
-        packed = packed.cpu()
-    return packed.numpy().tobytes()
+    return b"".join([wire.bytes_of(tensor).cpu().numpy().tobytes() for tensor in tensors])

@@ -83,13 +83,23 @@ def pack_bytes(tensors: Tensors, device: torch.device) -> Tensor:
     """The tensors as uint8 of one dimension; new memory, on `device` where there are none."""
     if not tensors:
         return torch.empty(0, dtype=torch.uint8, device=device)
-    return torch.cat([_bytes_of(tensor) for tensor in tensors])
+    return torch.cat([bytes_of(tensor) for tensor in tensors])
 
 
 def unpack_bytes(whole: Tensor, outs: Tensors) -> None:
     """Write bytes to tensors like those that were packed."""
     for out, part in zip(outs, whole.split([out.nbytes for out in outs]), strict=True):
         as_bytes(out).copy_(as_bytes(typed(part, out)))
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """The tensor as uint8 of one dimension; new memory, on its device."""
+    if tensor.numel() == 0:  # may be "contiguous" with strides that have no view
+        return torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    plain = as_bytes(tensor.resolve_conj().resolve_neg())
+    flat = torch.empty(plain.numel(), dtype=plain.dtype, device=plain.device)
+    flat.view(plain.shape).copy_(plain)  # one element may have any stride and count as contiguous
+    return flat.view(torch.uint8)
 
 
 def typed(part: Tensor, like: Tensor) -> Tensor:
@@ -101,15 +111,6 @@ def typed(part: Tensor, like: Tensor) -> Tensor:
 
 def _without_avg(reduction: str) -> str:
     return "sum" if reduction == "avg" else reduction
-
-
-def _bytes_of(tensor: Tensor) -> Tensor:
-    if tensor.numel() == 0:  # may be "contiguous" with strides that have no view
-        return torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    plain = as_bytes(tensor.resolve_conj().resolve_neg())
-    flat = torch.empty(plain.numel(), dtype=plain.dtype, device=plain.device)
-    flat.view(plain.shape).copy_(plain)  # one element may have any stride and count as contiguous
-    return flat.view(torch.uint8)
 
 
 def _encode(tensor: Tensor, code: Code, reduction: str) -> Tensor:
