@@ -23,8 +23,8 @@ from typing import Any
 
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
-from .imports import import_turn, worker_unless_importing
-from .own import OF_SCRIPT
+from .imports import import_turn
+from .own import OwnSetting
 from .patches import Patches, refused
 from .table import Row, Treatment
 
@@ -162,7 +162,7 @@ def _not_compiled(module: ModuleType, patches: Patches) -> None:
     )
 
 
-_STANCE = f"{OF_SCRIPT}torch.compiler.set_stance"
+_STANCE = OwnSetting[Any]("torch.compiler.set_stance", imports_share=True)
 
 
 class _StanceOfCaller:
@@ -172,8 +172,7 @@ class _StanceOfCaller:
         self.notebooks = notebooks
 
     def here(self) -> Any:
-        worker = current_worker_or_none()
-        return (worker and worker.process_state.get(_STANCE)) or self.notebooks
+        return _STANCE.get(lambda: self.notebooks)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.here(), name)
@@ -193,11 +192,8 @@ def _stance(module: Any, patches: Patches) -> None:
             prior = caller.here()
             set_stance(stance)  # an error where torch allows none
             module._stance = caller
-            worker = worker_unless_importing()
-            if worker is None:
+            if not _STANCE.set(stance):
                 caller.notebooks = stance
-            else:
-                worker.process_state[_STANCE] = stance
             return prior
 
         return set_own

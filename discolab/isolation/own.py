@@ -68,6 +68,39 @@ class PerWorker(Generic[T]):
                 self._values[worker] = value
 
 
+class OwnSetting(Generic[T]):
+    """A setting that a worker may make for itself, until its script ends; else the notebook's.
+
+    The notebook's value stays where its library keeps it.
+
+    Parameters
+    ----------
+    name
+        What sets it: its key in `Worker.process_state`.
+    imports_share
+        As for `PerWorker`.
+    """
+
+    def __init__(self, name: str, *, imports_share: bool = False) -> None:
+        self._key = f"{OF_SCRIPT}{name}"
+        self._imports_share = imports_share
+
+    def get(self, notebooks: Callable[[], T]) -> T:
+        """The worker's own value if it has set one, else what `notebooks()` gives."""
+        worker = current_worker_or_none()
+        if worker is None or self._key not in worker.process_state:
+            return notebooks()
+        value: T = worker.process_state[self._key]
+        return value
+
+    def set(self, value: T) -> bool:
+        """Set the worker's own value. False: who calls is no worker, and nothing was set."""
+        worker = worker_unless_importing() if self._imports_share else current_worker_or_none()
+        if worker is not None:
+            worker.process_state[self._key] = value
+        return worker is not None
+
+
 class DictOfWorkers(MutableMapping[Any, Any]):
     """A dictionary to which each worker adds entries of its own; a script's end takes them away.
 

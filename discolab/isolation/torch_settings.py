@@ -26,7 +26,7 @@ from torch.optim import optimizer
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .imports import worker_unless_importing
-from .own import OF_SCRIPT
+from .own import OF_SCRIPT, OwnSetting
 from .patches import Patches, refused
 from .table import Row, Treatment
 
@@ -54,26 +54,22 @@ def _own_value(
     given: Callable[[Any], Any] = lambda value: value,
 ) -> None:
     """Have a getter and a setter mean the worker's value."""
-    key = f"{OF_SCRIPT}{setter[1]} of {getattr(setter[0], '__name__', id(setter[0]))}"
+    own = OwnSetting[Any](f"{setter[1]} of {getattr(setter[0], '__name__', id(setter[0]))}")
 
     def get_over(get: Callable[[], Any]) -> Callable[[], Any]:
         @functools.wraps(get)
         def get_own() -> Any:
-            worker = current_worker_or_none()
-            if worker is not None and key in worker.process_state:
-                return worker.process_state[key]
-            return get()
+            return own.get(get)
 
         return get_own
 
     def set_over(set_: Callable[[Any], None]) -> Callable[[Any], None]:
         @functools.wraps(set_)
         def set_own(value: Any, /) -> None:
-            worker = current_worker_or_none()
-            if worker is None:
+            if current_worker_or_none() is None:
                 set_(value)
             else:
-                worker.process_state[key] = given(value)
+                own.set(given(value))
 
         return set_own
 
@@ -111,12 +107,10 @@ class _Validates:
         self.notebooks = notebooks
 
     def __get__(self, instance: Any, owner: Any = None) -> bool:
-        worker = current_worker_or_none()
-        own = None if worker is None else worker.process_state.get(_VALIDATES)
-        return self.notebooks if own is None else bool(own)
+        return bool(_VALIDATES.get(lambda: self.notebooks))
 
 
-_VALIDATES = f"{OF_SCRIPT}Distribution.set_default_validate_args"
+_VALIDATES = OwnSetting[bool]("Distribution.set_default_validate_args")
 
 
 def _install_validation(patches: Patches) -> None:
@@ -126,11 +120,8 @@ def _install_validation(patches: Patches) -> None:
     def set_own(value: bool) -> None:
         if value not in [True, False]:
             raise ValueError
-        worker = current_worker_or_none()
-        if worker is None:
+        if not _VALIDATES.set(value):
             validates.notebooks = value
-        else:
-            worker.process_state[_VALIDATES] = value
 
     def put_back() -> None:
         setattr(Distribution, name, setter)

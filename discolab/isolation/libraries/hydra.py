@@ -8,7 +8,7 @@ from typing import Any
 
 from ...runtime.worker import current_worker_or_none
 from .. import table
-from ..own import PerWorker
+from ..own import DictOfWorkers, PerWorker
 from ..patches import Patches
 from ..table import Row, Treatment
 
@@ -58,19 +58,18 @@ def _singletons(module: ModuleType, patches: Patches) -> None:
 
 
 def _resolvers(module: ModuleType, patches: Patches) -> None:
-    def own(shared: dict[str, Any]) -> PerWorker[Any]:
-        return PerWorker(shared, lambda: ChainMap({}, shared), imports_share=True)
-
-    patches.replace(module.BaseContainer, "_resolvers", own)
+    patches.replace(
+        module.BaseContainer, "_resolvers", lambda shared: DictOfWorkers("resolvers", shared)
+    )
 
 
 def _clearing(module: ModuleType, patches: Patches) -> None:
     def clear_own() -> None:
-        resolvers: Any = module.BaseContainer._resolvers
-        if isinstance(resolvers, ChainMap):
-            resolvers.maps[:] = [{}]
+        own = module.BaseContainer._resolvers.here()
+        if isinstance(own, ChainMap):  # a worker's, in which it sees the shared ones no more
+            own.maps[:] = [{}]
         else:
-            resolvers.clear()
+            own.clear()
         module.register_default_resolvers()
 
     patches.replace(module.OmegaConf, "clear_resolvers", lambda _: staticmethod(clear_own))

@@ -14,7 +14,7 @@ from typing import Any
 from ...runtime.worker import current_worker_or_none
 from .. import table
 from ..imports import is_importing
-from ..own import OF_SCRIPT
+from ..own import OwnSetting
 from ..patches import Patches
 from ..table import Row, Treatment
 
@@ -60,28 +60,26 @@ class _RankZeroOnly:
     def __init__(self, original: Callable[..., Any]) -> None:
         functools.update_wrapper(self, original, updated=())
         self._original: Any = original
-        self._key = f"{OF_SCRIPT}rank of {original.__module__}"
+        self._own = OwnSetting[int](f"rank of {original.__module__}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._original(*args, **kwargs)
 
     @property
     def rank(self) -> int:
-        worker = current_worker_or_none()
-        if worker is None:
+        if current_worker_or_none() is None:
             rank: int = self._original.rank
             return rank
-        return int(worker.process_state.get(self._key, os.environ.get("RANK", 0)))
+        return self._own.get(lambda: int(os.environ.get("RANK", 0)))
 
     @rank.setter
     def rank(self, value: int) -> None:
-        worker = current_worker_or_none()
-        if worker is None:
+        if current_worker_or_none() is None:
             self._original.rank = value
         elif is_importing():  # it is imported once, and the notebook is no rank
             vars(self._original).setdefault("rank", 0)
         else:
-            worker.process_state[self._key] = value
+            self._own.set(value)
 
 
 def _rank_zero(module: ModuleType, patches: Patches) -> None:
