@@ -1,4 +1,4 @@
-"""What a backend is: the one interface between the collectives that users call and who does them.
+"""The interface of a backend, which carries out the collectives that users call.
 
 `ops.py`, `p2p.py` and `disco.py` check every argument that can be checked on the calling
 worker, allocate the results, and hand plain strided tensors without autograd history to a

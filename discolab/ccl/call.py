@@ -80,7 +80,7 @@ class Call:
     name
         As the user wrote it: ``"all_reduce"``.
     worker
-        Who calls.
+        The worker that calls.
     group
         The members; `worker` is one of them. For send and recv: all workers.
     signature

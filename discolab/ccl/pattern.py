@@ -61,12 +61,12 @@ class Pattern:
 
     @property
     def givers(self) -> list[int]:
-        """Who gives."""
+        """The members that give something."""
         return list(range(self.members)) if self.giver is None else [self.giver]
 
     @property
     def takers(self) -> list[int]:
-        """Who takes."""
+        """The members that take something."""
         return list(range(self.members)) if self.taker is None else [self.taker]
 
     @property

@@ -145,7 +145,7 @@ class Membership:
         return self.members.pop(node, None)
 
     def member_of(self, rank: int) -> Member | None:
-        """Who runs that worker."""
+        """The node that runs that worker."""
         return next((m for m in self.members.values() if rank in m.ranks), None)
 
     def missing(self) -> int:
@@ -153,7 +153,7 @@ class Membership:
         return self.wanted - self._brought()
 
     def here(self) -> str:
-        """Who has joined, in words."""
+        """The nodes that have joined, in words."""
         names = [f"{member.name} ({member.workers})" for member in self.members.values()]
         more = f" and {len(names) - 8} more" if len(names) > 8 else ""
         return ", ".join(names[:8]) + more if names else "nobody yet"

@@ -1,6 +1,6 @@
 """Why a collective or a message can't complete, in words. Functions of the board's state; no state.
 
-First who waits for whom for ever, then the verdicts and their texts.
+First the cycles of workers that wait for each other, then the verdicts and their texts.
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ def _misfit(collective: PendingCollective) -> str:
 
 
 def gave_up(board: Board, wait: Wait, worker: Peer, timeout: float) -> str:
-    """The text of a timeout: who has joined, who has not, and what those do."""
+    """The text of a timeout: the members that have joined, the missing ones, and what those do."""
     head = f"gave up after {timeout:g} s waiting for {wait}"
     if isinstance(wait, PendingCollective):
         return head + account(board, wait, worker)
@@ -337,7 +337,7 @@ def _deadlock(cycle: Mapping[int, Wait], board: Board) -> str:
     for wait in cycle.values():
         before = "" if wait.ordinal == first else "has left this call, and in a later one is "
         waiting = [rank for rank in wait.members() if board.waiting.get(rank) is wait]
-        for rank in waiting:  # who has started it and gone on may wait for something else
+        for rank in waiting:  # a worker that has started it and gone on may wait for something else
             lines[rank] = f"{before}waiting in {wait}{where(_site(wait, rank))}"
     return "deadlock: these workers wait for each other for ever" + _folded(sorted(lines.items()))
 

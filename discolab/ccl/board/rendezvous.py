@@ -183,7 +183,7 @@ class PendingCollective(Wait):
         return contribution.call if contribution is not None else None
 
     def title(self) -> str:
-        """Its name without who is missing."""
+        """Its name, without the missing members."""
         return self.first.title
 
     def __str__(self) -> str:
@@ -235,7 +235,7 @@ _Counts = dict[tuple[tuple[int, ...], str], int]
 
 
 class Board:
-    """Meetings that are open or have failed, messages, and who waits for what.
+    """Collectives that are open or have failed, messages, and which worker waits for what.
 
     Attributes
     ----------

@@ -176,7 +176,7 @@ def _usual(calls: Collection[Call]) -> set[Any]:
 def _late(
     calls: Mapping[int, Call], failures: Mapping[int, Mapping[int, Failure]]
 ) -> Collection[int]:
-    """Who has called only after another member had given up."""
+    """The members that called only after another one had given up."""
     failed = [call for call in calls.values() if call.state is FAILED]
     ends = [failures[call.rank].get(call.ordinal) for call in failed]
     if not any(end is not None and _gave_up(end) for end in ends):

@@ -1,8 +1,8 @@
-"""Collectives of workers in several processes: who has come, and what all are told then.
+"""Collectives of workers in several processes: collects their calls, and tells them to go on.
 
-Pure state, under the coordinator's lock. A collective to which all have come is over at once if
-what its members give went with their calls, and so goes to all with the word that they may go on;
-or the members do it over a process group, and say when they have.
+Pure state, under the coordinator's lock. When all members have called, one of two things happens:
+if their data came with the calls, the coordinator sends all of it to all, and the collective is
+over; otherwise the members carry it out over a process group, and each says when it has done so.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from . import protocol
 from .protocol import Like
 
 Data = bytes | tuple[bytes, ...] | None
-"""What a member gives, if small enough to go along: the same for all, or a part for each."""
+"""What a member contributes, if that may go with its call: the same to all, or a part each."""
 
 
 class RemoteCall(Call):
@@ -57,7 +57,7 @@ class RemoteCall(Call):
         self.waits_since = 0.0
 
     def wait(self) -> None:
-        """Its worker waits for it from now on."""
+        """Note that its worker waits for it from now on."""
         self.waits_since = time.monotonic()
 
 
@@ -67,7 +67,7 @@ GRACE = 0.3  # seconds from what a library says to what we say: a better reason 
 
 
 class Part:
-    """What collectives and messages both need: what the coordinator has, and a way to say it."""
+    """What collectives and messages share: the coordinator's state, and a way to tell workers."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Collectives(Part):
         parts: tuple[Any, Any] | None,
         data: Data,
     ) -> None:
-        """A worker calls a collective; `parts` are what its tensors are like in an all-to-all."""
+        """Take in a worker's call; `parts` describe its tensors, in an all-to-all only."""
         board, worker = self._board, self._peers[rank]
         call = self._enter(rank, seq, wire)
         call.data = data
@@ -143,13 +143,13 @@ class Collectives(Part):
             self._go(collective, calls)
 
     def account(self, collective: PendingCollective, worker: Peer) -> str:
-        """That it can't complete, and what each member did."""
+        """Say that it can't complete, and what each member did."""
         return f"{collective.title()} can't complete" + diagnosis.account(
             self._board, collective, worker
         )
 
     def _go(self, collective: PendingCollective, calls: list[RemoteCall]) -> None:
-        """What all give is there: give it to all."""
+        """Send to each member what all have contributed; the collective is over."""
         self._finish(collective)
         common = all(type(call.data) is bytes for call in calls)
         given: Any = tuple([call.data for call in calls])
@@ -163,7 +163,7 @@ class Collectives(Part):
             call.data = None
 
     def _run(self, collective: PendingCollective, calls: list[RemoteCall]) -> None:
-        """Have the members do it over a process group."""
+        """Have the members carry it out over a process group."""
         collective.abroad = True
         handle = self._handles.take(collective.group.ranks, collective.group.tag)
         self._handle_of[id(collective)] = handle
@@ -180,7 +180,7 @@ class Collectives(Part):
     # -- what members say later ------------------------------------------------------------------
 
     def wait(self, rank: int, seq: int, patient: bool) -> None:
-        """A worker waits for what it has started before."""
+        """Note that a worker waits for a collective that it started before."""
         collective = self._of.get((rank, seq))
         if collective is not None:
             call = _call(collective, rank)
@@ -189,7 +189,7 @@ class Collectives(Part):
             self._board.waiting[rank] = collective
 
     def over(self, rank: int, seq: int) -> None:
-        """A member has done its part over a process group."""
+        """Note that a member has done its part over a process group."""
         collective = self._of.get((rank, seq))
         if collective is None:
             return
@@ -200,26 +200,26 @@ class Collectives(Part):
             self._finish(collective)
 
     def broken(self, rank: int, seq: int, text: str) -> None:
-        """A library could not do a member's part."""
+        """Note that a library has failed in a member's part; it is reported a little later."""
         collective = self._of.get((rank, seq))
         if collective is not None and not any(one is collective for _, one, _ in self._broken):
             self._broken.append((time.monotonic() + GRACE, collective, text))
 
     def left(self, rank: int, seq: int, why: str) -> None:
-        """A member does not wait any more, and will not do its part."""
+        """Fail a collective of which a member has given up its part."""
         collective = self._of.get((rank, seq))
         if collective is not None:
             text = f"{collective} was left by worker {rank}: {why}"
             self._board.fail(collective, CollectiveAborted, text)
 
     def collective_of(self, rank: int, seq: int) -> PendingCollective | None:
-        """What a worker's call takes part in, while it is not over."""
+        """The collective in which a worker's call takes part, None if it is over."""
         return self._of.get((rank, seq))
 
     # -- ends --------------------------------------------------------------------------------------
 
     def report(self, collective: PendingCollective, only: int | None = None) -> None:
-        """Say to the members that have come, or to one of them, that it has failed."""
+        """Tell the members that have called, or one of them, that it has failed."""
         assert collective.error is not None
         kind, text = collective.error
         for rank in collective.members():
@@ -235,14 +235,14 @@ class Collectives(Part):
             self._handles.drop(handle)
 
     def cut(self, ordinal: int) -> None:
-        """An interrupt has ended what is from before `ordinal`."""
+        """Fail the collectives from before `ordinal`, at which an interrupt has ended."""
         for collective in self._of_before(ordinal):
             self._board.fail(
                 collective, CollectiveAborted, f"{collective.title()} was ended by an interrupt"
             )
 
     def lost(self, rank: int) -> None:
-        """A worker is no more: what it took part in over a process group can't complete."""
+        """Fail what a worker that has died took part in over a process group."""
         for collective in {id(one): one for one in self._of.values()}.values():
             call = collective.call_of(rank)
             if collective.state is RUNNING and isinstance(call, RemoteCall) and not call.over:

@@ -185,7 +185,7 @@ class Coordinator(Service):
         return lambda: int(self._exchange.sent.get(rank, 0))
 
     def _ask(self, ranks: list[int]) -> None:
-        """Ask workers what they do; without the lock."""
+        """Ask workers what they are doing; without the lock."""
         if ranks:
             self._exchange.ask_states(ranks)
 
@@ -222,7 +222,7 @@ class Coordinator(Service):
         return self._collectives.collective_of(rank, seq) or self._messages.reception_of(rank, seq)
 
     def _late(self, rank: int, seq: int, timeout: float) -> None:
-        """A deadline is over: say who has not come, unless all have."""
+        """At a worker's deadline, tell it which members are missing, unless none is."""
 
         def give_up() -> None:
             wait = self._wait_of(rank, seq)
@@ -242,7 +242,7 @@ class Coordinator(Service):
             self._stalls.inquire(missing, time.monotonic(), give_up)
 
     def _poll(self, rank: int, seq: int, timeout: float | None) -> None:
-        """A worker asks again and again whether a collective is over; `timeout` if it should be."""
+        """A worker polls a collective: check whether it can complete; `timeout` once it is late."""
 
         def judge() -> None:
             collective, peer = self._collectives.collective_of(rank, seq), self.peers[rank]

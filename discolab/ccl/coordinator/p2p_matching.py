@@ -1,4 +1,4 @@
-"""Messages between workers in several processes, as the coordinator has them.
+"""Matches sends and receptions of workers in several processes, in the coordinator.
 
 Pure state, under the coordinator's lock. A small tensor goes with its message; a larger one stays
 where it was sent until somebody receives it, and comes then over a process group between the two.
@@ -36,7 +36,7 @@ class RemoteMessage(Message):
 
 
 class Messages(Part):
-    """What is sent and received in one session."""
+    """The messages and receptions of one session."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -97,7 +97,7 @@ class Messages(Part):
         self._serve(Reception(self._board.messages, pairs, call, patient))
 
     def _serve(self, wait: Reception) -> None:
-        """Give the oldest message that there is to who waits, or have it wait."""
+        """Deliver the oldest message to the waiting worker, or have the worker wait for one."""
         board, call = self._board, wait.call
         rank = call.rank
         assert isinstance(call, RemoteCall)

@@ -1,15 +1,15 @@
-"""What the coordinator and a client say to each other, in plain values. No state.
+"""The messages between the coordinator and its clients, as plain values. No state.
 
-Everything is a tuple that begins with one of the words below. A client's goes on with the ordinal
-of the command that its worker runs and the one at which the last interrupt ended; then, as most of
-the coordinator's too, with the number that the client has given to what it is about.
+A message is a tuple that begins with one of the words below. A client's message continues with the
+ordinal of the command that its worker runs and the one at which the last interrupt ended. Then, as
+in most of the coordinator's, comes the number by which the client knows the collective or message.
 
 A client says                          the coordinator says
 JOIN   calls a collective             GO      all are there, and here is what they gave
 WAIT   waits now for an earlier one   RUN     all are there: do it over a process group
 OVER   has done its part of it        FAIL    it can't be
-BROKEN could not                      LATE    who has not come, to one that gave up
-LEFT   has given up, or failed        MISSING who has not come yet
+BROKEN could not                      LATE    its deadline: who is missing
+LEFT   has given up, or failed        MISSING who is missing so far
 LATE   its deadline is over           MESSAGE here is what was sent
 POLL   asks again and again           FETCH   it comes over a process group
 SEND   sends a message                GIVE    send that message over a process group

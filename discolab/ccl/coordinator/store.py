@@ -67,7 +67,7 @@ class KeyValues:
 
 
 class Asker(NamedTuple):
-    """Who waits for keys; `ordinal` is of its command, -1 on a thread that is no worker's own."""
+    """A caller that waits for keys; `ordinal`: of its command, -1 if its thread is no worker's."""
 
     rank: int
     ticket: int

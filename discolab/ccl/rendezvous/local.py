@@ -266,7 +266,7 @@ class LocalWork(Work):
         return self.result
 
     def done(self) -> bool:
-        """See `Work`; who asks again and again is told too that it can't complete."""
+        """See `Work`. A worker that polls is told too if it can't complete."""
         if not self._over and not self._collective.settled():
             self._rendezvous.look(self._collective, self._contribution.call)
         return self._collective.settled()

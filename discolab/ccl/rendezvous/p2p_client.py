@@ -1,4 +1,4 @@
-"""Sending and receiving, in one address space through the board's message queue.
+"""Sending and receiving between workers: in order here, and, in one process, by the board's queue.
 
 `P2PClient._pending` holds, for each pair and tag, the receptions that were started and not yet
 waited for, in order; each belongs to the receiver's thread alone, so it needs no lock.
@@ -43,7 +43,7 @@ class P2PClient(ABC):
         return work
 
     def _line(self, route: Route, worker: Worker) -> deque[MessageWork]:
-        """Who is in line; without those whose call has failed, may have, or was interrupted."""
+        """The receptions in line, but for those whose call failed, may have, or was interrupted."""
         line = self._pending.setdefault(route, deque())
         for work in line.copy():
             ordinal = work.call.ordinal
@@ -95,7 +95,7 @@ class MessageWork(CallWork):
 
     @abstractmethod
     def next_message(self, timeout: float | None) -> tuple[int, Message]:
-        """Wait for the message that is due to the first in a line; who has sent it, and it."""
+        """Wait for the message for the first reception in line; its sender, and the message."""
 
     @abstractmethod
     def is_there(self, ahead: int) -> bool:

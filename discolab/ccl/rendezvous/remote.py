@@ -1,9 +1,9 @@
-"""What a worker in a process of its own waits for: collectives, from the call to the end.
+"""A collective of a worker in a process of its own, from the call to its end.
 
-The coordinator tells a `RemoteWork`, on the link's thread, how far its collective is; the worker
-waits for that, and then writes the results, or has its conductor do all of it (conductor.py).
-`_state` only goes forward. What the worker leaves early is void: nothing is written for it any more
-but what the library is in the middle of.
+On the link's thread the coordinator tells a `RemoteWork` how far its collective is. The worker
+waits for that and then writes the results, or its conductor carries all of it out (conductor.py).
+`_state` only goes forward. A collective that the worker has left early is void: nothing is written
+for it any more, except for a step that the library has begun.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class RemoteWait:
         timeout: float | None,
         check: Callable[[], float | None] | None,
     ) -> None:
-        """Wait until it is `ready()`; at the deadline ask who is missing, if it is `late()`."""
+        """Wait until it is `ready()`; if it is `late()` at the deadline, ask who is missing."""
         worker = self.call.worker
         try:
             try:
@@ -102,7 +102,7 @@ class RemoteWait:
             raise
 
     def _leave(self, exc: BaseException) -> None:
-        """The worker does not wait any more, and will not do its part."""
+        """Give up: the worker does not wait any more, and will not do its part."""
         if not isinstance(exc, WorkerInterrupted):  # an interrupt ends it on all
             self.tell(protocol.LEFT, type(exc).__name__)
         if self._task is not None and not self._task.let_go.wait(LET_GO_SECONDS):
@@ -219,7 +219,7 @@ class RemoteWork(RemoteWait, CallWork):
             self.end(CollectiveAborted(f"{self} was ended by an interrupt"))
 
     def _absorb(self) -> None:
-        """Write what the coordinator has sent, if nobody has; waits for who does it just now."""
+        """Write what the coordinator has sent, once; waits for a thread that is doing so."""
         with self._absorbing:
             if not self._given:
                 return
@@ -245,7 +245,7 @@ class RemoteWork(RemoteWait, CallWork):
         super()._leave(exc)
 
     def alone(self) -> None:
-        """There is no other member: do it now. The coordinator is only told."""
+        """Carry it out now, as there is no other member. The coordinator is only told."""
         try:
             with torch.inference_mode():
                 self.job.alone()
@@ -255,7 +255,7 @@ class RemoteWork(RemoteWait, CallWork):
         self.end()
 
     def done(self) -> bool:
-        """See `Work`; who asks again and again is told too that it can't complete."""
+        """See `Work`. A worker that polls is told too if it can't complete."""
         if self._state != OVER and self.call.worker.thread_id == threading.get_ident():
             self._check_cut()
             self._absorb()

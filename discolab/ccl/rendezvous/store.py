@@ -39,7 +39,7 @@ class WorkerStore(_Store):  # type: ignore[misc] # Any, see above
         raise NotImplementedError
 
     def set(self, key: str, value: Any) -> None:
-        """Store a value and wake who waits for it."""
+        """Store a value, and wake the threads that wait for it."""
         self._ask("set", [key], [_as_bytes(value)])
 
     def get(self, key: str) -> bytes:
