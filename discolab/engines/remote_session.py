@@ -303,7 +303,7 @@ class RemoteSession(Session):
         super().forget_dropped()
         with self._lock:
             if not self._closed:
-                self._connections.flush_forgotten()
+                self._connections.forget_now()
 
     def _check_open(self) -> None:
         if self._owner != os.getpid():

@@ -3,7 +3,7 @@
 A tensor that is sent later is copied later. If the caller has changed it in place by then, which
 its version tells, nothing is sent and the call fails with a clear error. That is a help and no
 guarantee: torch counts a change when it is over, so a copy made during one may go unnoticed. The
-router's sender thread calls `check` and `failed` (routes/router.py).
+router's sender thread calls `check` and `failed` (router.py).
 """
 
 from __future__ import annotations

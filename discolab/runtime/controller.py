@@ -317,10 +317,10 @@ class Controller:
         """A register id; under the lock. Dropped ids beyond the one reused are killed."""
         registers = self._registers
         if len(registers.dropped) > 1:
-            self._flush_dropped()
+            self._forget_dropped()
         return registers.take()
 
-    def _flush_dropped(self) -> None:
+    def _forget_dropped(self) -> None:
         """Tell the workers to forget what no DRef holds any more; under the lock."""
         self._registers.collect(self._forget)
 
@@ -332,7 +332,7 @@ class Controller:
         """Have the workers forget what no DRef holds any more, without waiting for a command."""
         if self._registers.dropped:
             with self._lock:
-                self._flush_dropped()
+                self._forget_dropped()
 
     def _broadcast(self, command: tuple[Any, ...]) -> None:
         """Append a command to every channel, and count it; under the lock."""
@@ -386,7 +386,7 @@ class Controller:
         with self._lock:
             self._check_open()
             if self._registers.dropped:
-                self._flush_dropped()
+                self._forget_dropped()
             command = (int(action), *head, ticket)
             if len(ranks) == len(self._channels):
                 sends = self._to_all

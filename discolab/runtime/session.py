@@ -122,7 +122,7 @@ class Session(Controller):
                 self._check_open()
             registers = self._registers
             if len(registers.dropped) > 1:
-                self._flush_dropped()
+                self._forget_dropped()
             reg = registers.take()
             ref = DRef(reg, self)
             command = (_CALL_PACKED, reg, what, given, named, bind, site)

@@ -242,9 +242,9 @@ class WorkerConnections:
         """Have the workers forget registers, with the next command; under the session's lock."""
         self.to_forget += tuple(ids)
         if len(self.to_forget) > command_encoding.MOST_FORGOTTEN:
-            self.flush_forgotten()
+            self.forget_now()
 
-    def flush_forgotten(self) -> None:
+    def forget_now(self) -> None:
         """Have the workers forget them without waiting for a command; under the session's lock."""
         if self.to_forget:
             ids, self.to_forget = list(self.to_forget), ()
