@@ -2,7 +2,7 @@
 
 It is a zygote: it has one thread and never touches a GPU, so forking it is safe; a worker is there
 in milliseconds, and shares the memory of the imported libraries. The controller starts it with its
-first session (`python -m discolab.engines.forkserver_main`), and keeps it: it ends by itself when
+first session (`python -m discolab.engines`), and keeps it: it ends by itself when
 it has had no worker for a minute, and at once, with its workers, when the controller's process
 ends, however that happens. A node forks its server from itself.
 
@@ -84,13 +84,7 @@ class ForkServer:
         with contextlib.closing(theirs.sock):
             # a session of its own: Ctrl-C in a terminal is for the controller to deal with
             process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "discolab.engines.forkserver_main",
-                    str(theirs.fileno()),
-                    *PRELOAD,
-                ],
+                [sys.executable, "-m", "discolab.engines", str(theirs.fileno()), *PRELOAD],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
