@@ -54,6 +54,7 @@ def _replace_methods_of(patches: Patches, module: Any, shared: Any, own: Callabl
             patches.replace(module, name, functools.partial(_of_worker, own, name), everywhere=True)
 
 
+@functools.cache
 def _of_worker(own: Callable[[], Any], name: str, original: Any) -> Any:
     name = getattr(original, "__name__", name)
 

@@ -5,11 +5,15 @@ A `Patches` belongs to whoever made it and is used under that one's lock.
 
 from __future__ import annotations
 
+import bisect
+import ctypes
 import functools
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from types import ModuleType
 from typing import Any
+
+import numpy as np
 
 from ..runtime.errors import SessionError
 from ..runtime.worker import current_worker_or_none
@@ -90,14 +94,43 @@ def refused(what: str, why: str) -> Callable[[Any], Any]:
 
 
 def replace_names(modules: Iterable[ModuleType], pairs: Iterable[tuple[Any, Any]]) -> None:
-    """Have every name of `modules` that is bound to the first of a pair mean the second."""
+    """Have every name of `modules` that is bound to the first of a pair mean the second.
+
+    Not those of this package, which knows what was there before. Each session of threads asks for
+    this twice, of all modules there are, which have 50,000 names and more; so `_mentioned` picks
+    the few namespaces that are concerned.
+    """
     news = {id(old): new for old, new in pairs}
     if not news:
         return
-    for module in modules:
-        names = getattr(module, "__dict__", None)
-        if type(names) is not dict or news.keys().isdisjoint(map(id, tuple(names.values()))):
+    found = [getattr(module, "__dict__", None) for module in modules]
+    namespaces = [names for names in found if type(names) is dict]
+    values: list[Any] = []
+    ends: list[int] = []  # of each namespace's part of `values`
+    for names in namespaces:
+        values += names.values()
+        ends.append(len(values))
+    places = _mentioned(tuple(values), news)
+    for index in sorted({bisect.bisect_right(ends, place) for place in places}):
+        names = namespaces[index]
+        if str(names.get("__name__")).startswith(f"{__package__}."):
             continue
-        for name, value in tuple(names.items()):
-            if id(value) in news:
-                names[name] = news[id(value)]
+        for name in [name for name, value in tuple(names.items()) if id(value) in news]:
+            names[name] = news[id(names[name])]
+
+
+_SLOTS = 1 << 18
+
+
+def _mentioned(values: tuple[Any, ...], wanted: Collection[int]) -> list[int]:
+    """The places in `values` where objects of these ids are.
+
+    An id is an object's address, and a tuple is an array of addresses: numpy looks at them where
+    they are, and only those that share a slot with one of the wanted become numbers of Python.
+    """
+    array = (ctypes.c_ssize_t * len(values)).from_address(id(values) + tuple.__basicsize__)
+    slots = np.frombuffer(array, np.intp) >> 4 & _SLOTS - 1
+    is_wanted = np.zeros(_SLOTS, np.bool_)
+    is_wanted[np.fromiter(wanted, np.intp, len(wanted)) >> 4 & _SLOTS - 1] = True
+    places: list[int] = np.flatnonzero(is_wanted[slots]).tolist()
+    return [place for place in places if id(values[place]) in wanted]

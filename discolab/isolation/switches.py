@@ -34,6 +34,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -523,11 +524,13 @@ class _Wait(Together):
 # -- where programs set them -----------------------------------------------------------------------
 
 
+@functools.cache
 def _setting(setter: str) -> Callable[[Any], Any]:
     """Over one of torch's setters."""
     switches = {switch.key: switch for switch in _by_setter[setter]}
     key_length = len(next(iter(switches)))
 
+    @functools.cache
     def over(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def set_for_caller(*args: Any, **kwargs: Any) -> Any:
@@ -552,9 +555,11 @@ def _given(now: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return value if now is _MIXED or isinstance(value, type(now)) else None
 
 
+@functools.cache
 def _reading(index: int) -> Callable[[Any], Any]:
     """Over one of torch's getters: the notebook reads its own value also while workers run."""
 
+    @functools.cache
     def over(original: Callable[[], Any]) -> Callable[[], Any]:
         @functools.wraps(original)
         def read_for_caller() -> Any:
@@ -578,8 +583,8 @@ def _install(patches: Patches) -> None:
     for index, switch in enumerate(SWITCHES):
         if switch.getter:
             new[switch.get] = patches.replace(torch._C, switch.getter, _reading(index))
-    for name, module in tuple(sys.modules.items()):
-        if name.startswith("torch.backends."):
+    for module in tuple(vars(torch.backends).values()):
+        if isinstance(module, ModuleType):
             for prop in vars(type(module)).values():
                 if isinstance(prop, torch.backends.ContextProp) and prop.setter in new:
                     patches.replace(prop, "setter", new.__getitem__)

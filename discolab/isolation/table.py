@@ -127,24 +127,18 @@ def install(*, own_process: bool, loaded: Mapping[str, ModuleType]) -> None:
             if module is not None and not is_half_made(module):
                 _change(row, name, module)
     pairs = [pair for patches in made for pair in patches.everywhere]
-    replace_names(_others(loaded), pairs)
+    replace_names(tuple(loaded.values()), pairs)
 
 
 def uninstall() -> None:
     """Put all back in the opposite order; what others changed since is left alone."""
     pairs = [(new, old) for patches in _installed.values() for old, new in patches.everywhere]
-    replace_names(_others(sys.modules), pairs)
+    replace_names(tuple(sys.modules.values()), pairs)
     _hooks.clear()
     _changed.clear()
     while _installed:
         _, patches = _installed.popitem()
         patches.undo()
-
-
-def _others(loaded: Mapping[str, ModuleType]) -> list[ModuleType]:
-    """All modules but those of this package, which know what was there before."""
-    own = f"{__package__}."
-    return [module for name, module in tuple(loaded.items()) if not name.startswith(own)]
 
 
 def imported(name: str, module: ModuleType, *, anew: bool = False) -> None:

@@ -72,6 +72,7 @@ def _take_away() -> None:
 # -- drawing ---------------------------------------------------------------------------------
 
 
+@functools.cache
 def _from_own(name: str) -> Callable[..., Any]:
     """What is registered for one operator: it draws from the generator of the worker that calls."""
     base, _, overload = name.partition(".")

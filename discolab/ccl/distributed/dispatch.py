@@ -93,6 +93,7 @@ def _install(patches: Patches) -> None:
     patches.at_undo(library.reset)
 
 
+@functools.cache
 def _kernel(operator: str, method: str) -> Callable[..., Any]:
     """What an operator does: the method of a worker group; for another group, what torch does."""
     schema = torch._C._get_schema(f"c10d::{operator}", "")
