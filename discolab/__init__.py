@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import ccl, loader, rpc
+from . import ccl, loader
 from .engines import ProcessSession, ThreadedSession, make_session
 from .runtime import (
     ArgumentError,
@@ -42,10 +42,10 @@ from .runtime import (
     register_func,
 )
 from .runtime.mesh import Mesh
-from .runtime.services import PRELOAD
+from .runtime.services import PRELOAD, SERVICES
 
 if TYPE_CHECKING:
-    from . import debugger, trace, views
+    from . import debugger, rpc, trace, views
     from .ccl.doctor import Diagnosis, doctor
     from .debugger import Debugger, DebuggerError, Evaluated, Stop, debugger_of
     from .debugger.assertions import disco_assert
@@ -69,7 +69,7 @@ _LATER = {
     "plot": ".notebook.widgets.plot",
     "view": ".views",
 }
-_LATER_MODULES = ("debugger", "trace", "views")
+_LATER_MODULES = ("debugger", "rpc", "trace", "views")
 
 
 def __getattr__(name: str) -> Any:
@@ -99,13 +99,16 @@ def _later(module: str, name: str) -> Callable[..., Any]:
 
 
 Session.above["compare"] = _later(".views.difference.comparison", "compare")
+Session.above["rpc"] = _later(".rpc.api", "rpc_of")
+# where workers are in other processes, which may use it first, a session imports it as it starts
+SERVICES["rpc"] = _later(".rpc.directory", "RpcService")
 Session.draw = staticmethod(_later(".views.session_view", "session_bundle"))
 DRef.draw = staticmethod(_later(".views.dref.draw", "dref_bundle"))
 Mesh.draw = staticmethod(_later(".views.mesh_view", "mesh_bundle"))
 DRef.__rich__ = _later(".views.render.rich_view", "rich_of")  # type: ignore[attr-defined]
 Session.__rich__ = DRef.__rich__  # type: ignore[attr-defined]
-# workers answer looks of these beside what they compute, where nothing should be imported
-PRELOAD += [f"{__name__}.views", f"{__name__}.debugger"]
+# workers answer looks and calls of these beside what they compute, where nothing should be imported
+PRELOAD += [f"{__name__}.{name}" for name in ("views", "debugger", "rpc")]
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -5,7 +5,7 @@ import sys
 
 import discolab
 
-LEFT_FOR_LATER = {"debugger", "notebook", "trace", "views"}
+LEFT_FOR_LATER = {"debugger", "notebook", "rpc", "trace", "views"}
 
 
 def run(program: str) -> str:
