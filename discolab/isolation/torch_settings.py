@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -246,6 +248,99 @@ def _install_cache(patches: Patches) -> None:
     patches.replace(parametrize, "cached", lambda _: cache.cached, everywhere=True)
 
 
+# -- activation checkpointing ----------------------------------------------------------------------
+
+
+class _InContext:
+    """A value that a context manager sets and takes back: that of who asks, else the notebook's."""
+
+    def __init__(self, name: str, notebooks: Any) -> None:
+        self._key = f"{OF_SCRIPT}{name}"
+        self.notebooks = notebooks
+
+    def get(self) -> Any:
+        """The worker's own value, the notebook's if it has none."""
+        worker = current_worker_or_none()
+        own = None if worker is None else worker.process_state.get(self._key)
+        return self.notebooks if own is None else own[0]
+
+    def _set(self, value: Any) -> Callable[[], None]:
+        """Set it for the caller; gives what puts back the value before."""
+        worker = current_worker_or_none()
+        if worker is None:
+            before, self.notebooks = self.notebooks, value
+            return lambda: setattr(self, "notebooks", before)
+        state = worker.process_state
+        own, state[self._key] = state.get(self._key), (value,)
+        if own is None:
+            return lambda: state.pop(self._key, None)
+        return lambda: state.update({self._key: own})
+
+    @contextmanager
+    def within(self, value: Any) -> Iterator[None]:
+        """Set it for the caller until the end of the context."""
+        put_back = self._set(value)
+        try:
+            yield
+        finally:
+            put_back()
+
+
+def _within(value: _InContext, setter: Callable[..., Any]) -> Callable[..., Any]:
+    """The context manager in the place of torch's."""
+
+    signature = inspect.signature(setter)
+
+    @functools.wraps(setter)
+    def set_own(*args: Any, **kwargs: Any) -> Any:
+        return value.within(*signature.bind(*args, **kwargs).arguments.values())
+
+    return set_own
+
+
+def _checkpointing(module: ModuleType, patches: Patches) -> None:
+    """Hand the caller's values to each checkpoint: torch's own names for them stay None."""
+    values: dict[str, _InContext] = {}
+    for setter, name in (
+        ("set_checkpoint_debug_enabled", "_checkpoint_debug_enabled"),
+        ("set_checkpoint_early_stop", "_enable_checkpoint_early_stop"),
+    ):
+        value = values[name] = _InContext(setter, getattr(module, name))
+        setattr(module, name, None)
+        own = functools.partial(_within, value)
+        patches.replace(module, setter, own, everywhere=True)
+    debug_of_caller = values["_checkpoint_debug_enabled"].get
+    early_stop_of_caller = values["_enable_checkpoint_early_stop"].get
+
+    def put_back() -> None:
+        for name, value in values.items():
+            setattr(module, name, value.notebooks)
+
+    def generator_over(make: Callable[..., Any]) -> Callable[..., Any]:
+        parameters = list(inspect.signature(make).parameters)
+
+        @functools.wraps(make)
+        def make_for_caller(*args: Any, **kwargs: Any) -> Any:
+            own = {"debug": debug_of_caller(), "early_stop": early_stop_of_caller()}
+            given = list(args)
+            for name, value in own.items():
+                if value is None:
+                    continue
+                place = parameters.index(name)
+                if place < len(given):
+                    given[place] = value
+                else:
+                    kwargs[name] = value
+            return make(*given, **kwargs)
+
+        return make_for_caller
+
+    patches.at_undo(put_back)
+    patches.replace(
+        module, "_checkpoint_without_reentrant_generator", generator_over, everywhere=True
+    )
+
+
 # -- how tensors are printed -----------------------------------------------------------------------
 
 _PRINT = f"{OF_SCRIPT}printoptions"
@@ -432,6 +527,16 @@ table.add(
             ),
             everywhere=True,
         ),
+    )
+)
+table.add(
+    Row(
+        state="`torch.utils.checkpoint.set_checkpoint_early_stop`, `set_checkpoint_debug_enabled`",
+        treatment=Treatment.PER_WORKER,
+        meaning="They hold for the checkpoints of the worker that is within them; a worker that is "
+        "in none has the notebook's.",
+        test="tests/isolation/test_torch_settings.py::test_each_worker_checkpoints_as_it_likes",
+        on_import={"torch.utils.checkpoint": _checkpointing},
     )
 )
 table.add(

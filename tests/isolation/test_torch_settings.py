@@ -14,6 +14,12 @@ from torch.distributions import Distribution, Normal
 from torch.nn.modules import module as nn_module
 from torch.nn.utils import parametrizations, parametrize
 from torch.optim import optimizer as optimizers
+from torch.utils import checkpoint as checkpoints
+from torch.utils.checkpoint import (
+    checkpoint,
+    set_checkpoint_debug_enabled,
+    set_checkpoint_early_stop,
+)
 
 from discolab import Session, WorkerError, ccl, current_worker
 from discolab.notebook.script import read_script, run_script
@@ -309,3 +315,49 @@ def test_each_worker_sets_its_number_of_threads(sess: Session) -> None:
         return torch.get_num_threads()
 
     assert sess.call_packed(threads).debug_get_from_all() == [1, 2, 3, 4]
+
+
+def checkpoint_as_it_likes() -> tuple[int, str]:
+    """Worker 1 alone debugs, worker 2 alone does not stop early: times that all was recomputed."""
+    rank = together()
+    recomputed: list[int] = []
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin().exp()
+        recomputed.append(rank)
+        return y
+
+    def contexts() -> tuple[contextlib.nullcontext[None], contextlib.nullcontext[None]]:
+        return contextlib.nullcontext(), contextlib.nullcontext()
+
+    refused = ""
+    with contextlib.ExitStack() as stack:
+        if rank == 1:
+            stack.enter_context(set_checkpoint_debug_enabled(True))
+        if rank == 2:
+            stack.enter_context(set_checkpoint_early_stop(False))
+        together()
+        y = checkpoint(layer, torch.ones(2, requires_grad=True), use_reentrant=False)
+        try:  # contexts are an error while it debugs
+            checkpoint(layer, torch.ones(2), use_reentrant=False, context_fn=contexts)
+        except ValueError as exc:
+            refused = str(exc)
+        together()
+    recomputed.clear()
+    y.sum().backward()
+    return len(recomputed), refused[:10]
+
+
+def test_each_worker_checkpoints_as_it_likes(sess: Session) -> None:
+    seen = sess.call_packed(checkpoint_as_it_likes).debug_get_from_all()
+    assert seen == [(0, ""), (0, "debug=True"), (1, ""), (0, "")]
+
+
+@pytest.mark.one_process
+def test_the_notebooks_checkpointing_is_that_of_workers_without_any(sess: Session) -> None:
+    with set_checkpoint_early_stop(False):
+        counts = sess.call_packed(checkpoint_as_it_likes).debug_get_from_all()
+    assert [count for count, _ in counts] == [1] * 4
+    sess.shutdown()
+    assert checkpoints._enable_checkpoint_early_stop is None
+    assert checkpoints._checkpoint_debug_enabled is None
