@@ -5,14 +5,20 @@ with kernels that call the function of the worker that calls; the others, which 
 same schema, add theirs. It is there until the last of them has taken it back. What a module defines
 while it is imported is the process's, as the module is.
 
-`_lock` guards `_operators` and what is in them. A library that is taken back, in a finalizer too,
-only goes into `_dropped`; the next one that takes `_lock` clears it away.
+A worker may also give a kernel to an operator that the process has (`Library("aten", "IMPL")`).
+What torch gets for it then calls the function of the worker that calls; for all others, what was
+there before.
+
+`_lock` guards `_operators`, `_overrides` and what is in them. A library that is taken back goes
+into `_dropped`; who takes `_lock` clears it away: at once, unless another thread has the lock or
+this one has, which is in a finalizer.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping
@@ -30,9 +36,15 @@ from .patches import Patches
 from .table import Row, Treatment
 from .together import Together, obstacle
 
+_ALIASES = frozenset(
+    key
+    for key in torch._C.DispatchKey.__members__
+    if key == "Autograd" or key.startswith("Composite")
+)  # keys that stand for several others
 _OWN = "torch.library: "  # in `Worker.process_state`
-_lock = threading.RLock()
+_lock = threading.Lock()
 _operators: dict[str, _Operator] = {}
+_overrides: dict[tuple[str, str], _Override] = {}  # by operator and dispatch key
 _dropped: deque[_LibraryOfWorker] = deque()
 
 
@@ -90,6 +102,58 @@ class _Operator:
             torch.library._clear_torch_ops_cache({self.name})
 
 
+class _Override:
+    """What workers give an operator of the process for one dispatch key, in place of what it has.
+
+    Attributes
+    ----------
+    library
+        torch's, which keeps the kernel that looks who calls.
+    functions
+        Of each worker: its library, its function, and whether that takes the keys of the dispatch.
+    """
+
+    def __init__(self, name: str, key: str, library: Any) -> None:
+        self.name, self.key, self.library = name, key, library
+        self.functions: dict[Worker, tuple[_LibraryOfWorker, Callable[..., Any], bool]] = {}
+        self._before = _kernel_of_process(name, key)
+
+    def call(self, keys: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """What torch calls."""
+        worker = current_worker_or_none()
+        own = None if worker is None else self.functions.get(worker)
+        if own is not None:
+            _, function, with_keys = own
+            return function(keys, *args, **kwargs) if with_keys else function(*args, **kwargs)
+        if self._before is None:
+            whose = "the notebook" if worker is None else f"worker {worker.worker_id}"
+            raise NotImplementedError(f"{self.name} has no kernel for {self.key} in {whose}")
+        return self._before(keys, *args, **kwargs)
+
+    def forget(self, worker: Worker) -> None:
+        """A worker has taken its function back; under the lock."""
+        self.functions.pop(worker, None)
+        if not self.functions and _overrides.get((self.name, self.key)) is self:
+            del _overrides[self.name, self.key]
+            self.library.reset()
+
+
+def _kernel_of_process(name: str, key: str) -> Callable[..., Any] | None:
+    """What an operator of the process does for a dispatch key now; None if it has no kernel."""
+    table = torch._C._dispatch_dump_table(name)
+    found = re.search(rf"^{key}: (.*)", table, re.MULTILINE)
+    if found is None:
+        return None  # nothing, or a key that stands for several
+    own_key = getattr(torch._C.DispatchKey, key)
+    if not found[1].startswith("fallthrough"):
+        kernel: Callable[..., Any] = torch.library.get_kernel(name, own_key).call_boxed
+        return kernel
+    base, _, overload = name.partition(".")
+    find: Any = torch._C._dispatch_find_schema_or_throw
+    below, keys_here = find(base, overload).redispatch_boxed, torch._C.DispatchKeySet(own_key)
+    return lambda keys, *args, **kwargs: below(keys - keys_here, *args, **kwargs)
+
+
 class _LibraryOfWorker:
     """What `torch.library.Library` has as ``m`` on a worker."""
 
@@ -144,7 +208,7 @@ class _LibraryOfWorker:
         with _lock:
             operator = _operators.get(self._name(name))
             if operator is None or self.worker not in operator.owners:
-                self._real().impl(name, key, function, *how)
+                self._override(self._name(name), key, function, *how)
             elif function is torch.library.fallthrough_kernel:
                 if key not in operator.kernels:
                     operator.kernels[key] = {}
@@ -155,6 +219,28 @@ class _LibraryOfWorker:
                 if first:
                     operator.library.impl(name, key, operator.kernel(key), *how)
 
+    def _override(self, name: str, key: str, function: Any, with_keys: bool = False) -> None:
+        """Give an operator of the process a kernel that is this worker's alone; under the lock."""
+        _clear_away()
+        override = _overrides.get((name, key))
+        several = key in _ALIASES and override is None
+        if function is torch.library.fallthrough_kernel or (
+            several and torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+        ):
+            raise SessionError(
+                f"worker {self.worker.worker_id} replaces what {name} does for {key}; the process "
+                "has one kernel for it, and workers are threads of it: give it a function for one "
+                "device's key (CPU), or start the session with engine='processes' "
+                "(%disco_session --engine processes)"
+            )
+        if override is None:
+            _, space, _, *place = self._args
+            library = self._make("IMPL", space, "", *place)
+            override = _Override(name, key, library)
+            library.impl(name, key, override.call, True)
+            _overrides[name, key] = override
+        override.functions[self.worker] = (self, function, with_keys)
+
     def register_ad_inplace_or_view_fallback(self, name: str) -> None:
         """As torch's, once for an operator."""
         with _lock:
@@ -164,14 +250,22 @@ class _LibraryOfWorker:
                 operator.library.register_ad_inplace_or_view_fallback(name)
 
     def reset(self) -> None:
-        """Take all back."""
+        """Take all back; from a finalizer while this thread has the lock: with the next use."""
         _dropped.append(self)
+        if _lock.acquire(blocking=False):
+            try:
+                _clear_away()
+            finally:
+                _lock.release()
 
     def clear_away(self) -> None:
         """Take all back now; under the lock."""
         for operator in tuple(_operators.values()):
             if operator.owners.get(self.worker) is self:
                 operator.forget(self.worker)
+        for override in tuple(_overrides.values()):
+            if override.functions.get(self.worker, (None,))[0] is self:
+                override.forget(self.worker)
         if self._torchs is not None:
             self._torchs.reset()
             self._torchs = None
@@ -305,6 +399,8 @@ def _leave(worker: Worker) -> None:
         _clear_away()
         for operator in tuple(_operators.values()):
             operator.forget(worker)
+        for override in tuple(_overrides.values()):
+            override.forget(worker)
     for name in [name for name in worker.process_state if name.startswith(_OWN)]:
         del worker.process_state[name]
 
@@ -312,7 +408,7 @@ def _leave(worker: Worker) -> None:
 def _after_fork() -> None:
     """A child must not wait for a thread that only its parent has."""
     global _lock
-    _lock = threading.RLock()
+    _lock = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -325,7 +421,8 @@ table.add(
         treatment=Treatment.PER_WORKER,
         meaning="Workers that define an operator of one name and schema each call their own "
         "functions; of another schema it is an error. What a module defines while it is imported "
-        "is for all.",
+        "is for all. A kernel that a worker gives to an operator of torch or of a module "
+        "(`Library.impl`) is called for that worker alone.",
         test="tests/isolation/test_custom_ops.py::test_each_worker_defines_an_operator",
         install=lambda patches: patches.replace(torch._C, "_dispatch_library", _library_over),
         on_import={

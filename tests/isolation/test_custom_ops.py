@@ -86,3 +86,43 @@ def test_an_operator_has_one_schema(pair: Session) -> None:
             pair.sync_all()
     run(pair, "del lib")
     assert run(pair, ONE_OF_TWO.format(wide=0)) == [[0.0], [1.0]]
+
+
+OVERRIDE = """
+import torch, warnings
+from discolab import ccl
+warnings.simplefilter("ignore")
+x = torch.full((2,), 0.5, requires_grad=True)
+lib = torch.library.Library("aten", "IMPL")
+if rank < 2:
+    lib.impl("sinc", lambda x: torch.full_like(x, rank), "CPU")
+    times = lambda keys, x: torch.full_like(x, rank + 5) * x
+    lib.impl("erfinv", times, "AutogradCPU", with_keyset=True)
+    lib.impl("exp2", lambda x: x * 0 + rank, "BackendSelect")
+ccl.barrier()
+found = [torch.sinc(x).tolist(), torch.erfinv(x).tolist(), torch.exp2(x).tolist()]
+ccl.barrier()
+lib._destroy()
+ccl.barrier()
+[found, torch.autograd.grad(torch.sinc(x).sum() + torch.exp2(x).sum(), x)[0].tolist()]
+"""
+
+
+@pytest.mark.one_process
+def test_each_worker_gives_an_operator_of_torch_a_kernel(sess: Session) -> None:
+    x = torch.full((2,), 0.5, requires_grad=True)
+    plain = [torch.sinc(x).tolist(), torch.erfinv(x).tolist(), torch.exp2(x).tolist()]
+    gradient = torch.autograd.grad(torch.sinc(x).sum() + torch.exp2(x).sum(), x)[0].tolist()
+    for _ in range(2):
+        for rank, (found, then) in enumerate(run(sess, OVERRIDE)):
+            own = [[float(rank)] * 2, [(rank + 5) / 2] * 2, [float(rank)] * 2]
+            assert found == (own if rank < 2 else plain)
+            assert then == gradient
+    sess.shutdown()
+    assert [torch.sinc(x).tolist(), torch.erfinv(x).tolist(), torch.exp2(x).tolist()] == plain
+
+
+@pytest.mark.one_process
+def test_a_kernel_for_several_devices_is_refused(pair: Session) -> None:
+    with pytest.raises(WorkerError, match="--engine processes"):
+        run(pair, 'torch.library.Library("aten", "IMPL").impl("silu", lambda x: x, "Autograd")')
