@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from discolab import WorkerError
@@ -73,3 +74,42 @@ def test_an_error_in_an_operator_is_the_collectives_own(start: Start) -> None:
     match = "all_reduce: op 'band' is for integers"
     with start(2) as sess, pytest.raises(WorkerError, match=match):
         sess.call_packed(run).debug_get_from_all()
+
+
+class Names(TorchDispatchMode):
+    """The operators that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Functions(TorchFunctionMode):
+    """How many functions it sees."""
+
+    count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_do_not_see_how_data_is_moved(start: Start) -> None:
+    def run() -> Any:
+        mine, parts = torch.ones(3), [torch.zeros(3) for _ in range(2)]
+        works = [dist.all_reduce(mine, async_op=True)]
+        with Names() as names, Functions() as functions:
+            works[0].wait()
+            dist.all_gather(parts, mine)
+            dist.all_gather(parts, mine, async_op=True).wait()
+        return names.seen, functions.count, parts[1].tolist()
+
+    with start(2) as sess:
+        for seen, count, part in sess.call_packed(run).debug_get_from_all():
+            assert seen == ["c10d.allgather_.default"] * 2
+            assert count == 2  # the two calls
+            assert part == [2.0] * 3

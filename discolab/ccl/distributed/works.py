@@ -4,14 +4,33 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ...runtime.errors import DiscoError
 from ..work import Work
+
+_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+_NOT_NEEDED = nullcontext()
+
+
+def _unseen() -> AbstractContextManager[Any]:
+    """Within it modes of the thread do not see what discolab does to the tensors.
+
+    Gloo moves data in C++, where no mode looks; a mode may count operators, or change them.
+    """
+    if not (_modes() or _function_modes()):
+        return _NOT_NEEDED
+    stack = ExitStack()
+    stack.enter_context(torch._C.DisableTorchFunction())
+    stack.enter_context(_disable_current_modes())
+    return stack
 
 
 class DistWork(dist.Work):
@@ -38,10 +57,11 @@ class DistWork(dist.Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until it is over; True, or raises what went wrong."""
-        self._work.wait(seconds(timeout))
-        if self._finish is not None:
-            finish, self._finish = self._finish, None
-            finish()
+        with _unseen():
+            self._work.wait(seconds(timeout))
+            if self._finish is not None:
+                finish, self._finish = self._finish, None
+                finish()
         return True
 
     def synchronize(self) -> None:
