@@ -72,6 +72,20 @@ def test_rpc_is_refused(start: Start) -> None:
         sess.call_packed(init).debug_get_from_all()
 
 
+def test_context_parallel_is_refused(start: Start) -> None:
+    def attend() -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor.experimental import context_parallel
+
+        q = torch.ones(1, 2, 8, 4)
+        mesh = init_device_mesh("cpu", (2,))
+        with context_parallel(mesh, buffers=[q], buffer_seq_dims=[2]):
+            raise AssertionError("not reached")
+
+    with start(2) as sess, pytest.raises(WorkerError, match=r"context_parallel.*engine processes"):
+        sess.call_packed(attend).debug_get_from_all()
+
+
 @pytest.mark.any_engine
 def test_a_loader_with_processes_and_a_sampler(start: Start) -> None:
     def load() -> list[float]:

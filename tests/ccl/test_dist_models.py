@@ -528,3 +528,35 @@ def test_fsdp2_after_a_backward_that_was_cut_short(start: Start) -> None:
             model = sess.call_packed(build)
         for got in sess.call_packed(train, model).debug_get_from_all():
             assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+class AsksWhoIsActive(nn.Module):
+    """Its forward meets those of the other workers, and says whether its own DDP is active."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, list[bool]]:
+        """The output, and what it has found before and after the others came."""
+        from torch.nn.parallel import DistributedDataParallel
+
+        mine = []
+        for _ in range(2):
+            dist.barrier()
+            active = DistributedDataParallel._get_active_ddp_module()
+            mine.append(active is not None and active.module is self)
+        return self.layer(x), mine
+
+
+@pytest.mark.any_engine
+def test_each_worker_is_in_the_forward_of_its_own_ddp(start: Start) -> None:
+    def program() -> Any:
+        from torch.nn.parallel import DistributedDataParallel
+
+        wrapped = DistributedDataParallel(AsksWhoIsActive())
+        _, mine = wrapped(torch.ones(1, 2))
+        return mine, DistributedDataParallel._get_active_ddp_module() is None
+
+    with start(2) as sess:
+        assert sess.call_packed(program).debug_get_from_all() == [([True, True], True)] * 2

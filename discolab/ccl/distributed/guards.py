@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ...isolation import table
-from ...isolation.patches import Patches
+from ...isolation.patches import Patches, refused
 from ...isolation.table import Row, Treatment
 from ...runtime.errors import SessionError
 from ...runtime.worker import Worker, current_worker_or_none
@@ -188,6 +188,39 @@ def _fsdp_state(module: ModuleType, patches: Patches) -> None:
     patches.replace(module.FSDPState, "_pre_forward", pre_forward_over)
 
 
+def _context_parallel(module: ModuleType, patches: Patches) -> None:
+    """It replaces the function of attention, and DTensor's rules for it, in the process."""
+    for name in ("context_parallel", "_enable_context_parallel_dispatcher"):
+        over = refused(f"torch's {name}", "replaces scaled_dot_product_attention in the process")
+        patches.replace(module, name, over, everywhere=True)
+
+
+def _active_ddp(module: ModuleType, patches: Patches) -> None:
+    """The module whose forward runs, for which torch.compile cuts graphs: of the thread that asks.
+
+    torch keeps it in the class; there other workers would find it, and the first to leave its
+    forward would put back what another one had there.
+    """
+    local = threading.local()
+
+    def inside_over(_: Any) -> Any:
+        @contextlib.contextmanager
+        @module.torch._disable_dynamo(recursive=False)
+        def inside(self: Any) -> Iterator[None]:
+            before, local.active = getattr(local, "active", None), self
+            try:
+                yield
+            finally:
+                local.active = before
+
+        return inside
+
+    kind = module.DistributedDataParallel
+    patches.replace(kind, "_inside_ddp_forward", inside_over)
+    active = staticmethod(lambda: getattr(local, "active", None))
+    patches.replace(kind, "_get_active_ddp_module", lambda _: active)
+
+
 table.add(
     Row(
         state="`loss_parallel`'s table of handlers",
@@ -244,6 +277,27 @@ table.add(
         test="tests/ccl/test_dist_models.py::test_fsdp2_after_a_backward_that_was_cut_short",
         on_import={"torch.distributed.fsdp._fully_shard._fsdp_state": _fsdp_state},
         in_own_process=True,
+    )
+)
+table.add(
+    Row(
+        state="the `DistributedDataParallel` module whose forward runs",
+        treatment=Treatment.PER_WORKER,
+        meaning="torch.compile cuts the graphs of that worker alone into DDP's buckets.",
+        test="tests/ccl/test_dist_models.py::test_each_worker_is_in_the_forward_of_its_own_ddp",
+        on_import={"torch.nn.parallel.distributed": _active_ddp},
+    )
+)
+table.add(
+    Row(
+        state="`torch.distributed.tensor.experimental.context_parallel`",
+        treatment=Treatment.REFUSED,
+        meaning="It replaces `scaled_dot_product_attention` for the whole process: other workers, "
+        "within it or not, would compute with one worker's mesh. Use `--engine processes`.",
+        test="tests/ccl/test_dist_limits.py::test_context_parallel_is_refused",
+        on_import={
+            "torch.distributed.tensor.experimental._context_parallel._attention": _context_parallel
+        },
     )
 )
 table.add(
