@@ -200,6 +200,45 @@ def _install_safe(patches: Patches) -> None:
         patches.replace(_weights_only_unpickler, name, over)
 
 
+# -- where torch.save and torch.load put storages --------------------------------------------------
+
+_PACKAGES = f"{OF_SCRIPT}torch.serialization.register_package"
+
+
+class _PackagesOfCaller:
+    """``serialization._package_registry``: the process's entries and those of who asks, sorted.
+
+    Among equal priorities a worker's own come after the process's, in the order of registration.
+    """
+
+    def __init__(self, of_process: list[Any]) -> None:
+        self._of_process = of_process
+
+    def _own(self) -> list[Any]:
+        worker = worker_unless_importing()
+        if worker is None:
+            return self._of_process
+        own: list[Any] = worker.process_state.setdefault(_PACKAGES, [])
+        return own
+
+    def append(self, entry: Any) -> None:
+        """Add an entry of who calls."""
+        self._own().append(entry)
+
+    def sort(self) -> None:
+        """Sort those of who calls, as torch does after each `append`."""
+        self._own().sort(key=lambda entry: entry[0])
+
+    def __iter__(self) -> Iterator[Any]:
+        own = self._own()
+        if own is self._of_process:
+            return iter(own)
+        return iter(sorted([*self._of_process, *own], key=lambda entry: entry[0]))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
 # -- parametrizations that are computed once -------------------------------------------------------
 
 _CACHE = f"{OF_SCRIPT}parametrize.cached"
@@ -498,6 +537,18 @@ table.add(
         "those of the notebook and of modules.",
         test="tests/isolation/test_torch_settings.py::test_each_worker_loads_its_own_classes",
         install=_install_safe,
+    )
+)
+table.add(
+    Row(
+        state="`torch.serialization.register_package`",
+        treatment=Treatment.PER_WORKER,
+        meaning="`torch.save` and `torch.load` ask the functions that the worker has registered, "
+        "beside those of the notebook and of modules.",
+        test="tests/isolation/test_torch_settings.py::test_each_worker_registers_packages",
+        install=lambda patches: patches.replace(
+            torch.serialization, "_package_registry", _PackagesOfCaller
+        ),
     )
 )
 table.add(

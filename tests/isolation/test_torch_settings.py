@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -361,3 +362,36 @@ def test_the_notebooks_checkpointing_is_that_of_workers_without_any(sess: Sessio
     sess.shutdown()
     assert checkpoints._enable_checkpoint_early_stop is None
     assert checkpoints._checkpoint_debug_enabled is None
+
+
+def tag_and_restore() -> tuple[Any, list[str]]:
+    """Register a location of the worker's own, all with one priority; where a storage then is."""
+    rank = together()
+    restored: list[str] = []
+
+    def restore(storage: Any, location: str) -> Any:
+        restored.append(location)
+        return storage
+
+    torch.serialization.register_package(3, lambda _: f"of worker {rank}", restore)
+    together()
+    file = io.BytesIO()
+    torch.save(torch.ones(2), file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    together()
+    return loaded.tolist(), restored
+
+
+def test_each_worker_registers_packages(sess: Session) -> None:
+    found = sess.call_packed(tag_and_restore).debug_get_from_all()
+    assert found == [([1.0, 1.0], [f"of worker {rank}"]) for rank in range(4)]
+
+
+@pytest.mark.one_process
+def test_the_notebook_keeps_its_packages(sess: Session) -> None:
+    before = list(torch.serialization._package_registry)
+    sess.call_packed(tag_and_restore).debug_get_from_all()
+    assert list(torch.serialization._package_registry) == before
+    sess.shutdown()
+    assert torch.serialization._package_registry == before
