@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,8 +12,9 @@ from typing import Any
 
 from ..runtime.errors import WaitTimeoutError
 from ..runtime.interrupts import shield, waiter_here
-from ..runtime.worker import bind_thread, current_worker_or_none
+from ..runtime.worker import Worker, bind_thread, current_worker_or_none
 from . import table
+from .own import OF_SCRIPT
 from .patches import Patches
 from .table import Row, Treatment
 
@@ -29,12 +31,58 @@ def _start_over(start: Callable[[threading.Thread], None]) -> Callable[[threadin
 
             def run_for_worker() -> None:
                 bind_thread(worker)
+                _observe(worker)
                 run()
 
             self.run = run_for_worker  # type: ignore[method-assign]
         start(self)
 
     return start_for_worker
+
+
+_OBSERVERS = {"trace": sys.settrace, "profile": sys.setprofile}
+
+
+def _observer(kind: str) -> str:
+    return f"{OF_SCRIPT}threading.set{kind}"
+
+
+def _observe(worker: Worker) -> None:
+    """On a new thread of a worker: begin what `threading.settrace` was given there."""
+    for kind, begin in _OBSERVERS.items():
+        key = _observer(kind)
+        if key in worker.process_state:
+            begin(worker.process_state[key])
+
+
+def _set_observer_over(kind: str, set_: Callable[[Any], None]) -> Callable[[Any], None]:
+    @functools.wraps(set_)
+    def set_own(func: Any) -> None:
+        worker = current_worker_or_none()
+        if worker is None:
+            set_(func)
+        else:
+            worker.process_state[_observer(kind)] = func
+
+    return set_own
+
+
+def _get_observer_over(kind: str, get: Callable[[], Any]) -> Callable[[], Any]:
+    @functools.wraps(get)
+    def get_own() -> Any:
+        worker = current_worker_or_none()
+        key = _observer(kind)
+        if worker is not None and key in worker.process_state:
+            return worker.process_state[key]
+        return get()
+
+    return get_own
+
+
+def _install_observers(patches: Patches) -> None:
+    for kind in _OBSERVERS:
+        patches.replace(threading, f"set{kind}", functools.partial(_set_observer_over, kind))
+        patches.replace(threading, f"get{kind}", functools.partial(_get_observer_over, kind))
 
 
 def _shield_over(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
@@ -114,6 +162,17 @@ table.add(
         "what it submits to a `ThreadPoolExecutor`, whoever has made that.",
         test="tests/engines/test_hooks.py::test_a_thread_started_by_a_worker_belongs_to_it",
         install=_install,
+        library="Python",
+    )
+)
+table.add(
+    Row(
+        state="`threading.settrace`, `threading.setprofile`",
+        treatment=Treatment.PER_WORKER,
+        meaning="They hold for the threads that the worker starts; a worker that sets none has the "
+        "notebook's. What `settrace_all_threads` begins, it begins on the threads of all.",
+        test="tests/isolation/test_process_state.py::test_each_worker_observes_its_own_threads",
+        install=_install_observers,
         library="Python",
     )
 )

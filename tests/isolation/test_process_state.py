@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -283,3 +284,41 @@ def test_each_workers_records_are_its_own(sess: Session, tmp_path: Path) -> None
     sess.shutdown()
     after = logging.getLogRecordFactory(), logging.getLevelName(15), logging._handlerList[:]  # type: ignore[attr-defined]
     assert before == after
+
+
+def observe_threads() -> tuple[bool, ...]:
+    """Worker 0 traces its threads, worker 1 profiles its: what is set, and whether it saw one."""
+    rank = together()
+    marks = {0: threading.settrace, 1: threading.setprofile}
+    frames: list[str] = []
+
+    def note(frame: Any, *_: Any) -> None:
+        frames.append(frame.f_code.co_name)
+
+    if rank in marks:
+        marks[rank](note)
+    together()
+
+    def watched_thread() -> None:
+        pass
+
+    thread = threading.Thread(target=watched_thread)
+    thread.start()
+    thread.join()
+    together()
+    found = threading.gettrace() is note, threading.getprofile() is note
+    if rank in marks:
+        marks[rank](None)
+    together()
+    return *found, "watched_thread" in frames, threading.gettrace() is None
+
+
+def test_each_worker_observes_its_own_threads(sess: Session) -> None:
+    seen = sess.call_packed(observe_threads).debug_get_from_all()
+    assert seen == [
+        (True, False, True, True),
+        (False, True, True, True),
+        (False, False, False, True),
+        (False, False, False, True),
+    ]
+    assert threading.gettrace() is threading.getprofile() is None
