@@ -203,6 +203,25 @@ def test_random_dtensors_draw_from_the_workers_own_state(start: Start) -> None:
     assert 20 < (first[0][1] == 0).sum() < 80
 
 
+@pytest.mark.any_engine
+def test_random_factories_draw_the_whole_tensor(start: Start) -> None:
+    def draw() -> list[Any]:
+        from torch.distributed.tensor import Replicate, Shard, rand, randn
+
+        mesh = dist.init_device_mesh("cpu", (2, 2))
+        torch.manual_seed(3)
+        uneven = rand(5, 3, device_mesh=mesh, placements=[Shard(0), Shard(1)], requires_grad=True)
+        normal = randn(4, 6, device_mesh=mesh, placements=[Replicate(), Shard(1)])
+        assert uneven.is_leaf
+        assert uneven.requires_grad
+        assert normal.to_local().is_contiguous()
+        return [uneven.full_tensor().tolist(), normal.full_tensor().tolist(), torch.rand(1).item()]
+
+    torch.manual_seed(3)
+    expected = [torch.rand(5, 3).tolist(), torch.randn(4, 6).tolist(), torch.rand(1).item()]
+    assert everywhere(start, draw) == [expected] * N
+
+
 # -- tensor parallelism ----------------------------------------------------------------------------
 
 

@@ -111,6 +111,37 @@ def _random(module: ModuleType, patches: Patches) -> None:
     patches.at_undo(lambda: setattr(module, "__class__", ModuleType))
 
 
+def _random_factories(module: ModuleType, patches: Patches) -> None:
+    """`rand` and `randn` draw the whole tensor, of which a worker keeps its parts.
+
+    Where torch has no tracker for a device, as on the CPU, they are an assertion that fails. Parts
+    drawn one by one would be equal, since workers have the same seed.
+    """
+
+    def init_over(init: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(init)
+        def init_whole(
+            init_op: Any, size: Any, device_mesh: Any = None, placements: Any = None, **kwargs: Any
+        ) -> Any:
+            world = world_here()
+            if (
+                world is None
+                or world.worker.device.type != "cpu"
+                or init_op not in (torch.rand, torch.randn)
+                or not any(placement.is_shard() for placement in placements or ())
+                or any(placement.is_partial() for placement in placements)
+            ):
+                return init(init_op, size, device_mesh, placements, **kwargs)
+            requires_grad = kwargs.pop("requires_grad", False)
+            whole = init(init_op, size, device_mesh, None, requires_grad=False, **kwargs)
+            parts = whole.redistribute(placements=placements)
+            return parts.clone(memory_format=torch.contiguous_format).requires_grad_(requires_grad)
+
+        return init_whole
+
+    patches.replace(module, "_dtensor_init_helper", init_over)
+
+
 def _collective_utils(module: ModuleType, patches: Patches) -> None:
     """DTensor warns that Gloo has no all-to-all, once a process; here it is not Gloo that works.
 
@@ -234,9 +265,14 @@ table.add(
     Row(
         state="DTensor's random state",
         treatment=Treatment.PER_WORKER,
-        meaning="Random functions of DTensor draw from the worker's state.",
+        meaning="Random functions of DTensor draw from the worker's state, each worker its own "
+        "part, as on torch's CPU; `rand` and `randn`, which torch has not there, draw the whole "
+        "tensor and keep a part.",
         test="tests/ccl/test_dist_models.py::test_random_dtensors_draw_from_the_workers_own_state",
-        on_import={"torch.distributed.tensor._random": _random},
+        on_import={
+            "torch.distributed.tensor._random": _random,
+            "torch.distributed.tensor._api": _random_factories,
+        },
         in_own_process=True,
     )
 )
