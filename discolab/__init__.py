@@ -103,7 +103,7 @@ Session.above["rpc"] = _later(".rpc.api", "rpc_of")
 # where workers are in other processes, which may use it first, a session imports it as it starts
 SERVICES["rpc"] = _later(".rpc.directory", "RpcService")
 Session.draw = staticmethod(_later(".views.session_view", "session_bundle"))
-DRef.draw = staticmethod(_later(".views.dref.draw", "dref_bundle"))
+DRef.draw = staticmethod(_later(".views.dref.view", "dref_bundle"))
 Mesh.draw = staticmethod(_later(".views.mesh_view", "mesh_bundle"))
 DRef.__rich__ = _later(".views.render.rich_view", "rich_of")  # type: ignore[attr-defined]
 Session.__rich__ = DRef.__rich__  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ import torch
 
 from ..runtime.arguments import as_tensor
 from ..runtime.errors import ArgumentError
-from ..views.dref.compare import content_key
+from ..views.dref.contents import content_key
 from ..views.facts.describe import describe
 from ..views.facts.storage import why_no_data
 from ..views.facts.tensors import describe_tensor, digest_of

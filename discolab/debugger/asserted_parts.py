@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..runtime.failures import name_ranks
-from ..views.dref.compare import content_key
+from ..views.dref.contents import content_key
 from ..views.facts.describe import describe
 from ..views.facts.describe_module import text_digest
 from ..views.formats import cut

@@ -8,8 +8,7 @@ two never disagree. Nothing here moves a whole tensor, runs a collective, or rai
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .dref.draw import draw_dref, view
-from .dref.dref_view import dref_parts
+from .dref.view import draw_dref, dref_parts, view
 from .facts.describe import describe
 from .mesh_view import mesh_parts
 from .parts import (

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..runtime.session import Session
 from ..runtime.status import WorkerStatus
-from .dref.compare import group_ranks
+from .dref.contents import group_ranks
 from .formats import cut, format_ranks, format_workers
 from .mesh_view import mesh_parts
 from .parts import Beside, Card, Column, Line, Part, Role, Row, Stack, Table, Text

@@ -14,7 +14,12 @@ from discolab import DRef, Session
 from discolab.engines import ThreadedSession
 from discolab.runtime.worker import current_worker
 from discolab.views import render_text
-from discolab.views.dref.replicas import describe_blocks, pairs_to_compare, replica_parts, values_of
+from discolab.views.dref.differences import (
+    describe_blocks,
+    pairs_to_compare,
+    replica_parts,
+    values_of,
+)
 from discolab.views.parts import Stack
 
 CLASSES = {0: "A", 1: "A", 2: "B", 3: "A"}
@@ -43,8 +48,8 @@ def replicas(count: int, dtype: torch.dtype, how: str) -> torch.Tensor:
     return values
 
 
-def look(session: Session, ref: DRef, **options: Any) -> str:
-    parts = replica_parts(session, ref, CLASSES, 10.0, **options)
+def look(ref: DRef, **options: Any) -> str:
+    parts = replica_parts(ref, CLASSES, 10.0, **options)
     return render_text(Stack(tuple(parts)))
 
 
@@ -54,7 +59,7 @@ def test_the_one_element_that_differs_is_found(
     four: ThreadedSession, dtype: torch.dtype, count: int
 ) -> None:
     ref = four.call_packed(replicas, count, dtype, "one")
-    drawn = look(four, ref).split("\n")
+    drawn = look(ref).split("\n")
     assert drawn[0] == (
         f"largest differences, worker 2 against worker 0: 1 of {count:,} elements differs"
     )
@@ -63,12 +68,12 @@ def test_the_one_element_that_differs_is_found(
 
 
 def test_a_nan_on_one_of_them_is_the_largest_difference(four: ThreadedSession) -> None:
-    drawn = look(four, four.call_packed(replicas, 64, torch.float32, "nan")).split("\n")
+    drawn = look(four.call_packed(replicas, 64, torch.float32, "nan")).split("\n")
     assert drawn[2].split() == ["[3,", "3]", "15", "nan", "inf"]
 
 
 def test_where_all_differs_the_largest_is_found_among_a_part(four: ThreadedSession) -> None:
-    drawn = look(four, four.call_packed(replicas, 2**20, torch.float64, "growing"))
+    drawn = look(four.call_packed(replicas, 2**20, torch.float64, "growing"))
     assert "8,192 of the 8,192 elements looked at, of 1,048,576" in drawn
     assert "[262143, 3]" in drawn.split("\n")[2]
     assert drawn.split("\n")[2].endswith(" 0.5")
@@ -76,12 +81,12 @@ def test_where_all_differs_the_largest_is_found_among_a_part(four: ThreadedSessi
 
 
 def test_other_strides_do_not_count(four: ThreadedSession) -> None:
-    assert look(four, four.call_packed(replicas, 64, torch.float32, "turned")) == ""
+    assert look(four.call_packed(replicas, 64, torch.float32, "turned")) == ""
 
 
 def test_zeros_of_other_signs_are_equal_values(four: ThreadedSession) -> None:
     ref = four.call_packed(replicas, 64, torch.float32, "signs")
-    assert "values equal, bits differ" in look(four, ref)
+    assert "values equal, bits differ" in look(ref)
 
 
 def large_integers() -> torch.Tensor:
@@ -89,7 +94,7 @@ def large_integers() -> torch.Tensor:
 
 
 def test_the_difference_of_large_integers_does_not_wrap(four: ThreadedSession) -> None:
-    drawn = look(four, four.call_packed(large_integers))
+    drawn = look(four.call_packed(large_integers))
     assert "1 of 2 elements differs" in drawn
     assert drawn.endswith("9.223e+18")
 
@@ -101,17 +106,17 @@ def freed() -> torch.Tensor:
 
 
 def test_a_freed_storage_is_not_read(four: ThreadedSession) -> None:
-    assert "storage freed: no data" in look(four, four.call_packed(freed))
+    assert "storage freed: no data" in look(four.call_packed(freed))
 
 
 def test_shapes_and_dtypes_that_differ_are_told(four: ThreadedSession) -> None:
     ref = four.call_packed(lambda: torch.ones(2 + current_worker().worker_id))
-    assert "float32[2] and float32[4]" in look(four, ref)
+    assert "float32[2] and float32[4]" in look(ref)
 
 
 def test_values_of_other_kinds_are_not_looked_at(four: ThreadedSession) -> None:
-    assert "not a tensor" in look(four, four.call_packed(str))
-    assert "meta tensor: no data" in look(four, four.call_packed(torch.empty, 3, device="meta"))
+    assert "not a tensor" in look(four.call_packed(str))
+    assert "meta tensor: no data" in look(four.call_packed(torch.empty, 3, device="meta"))
 
 
 def test_what_a_worker_sends_is_bounded(
@@ -130,9 +135,9 @@ def test_what_a_worker_sends_is_bounded(
         return found
 
     monkeypatch.setattr(
-        "discolab.views.dref.replicas.values_of", counting
+        "discolab.views.dref.differences.values_of", counting
     )  # workers are threads here
-    look(four, ref)
+    look(ref)
     assert 0 < max(sent) <= 2**16
     assert sent.count(0) == 2
 
@@ -200,7 +205,7 @@ def test_stages_of_a_pipeline_are_not_compared_with_each_other(four: ThreadedSes
 
 def test_what_can_not_be_read_is_no_failure_of_the_program(four: ThreadedSession) -> None:
     ref = four.call_packed(Unreadable)
-    parts = replica_parts(four, ref, CLASSES, 5.0, path="x")
+    parts = replica_parts(ref, CLASSES, 5.0, path="x")
     assert "RuntimeError: not now" in render_text(Stack(tuple(parts)))
     four.sync_all()
 
@@ -214,7 +219,7 @@ def test_it_never_waits_longer_than_its_patience(four: ThreadedSession) -> None:
     ref = four.call_packed(torch.ones, 3)
     four.call_packed(time.sleep, 30)
     begun = time.monotonic()
-    parts = replica_parts(four, ref, CLASSES, 0.1)
+    parts = replica_parts(ref, CLASSES, 0.1)
     assert time.monotonic() - begun < 5
     assert "no answer in time" in render_text(Stack(tuple(parts)))
     four.interrupt()
@@ -222,4 +227,4 @@ def test_it_never_waits_longer_than_its_patience(four: ThreadedSession) -> None:
 
 def test_on_every_engine(sess: Session) -> None:
     ref = sess.call_packed(replicas, 2**16, torch.float32, "one")
-    assert "[8192, 1]" in look(sess, ref)
+    assert "[8192, 1]" in look(ref)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ...views.dref.replicas import pair_words
+from ...views.dref.differences import pair_words
 from ...views.formats import cut, format_number, format_ranks, format_shape, format_workers
 from ...views.parts import Bars, Card, Column, Details, Line, Part, Row, Stack, Table, Text
 from .results import Comparison, Finding, Point

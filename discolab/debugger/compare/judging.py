@@ -16,7 +16,7 @@ import torch
 from ...runtime.dref import DRef
 from ...runtime.registers import OWN
 from ...runtime.session import Session
-from ...views.dref.replicas import place_of
+from ...views.dref.differences import place_of
 from . import remote
 from .laying import alike, spreads_of, sums_of
 from .measuring import EXACT, Row, Tolerance, difference, scale_of, tolerance_for

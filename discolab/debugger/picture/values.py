@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...views.dref.compare import content_key
+from ...views.dref.contents import content_key
 from ...views.formats import cut, format_number
 from ...views.parts import AcrossRow, Heat, Role, Span, Text
 from ...views.summary import head_words, module_words, summarize, tensor_words

@@ -16,7 +16,7 @@ from ...runtime.dref import DRef
 from ...runtime.errors import ArgumentError, DiscoError
 from ...runtime.session import Session
 from ...views import Part, render_html
-from ...views.dref.draw import draw_dref
+from ...views.dref.view import draw_dref
 from ...views.parts import Text
 from ...views.registers.registers_view import (
     cells_of,

@@ -17,7 +17,7 @@ import torch
 from ...runtime.dref import DRef
 from ...runtime.errors import ArgumentError
 from ...runtime.registers import OWN
-from ..dref.compare import grouped
+from ..dref.contents import grouped
 from ..facts.guard import FAILURES, error_text, safe_repr, type_name
 from ..facts.storage import why_no_data
 from ..facts.tensors import dtype_name, is_dtensor, shape_of

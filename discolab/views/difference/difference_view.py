@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from ..dref.replicas import pair_words
+from ..dref.differences import pair_words
 from ..formats import cut, format_number, format_ranks, format_shape, format_workers
 from ..parts import Card, Column, Details, Line, Part, Row, Stack, Table, Text
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ..dref.replicas import place_of
+from ..dref.differences import place_of
 from ..facts.distances import distances
 from ..facts.tensors import dtype_name, shape_of
 

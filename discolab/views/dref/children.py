@@ -6,26 +6,15 @@ which one differs is never left out for want of room, and never hidden in a clos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ..formats import cut, format_bytes, format_ranks, format_shape, format_workers
-from ..parts import Column, Details, Part, Row, Table, Text
+from ..parts import Align, Column, Details, Part, Row, Stack, Table, Text
 from ..summary import summarize
-from .child_rows import byte_words, few_distinct, same_words, section_parts, verdict_of
-from .compare import content_classes, content_key, free_verdict, grouped, row_verdict
-from .parameters import (
-    by_name,
-    compared_parameters,
-    layout_words,
-    must_agree,
-    not_none,
-    replicas,
-    rows_of,
-    sharding,
-)
-from .plain_values import by_key, plain_parts
+from .contents import content_classes, content_key, free_verdict, grouped, odd_ranks, row_verdict
 
 _Records: TypeAlias = Mapping[int, Mapping[str, Any]]
 _Cells: TypeAlias = Callable[[str, str, Text], tuple[Text, ...]]
@@ -39,6 +28,10 @@ _ALL_SAY = {
     "equal": Text("equal where several have a parameter", "muted"),
     "distinct": Text("parameters of the same name are distinct", "muted"),
 }
+_MOST_ROWS = 40
+_MOST_OPEN = 12  # rows that are shown without being asked for
+_RIGHT = {"bytes"}
+_MOST_KEYS = 8  # columns
 
 
 @dataclass(frozen=True)
@@ -271,6 +264,83 @@ def _stages(records: _Records) -> Table:
     )
 
 
+def compared_parameters(
+    records: _Records,
+) -> list[tuple[str, dict[int, object], list[list[int]] | None]]:
+    """Name, contents by rank and sets that must agree, of each parameter and buffer."""
+    found: list[tuple[str, dict[int, object], list[list[int]] | None]] = []
+    layouts = {rank: record.get("layouts") or [] for rank, record in records.items()}
+    for name, held in by_name(records).items():
+        digests: dict[int, object] = {rank: row.get("digest") for rank, row in held.items()}
+        found.append((name, digests, must_agree(held, layouts)))
+    return found
+
+
+def by_name(records: _Records) -> dict[str, dict[int, Mapping[str, Any]]]:
+    """The parameters and buffers of all workers by name, those too that are told in a line."""
+    found: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for rank, record in records.items():
+        for row in rows_of(record):
+            found.setdefault(str(row.get("name")), {})[rank] = row
+        for name, words, digest in record.get("brief") or []:
+            dtype, _, shape = str(words).partition("[")
+            line = {"name": name, "dtype": dtype, "size": f"[{shape}", "digest": digest}
+            found.setdefault(str(name), {})[rank] = line
+    return found
+
+
+def must_agree(held: _Records, layouts: Mapping[int, Sequence[Any]]) -> list[list[int]] | None:
+    """The workers that must hold the same, by the meshes of all that hold it; None if unknown."""
+    sets: list[list[int]] = []
+    for rank, row in held.items():
+        told = replicas(sharding(row, layouts[rank]))
+        if told is None:
+            return None
+        sets += [ranks for ranks in told if ranks not in sets]
+    return sets
+
+
+def sharding(row: Mapping[str, Any], layouts: Sequence[Any]) -> Mapping[str, Any] | None:
+    """How a parameter is laid out, if it is a DTensor."""
+    number = row.get("layout")
+    known = isinstance(number, int) and 0 <= number < len(layouts)
+    return layouts[number] if known and isinstance(layouts[number], Mapping) else None  # type: ignore[index]
+
+
+def replicas(layout: Mapping[str, Any] | None) -> list[list[int]] | None:
+    """The sets of workers that must hold the same shard; None if nothing is known of that."""
+    if layout is None:
+        return None
+    sets: dict[tuple[int, ...], list[int]] = {}
+    for number, rank in enumerate(layout["ranks"]):
+        place, rest = [], number
+        for size, (kind, _) in zip(
+            reversed(layout["mesh"]), reversed(layout["placements"]), strict=True
+        ):
+            rest, index = divmod(rest, size)
+            place.append(index if kind != "Replicate" else 0)
+        sets.setdefault(tuple(place), []).append(rank)
+    return list(sets.values())
+
+
+def layout_words(layout: Mapping[str, Any] | None) -> str:
+    """The placements in torch's words."""
+    if layout is None:
+        return ""
+    return ", ".join(f"{kind}({detail})" for kind, detail in layout["placements"])
+
+
+def rows_of(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The parameters that are told in full."""
+    rows = record.get("params")
+    return rows if isinstance(rows, list) else []
+
+
+def not_none(records: _Records) -> dict[int, Mapping[str, Any]]:
+    """The records of workers that hold more than None."""
+    return {rank: record for rank, record in records.items() if record.get("kind") != "none"}
+
+
 # -- containers -----------------------------------------------------------------------------------
 
 
@@ -341,4 +411,160 @@ def _item(key: str, held: _Records, records: _Records, num_groups: int) -> tuple
         same_words(held, lambda record: str(record.get("device", ""))),
         byte_words(record.get("nbytes") for record in held.values()),
         verdict,
+    )
+
+
+# -- containers of plain values --------------------------------------------------------------------
+
+
+def by_key(records: _Records) -> dict[str, dict[int, Mapping[str, Any]]]:
+    """The items of all workers by key, in the order of the first worker that has one."""
+    found: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for rank, record in records.items():
+        for item in record["items"]:
+            found.setdefault(str(item["key"]), {})[rank] = item["value"]
+    return found
+
+
+def plain_parts(records: _Records) -> list[Part] | None:
+    """A row for each worker, a column for each key in which they differ."""
+    items = by_key(records)
+    differing = {
+        key: held
+        for key, held in items.items()
+        if len({str(content_key(record)) for record in held.values()}) > 1
+        or len(held) < len(records)
+    }
+    unknown = any(record.get("more") for record in records.values())
+    if not differing:
+        return None if unknown and len({str(content_key(r)) for r in records.values()}) > 1 else []
+    shown = list(differing.items())[:_MOST_KEYS]
+    rows = []
+    odd = {key: set(_odd(held)) for key, held in shown}
+    for rank in sorted(records):
+        cells = [
+            Text(
+                summarize(held[rank], 40) if rank in held else "–",
+                "warning" if rank in odd[key] else "plain",
+            )
+            for key, held in shown
+        ]
+        rows.append(Row(tuple(cells), (rank,)))
+    columns = tuple(Column(key, _align(held)) for key, held in shown)
+    parts: list[Part] = [Table(columns, tuple(rows))]
+    same = len(items) - len(differing)
+    words = []
+    if len(differing) > len(shown):
+        words.append(f"{len(differing) - len(shown)} more keys differ")
+    if same:
+        words.append(f"{same} other {'key is' if same == 1 else 'keys are'} equal")
+    if words:
+        parts.append(Text(", ".join(words), "muted"))
+    return parts
+
+
+def _odd(held: _Records) -> list[int]:
+    """The workers outside a majority, if there is one."""
+    keys = {rank: str(content_key(record)) for rank, record in held.items()}
+    return odd_ranks(keys, sorted(keys)) if len(set(keys.values())) < len(keys) else []
+
+
+def _align(held: _Records) -> Align:
+    numbers = all(record.get("type") in ("int", "float") for record in held.values())
+    return "right" if numbers else "left"
+
+
+# -- rows as tables: those that differ in sight, the usual ones folded -----------------------------
+
+
+def same_words(held: _Records, words: Callable[[Mapping[str, Any]], str]) -> Text:
+    """What all workers say of something, or what each says."""
+    groups = grouped({rank: words(record) for rank, record in held.items()})
+    if len(groups) == 1:
+        return Text(groups[0][0])
+    told = [f"{text or 'none'} on {ranks}" for text, ranks in groups[:3]]
+    return Text("; ".join(told) + ("; …" if len(groups) > 3 else ""))
+
+
+def byte_words(counts: Iterable[object]) -> Text:
+    known = [count for count in counts if isinstance(count, int)]
+    if not known:
+        return Text("")
+    low, high = min(known), max(known)
+    return Text(format_bytes(low) if low == high else f"{format_bytes(low)} – {format_bytes(high)}")
+
+
+def few_distinct(verdicts: Sequence[Text]) -> set[int]:
+    """The places of a few "distinct" among many "equal": parameters that were missed, it seems.
+
+    Where a good part is distinct, as with shards, nothing is said against it.
+    """
+    distinct = {place for place, verdict in enumerate(verdicts) if verdict.text == "distinct"}
+    equal = sum(verdict.text == "equal" for verdict in verdicts)
+    return distinct if 4 * len(distinct) <= equal else set()
+
+
+def section_parts(
+    words: str, titles: Sequence[str], rows: Sequence[tuple[Text, ...]], left: int
+) -> list[Part]:
+    """The rows as a table; where there are many, the usual ones in a section to be opened."""
+    if not rows:
+        return []
+    place = titles.index("workers")
+    odd = [row for row in rows if row[place].role == "warning"]
+    usual = [row for row in rows if row[place].role != "warning"]
+    if len(rows) <= _MOST_OPEN and not left:
+        if odd:
+            return [_table(titles, rows)]
+        return [Details(f"{words}: {len(rows)}{_verdict(usual, place)}", _table(titles, rows))]
+    parts: list[Part] = []
+    if odd:
+        more = f", the first {_MOST_ROWS}" if len(odd) > _MOST_ROWS else ""
+        parts.append(Text(f"{words} that differ: {len(odd)} of {len(rows) + left}{more}"))
+        parts.append(_table(titles, odd[:_MOST_ROWS]))
+    said = Counter(row[place].text for row in usual)
+    usual.sort(key=lambda row: said[row[place].text])  # what is rare is not left out
+    shown = usual[: max(_MOST_ROWS - len(odd), _MOST_OPEN)]
+    if shown:
+        which = "the others" if odd else words
+        body = _table(titles, shown)
+        unseen = len(usual) - len(shown) + left
+        first = f"{which}: {len(usual) + left}{_verdict(usual, place) if not left else ''}"
+        rest = [Text(f"and {unseen} more", "muted")] if unseen else []
+        parts.append(Details(first, Stack((body, *rest))))
+    return parts
+
+
+def verdict_of(
+    words: str, titles: Sequence[str], rows: Sequence[tuple[Text, ...]], left: int = 0
+) -> Text | None:
+    """How the workers compare in all rows, where that is not one word for all of them.
+
+    `left` counts those that there are no rows of.
+    """
+    cells = [row[titles.index("workers")] for row in rows]
+    odd = sum(cell.role == "warning" for cell in cells)
+    if odd:
+        verb = "differs" if odd == 1 else "differ"
+        return Text(f"{odd} of {len(rows) + left} {words} {verb}", "warning")
+    said = [cell.text for cell in cells if cell.text]
+    if len(set(said)) < 2:
+        return None
+    return Text(f"{said.count('distinct')} of {len(rows) + left} {words} distinct", "muted")
+
+
+def _verdict(rows: Sequence[tuple[Text, ...]], place: int) -> str:
+    """What all rows say of the workers, if they say the same."""
+    said = {row[place].text for row in rows}
+    word = said.pop() if len(said) == 1 else ""
+    return f", all {word}" if word else ""
+
+
+def _table(titles: Sequence[str], rows: Sequence[tuple[Text, ...]]) -> Table:
+    used = [place for place in range(len(titles)) if any(row[place].text for row in rows)]
+    return Table(
+        tuple(
+            Column(titles[place], "right" if titles[place] in _RIGHT else "left") for place in used
+        ),
+        tuple(Row(tuple(row[place] for place in used)) for row in rows),
     )

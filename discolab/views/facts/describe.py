@@ -1,7 +1,7 @@
 """Describes any value on the worker that holds it, as a small plain record.
 
 `describe` runs as an ordinary worker function, in whatever thread the worker runs in. The record
-travels to the controller, where `dref_view` draws the records of all workers. It never raises,
+travels to the controller, where `dref.view` draws the records of all workers. It never raises,
 never runs a collective, and leaves random number generators and autograd as they were.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import torch
 
-from ..dref.compare import content_key
+from ..dref.contents import content_key
 from ..summary import summarize
 from .describe_module import (
     MOST_BRIEF,

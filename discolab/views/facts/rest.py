@@ -1,6 +1,6 @@
 """Compares parameters and items beyond those that a record names: block by block, then by name.
 
-Worker functions for `dref.far_rows`: no collective. Answers are bounded, whatever the value holds.
+Worker functions for `dref.ask`: no collective. Answers are bounded, whatever the value holds.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..dref.notes import BAD, problem_parts, role_of
+from ..dref.contents import NO_VALUE
+from ..dref.tables import problem_parts, role_of
 from ..formats import cut, format_number, format_shape, format_workers
 from ..parts import Card, Column, Legend, Line, Outline, Part, Plot, Row, Table, Text
 from .picture import NOT_FINITE, TOP, Facts, Picture, Shades, Stat
@@ -93,7 +94,7 @@ def repr_number(value: float, dtype: str) -> str:
 
 def state_words(record: Mapping[str, Any]) -> str:
     """Why a shard is not seen, in a word or a line."""
-    kind = BAD.get(str(record.get("kind")), "silent")
+    kind = NO_VALUE.get(str(record.get("kind")), "silent")
     message = record.get("message")
     return cut(f"{kind}: {message}" if message else kind, 120)
 
@@ -189,7 +190,7 @@ def _plot(sheet: Sheet, picture: Picture, shades: Shades, alt: str) -> Plot:
 
 def short_state(record: Mapping[str, Any]) -> str:
     """``still busy``"""
-    return BAD.get(str(record.get("kind")), "silent")
+    return NO_VALUE.get(str(record.get("kind")), "silent")
 
 
 def drawn_ratio(sheet: Sheet) -> float:
@@ -213,7 +214,7 @@ def _shard_table(sheet: Sheet, picture: Picture, choice: str) -> Table:
         facts = picture.shown.get(shard)
         if facts is None:
             kind = str(_state_of(shard, picture)["kind"])
-            cells = Text(BAD.get(kind, "silent"), role_of(kind)), Text("")
+            cells = Text(NO_VALUE.get(kind, "silent"), role_of(kind)), Text("")
         else:
             words = _range_words(facts, picture.exact)
             if sheet.replicas != "equal" and set(read[shard]) < set(shard.ranks):

@@ -17,8 +17,7 @@ from ...runtime.channel import Ticket
 from ...runtime.dref import DRef
 from ...runtime.errors import ArgumentError, SessionClosedError
 from ...runtime.failures import Failure
-from ..dref.draw import layout_of
-from ..dref.states import failure_record, state_record
+from ..dref.ask import failure_record, layout_of, state_record
 from ..parts import Part
 from .picture import STATS, Picture, Stat, make_picture, shade
 from .plot_view import drawn_size, plot_parts

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from ...runtime.errors import ArgumentError
-from ..dref.compare import content_classes
+from ..dref.contents import content_classes
 from ..dref.inference import infer_plans
 from ..dref.layout import Plan, make_plan, placements_of
-from ..dref.said_layout import contradiction, dtensor_layout, over_all, own_plans, said_plans
+from ..dref.summary import contradiction, dtensor_layout, over_all, own_plans, said_plans
 from ..formats import format_shape
 from .regions import Cut
 

@@ -19,7 +19,7 @@ from rich.text import Text as RichText
 
 from ...runtime.errors import DiscoError
 from ...runtime.session import Session
-from ..dref.draw import draw_dref
+from ..dref.view import draw_dref
 from ..formats import format_bars, format_ranks, printable
 from ..parts import (
     Across,

@@ -8,34 +8,69 @@ runs. Where only a part was looked at the picture says so.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
+from ...runtime.dref import DRef
 from ...runtime.errors import DiscoError
 from ...runtime.failures import Failure
-from ...runtime.registers import OWN
+from ...runtime.worker import current_worker
 from ..facts.distances import distances
-from ..facts.guard import FAILURES
+from ..facts.guard import FAILURES, error_text, safe_repr
+from ..facts.storage import why_no_data
+from ..facts.tensors import digest_of, is_dtensor
 from ..formats import format_number, format_workers
 from ..parts import Column, Details, Part, Row, Stack, Table, Text
-from .answers import answers_of
-from .blocks import BLOCKS, Spans, cut_in, describe_blocks, values_of
+from .ask import DRAWING, ask
+from .children import differing_tensors
+from .summary import ValueSummary
 
+Spans: TypeAlias = list[tuple[int, int]]  # (first element, one past the last)
+
+BLOCKS = 256  # that a tensor is cut in at first
+_LARGEST_COPY = 256 * 2**20  # bytes of a tensor that is not contiguous
 _BUDGET = 64 * 1024  # bytes of values that a worker sends
 _CUT_AGAIN = 8  # blocks that are cut further
 _MOST_SHOWN = 5  # elements of one pair
 _MOST_PAIRS = 3
+_MOST_LOOKED_INTO = 3  # parameters or items that differ
+
+
+def difference_parts(ref: DRef, summary: ValueSummary, deadline: float) -> list[Part]:
+    """Where values differ that should be equal: the value itself, or parameters and items of it.
+
+    Parameters
+    ----------
+    ref
+        Of a live session.
+    summary
+        What is known of its value.
+    deadline
+        On the clock of ``time.monotonic``; workers are not asked after it.
+    """
+    if summary.tensors and summary.classes is not None and not summary.disagree:
+        patience = deadline - time.monotonic()
+        return replica_parts(ref, summary.classes, patience, summary.must_agree)
+    try:
+        odd = differing_tensors(summary.good, summary.num_groups)
+    except Exception:  # a view never raises
+        return []
+    return [
+        part
+        for name, keys, sets in odd[:_MOST_LOOKED_INTO]
+        for part in replica_parts(ref, keys, deadline - time.monotonic(), sets, path=name)
+    ]
 
 
 def replica_parts(
-    session: Any,
-    ref: Any,
+    ref: DRef,
     classes: Mapping[int, object],
     patience: float,
     sets: Sequence[Sequence[int]] | None = None,
@@ -45,10 +80,10 @@ def replica_parts(
 
     Parameters
     ----------
-    session, ref
-        The value, and whose it is.
+    ref
+        The value.
     classes : mapping of rank to letter, or anything else that is equal if the contents are
-        Which contents are equal, see `compare.content_classes`.
+        Which contents are equal, see `contents.content_classes`.
     patience : float
         Seconds to wait at most.
     sets : sequence of sequences of ranks, optional
@@ -66,9 +101,12 @@ def replica_parts(
         pairs = pairs_to_compare(classes, sets)
         if not pairs:
             return []
-        deadline = time.monotonic() + patience
-        found = _Search(session, ref, pairs[:_MOST_PAIRS], deadline, path).run()
-        parts = [part for pair in found for part in _pair_parts(*pair, path)]
+        search = _Search(ref, time.monotonic() + patience, path)
+        parts = [
+            part
+            for usual, odd in pairs[:_MOST_PAIRS]
+            for part in _pair_parts(usual, odd, search.compare(usual, odd[0]), path)
+        ]
         if parts and len(pairs) > _MOST_PAIRS:
             parts.append(Text(f"and {len(pairs) - _MOST_PAIRS} more that differ", "muted"))
         return parts
@@ -118,24 +156,13 @@ class Difference:
 
 
 class _Search:
-    """Narrows down, for all pairs at once, where two workers differ; asks until `deadline`."""
+    """Narrows down where two workers differ; asks until `deadline`."""
 
-    def __init__(
-        self,
-        session: Any,
-        ref: Any,
-        pairs: Sequence[tuple[int, tuple[int, ...]]],
-        deadline: float,
-        path: str | None,
-    ) -> None:
-        self._session, self._ref, self._deadline, self._path = session, ref, deadline, path
-        self._pairs = pairs
+    def __init__(self, ref: DRef, deadline: float, path: str | None) -> None:
+        self._ref, self._deadline, self._path = ref, deadline, path
 
-    def run(self) -> Iterator[tuple[int, tuple[int, ...], Difference]]:
-        for usual, odd in self._pairs:
-            yield usual, odd, self._compare(usual, odd[0])
-
-    def _compare(self, one: int, other: int) -> Difference:
+    def compare(self, one: int, other: int) -> Difference:
+        """The largest differences of two workers that are told to hold other contents."""
         spans: Spans | None = None
         skipped = False
         while True:
@@ -175,19 +202,17 @@ class _Search:
 
     def _ask(self, function: Any, ranks: tuple[int, int], spans: Spans | None) -> Any:
         """What both workers answer, in order; a string if one gives none."""
-        left = self._deadline - time.monotonic()
-        if left <= 0:
+        patience = self._deadline - time.monotonic()
+        if patience <= 0:
             return "no time was left"
-        ref = self._session.call_packed(function, self._ref, ranks, spans, self._path)
-        ref.name = OWN
-        answers = answers_of(ref, left, ranks)
-        found = [answers.get(rank) for rank in ranks]
-        for answer in found:
+        answers = ask(self._ref, patience, function, ranks, spans, self._path, ranks=ranks)
+        both = [answers.get(rank) for rank in ranks]
+        for answer in both:
             if isinstance(answer, str | Failure):
                 return answer.headline if isinstance(answer, Failure) else answer
-        if any(answer is None for answer in found):
+        if any(answer is None for answer in both):
             return "a worker gave no answer in time"
-        return found
+        return both
 
 
 def _distance(one: Sequence[Any], other: Sequence[Any]) -> float:
@@ -232,15 +257,18 @@ def place_of(number: int, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(index))
 
 
+# -- what was found, as parts ----------------------------------------------------------------------
+
+
 def _pair_parts(
-    one: int, others: tuple[int, ...], found: Difference, path: str | None
+    one: int, others: tuple[int, ...], difference: Difference, path: str | None
 ) -> list[Part]:
     inside = "" if path is None else f" in {path}"
     who = f"{format_workers(others)} against worker {one}{inside}"
-    if found.note:
-        return [Text(f"{who}: differences not looked at: {found.note}", "muted")]
-    if not found.largest:
-        if not found.looked:
+    if difference.note:
+        return [Text(f"{who}: differences not looked at: {difference.note}", "muted")]
+    if not difference.largest:
+        if not difference.looked:
             return []
         return [Text(f"{who}: values equal, bits differ (as 0.0 and -0.0 do)", "muted")]
     rows = [
@@ -251,7 +279,7 @@ def _pair_parts(
                 Text(format_number(gap)),
             )
         )
-        for index, a, b, gap in found.largest
+        for index, a, b, gap in difference.largest
     ]
     columns = (
         Column("index"),
@@ -260,18 +288,19 @@ def _pair_parts(
         Column("|a - b|", "right"),
     )
     part: Part = Table(columns, tuple(rows))
-    more = found.differ - len(rows)
+    more = difference.differ - len(rows)
     if more > 0:
         part = Stack((part, Text(f"and {more:,} more", "muted")))
-    return [Details(f"largest differences, {who}: {_counted(found)}", part)]
+    return [Details(f"largest differences, {who}: {_counted(difference)}", part)]
 
 
-def _counted(found: Difference) -> str:
+def _counted(difference: Difference) -> str:
     """How many elements differ, and of how many that is known."""
-    if found.whole:
-        verb = "differs" if found.differ == 1 else "differ"
-        return f"{found.differ:,} of {found.size:,} elements {verb}"
-    return f"{found.differ:,} of the {found.looked:,} elements looked at, of {found.size:,}"
+    if difference.whole:
+        verb = "differs" if difference.differ == 1 else "differ"
+        return f"{difference.differ:,} of {difference.size:,} elements {verb}"
+    looked = f"the {difference.looked:,} elements looked at, of {difference.size:,}"
+    return f"{difference.differ:,} of {looked}"
 
 
 def pair_words(a: object, b: object) -> tuple[str, str]:
@@ -288,3 +317,104 @@ def pair_words(a: object, b: object) -> tuple[str, str]:
             if words[0] != words[1] or a == b:
                 return words
     return str(a), str(b)
+
+
+# -- on the workers: what can't be read is a string that says why ----------------------------------
+
+
+def cut_in(first: int, last: int, count: int) -> Spans:
+    """Cut a span in at most `count` equal ones, the last one maybe shorter.
+
+    Examples
+    --------
+    >>> cut_in(0, 10, 4)
+    [(0, 3), (3, 6), (6, 9), (9, 10)]
+    """
+    step = max(-(-(last - first) // count), 1)
+    return [(start, min(start + step, last)) for start in range(first, last, step)]
+
+
+def describe_blocks(
+    value: Any, ranks: Sequence[int], spans: Spans | None, path: str | None = None
+) -> Any:
+    """Digest and range of each block (a worker function); None on workers not in `ranks`.
+
+    Returns
+    -------
+    tuple
+        Shape, dtype, and ``[digest, lowest, highest, sum]`` of each block; with `spans` None of
+        about 256 equal ones. A string says why there is none.
+    """
+    if current_worker().worker_id not in ranks:
+        return None
+    try:
+        value = _at(value, path)
+        flat = _flat(value)
+        if isinstance(flat, str):
+            return flat
+        local = value._local_tensor if is_dtensor(value) else value
+        spans = spans or cut_in(0, flat.numel(), BLOCKS)
+        blocks = [_block(flat[first:last]) for first, last in spans]
+        return list(local.shape), str(local.dtype).removeprefix("torch."), blocks
+    except FAILURES as error:  # it must not count as a failure of the user's program
+        return error_text(error)
+
+
+def values_of(value: Any, ranks: Sequence[int], spans: Spans, path: str | None = None) -> Any:
+    """The values of some blocks in a row (a worker function); None on workers not in `ranks`."""
+    if current_worker().worker_id not in ranks:
+        return None
+    try:
+        flat = _flat(_at(value, path))
+        if isinstance(flat, str):
+            return flat
+        found = torch.cat([flat[first:last] for first, last in spans]).cpu()
+        return found.float() if found.is_floating_point() and found.itemsize < 4 else found
+    except FAILURES as error:
+        return error_text(error)
+
+
+for _function in (describe_blocks, values_of):
+    _function.disco_command = DRAWING  # type: ignore[attr-defined]
+
+
+def _at(value: Any, path: str | None) -> Any:
+    """The parameter or item of that name."""
+    if path is None:
+        return value
+    if isinstance(value, torch.nn.Module):
+        named = (*value.named_parameters(), *value.named_buffers())
+    elif isinstance(value, dict):
+        named = tuple((safe_repr(key, 60)[0], item) for key, item in value.items())
+    elif isinstance(value, list | tuple):
+        keys = getattr(value, "_fields", itertools.count())
+        named = tuple(zip(map(str, keys), value, strict=False))
+    else:
+        return getattr(value, path, None)
+    return dict(named).get(path)
+
+
+def _flat(value: Any) -> torch.Tensor | str:
+    """The elements in row-major order, copied only if they do not lie so; or why there are none."""
+    if not isinstance(value, torch.Tensor):
+        return "not a tensor"
+    local: torch.Tensor = value._local_tensor if is_dtensor(value) else value  # type: ignore[attr-defined]
+    local = local.detach()
+    if local.layout is not torch.strided or local.is_quantized or local.is_nested:
+        return "of a layout that is not read in blocks"
+    if why := why_no_data(local):
+        return why
+    if not local.is_contiguous() and local.numel() * local.itemsize > _LARGEST_COPY:
+        return "too large to be put in order"
+    return local.resolve_conj().resolve_neg().reshape(-1)
+
+
+def _block(block: torch.Tensor) -> list[Any]:
+    if not block.numel() or block.is_complex() or block.itemsize < 1:
+        return [digest_of(block), 0.0, 0.0, 0.0]
+    try:
+        wide = block.to(torch.float64) if block.numel() <= 2**16 else block.float()
+        low, high = torch.aminmax(wide)
+        return [digest_of(block), float(low), float(high), float(wide.sum())]
+    except FAILURES:  # a dtype without arithmetic
+        return [digest_of(block), 0.0, 0.0, 0.0]

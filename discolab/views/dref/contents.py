@@ -1,7 +1,8 @@
 """Compares the records of all workers: who holds the same content, who is the odd one out.
 
 Pure. Classes are letters in rank order: the first worker's content is A. Only content that the
-records can vouch for is compared: a digest, or a repr that is not cut.
+records can vouch for is compared: a digest, or a repr that is not cut. A verdict is a `Text`; one
+that says a worker is odd is a warning.
 """
 
 from __future__ import annotations
@@ -13,6 +14,14 @@ from typing import Any
 from ..formats import format_ranks, format_workers
 from ..parts import Text
 from .layout import Plan
+
+#: Kinds of record that stand for a worker without a value, and what is said of it.
+NO_VALUE = {
+    "failure": "failed",
+    "dead": "died",
+    "pending": "still busy",
+    "missing": "gave no answer",
+}
 
 _MOST_LETTERS = 16
 _PASSING = {
