@@ -41,7 +41,7 @@ from .runtime import (
     list_funcs,
     register_func,
 )
-from .runtime.mesh import Mesh
+from .runtime.drawn import Drawn
 from .runtime.services import PRELOAD, SERVICES
 
 if TYPE_CHECKING:
@@ -78,8 +78,6 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f".{name}", __name__)
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "doctor":
-        importlib.import_module(".views.doctor_view", __name__)  # draws what it gives
     found = getattr(importlib.import_module(_LATER[name], __name__), name)
     globals()[name] = found  # the import may have left a module of that name there
     return found
@@ -102,11 +100,7 @@ Session.above["compare"] = _later(".views.difference.comparison", "compare")
 Session.above["rpc"] = _later(".rpc.api", "rpc_of")
 # where workers are in other processes, which may use it first, a session imports it as it starts
 SERVICES["rpc"] = _later(".rpc.directory", "RpcService")
-Session.draw = staticmethod(_later(".views.session_view", "session_bundle"))
-DRef.draw = staticmethod(_later(".views.dref.view", "dref_bundle"))
-Mesh.draw = staticmethod(_later(".views.mesh_view", "mesh_bundle"))
-DRef.__rich__ = _later(".views.render.rich_view", "rich_of")  # type: ignore[attr-defined]
-Session.__rich__ = DRef.__rich__  # type: ignore[attr-defined]
+Drawn.draw_as = staticmethod(_later(".views.pictures", "draw_as"))
 # workers answer looks and calls of these beside what they compute, where nothing should be imported
 PRELOAD += [f"{__name__}.{name}" for name in ("views", "debugger", "rpc")]
 

@@ -7,8 +7,8 @@ and its workers go on while they are read.
 
 Where workers have processes of their own, the ledger and the board are the coordinator's, in this
 process; what the workers do they are asked on their links, which answer while they compute, and it
-waits 0.3 s for that at most. How a `Diagnosis` is drawn is not decided here: `views` sets
-`Diagnosis.draw`.
+waits 0.3 s for that at most. How a `Diagnosis` is drawn is not decided here, see
+`runtime.drawn`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, ClassVar
+from typing import Any
 
+from ..runtime.drawn import Pictured
 from ..runtime.errors import ArgumentError
 from ..runtime.failures import Failure, name_ranks
 from ..runtime.ranks import parse_ranks
@@ -68,7 +69,7 @@ class Parcel:
 
 
 @dataclass(frozen=True, repr=False)
-class Diagnosis:
+class Diagnosis(Pictured):
     """What `doctor` found. It shows itself as text and, in a notebook, as HTML.
 
     Attributes
@@ -99,15 +100,6 @@ class Diagnosis:
     rounds: tuple[Round, ...]
     failure: str
     unseen: tuple[int, ...]
-
-    draw: ClassVar[Callable[[Diagnosis], dict[str, str]] | None] = None
-
-    def __repr__(self) -> str:
-        return self._repr_mimebundle_()["text/plain"]
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        draw = Diagnosis.draw
-        return draw(self) if draw is not None else {"text/plain": f"<diagnosis of {self.title}>"}
 
 
 def doctor(session: Session, n: int = 8, ranks: Any = None, group: Any = None) -> Diagnosis:

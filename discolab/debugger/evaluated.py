@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..runtime.drawn import Pictured
 from ..views.parts import Part
-from ..views.render.bundle import bundle_of
-from ..views.render.text import render_text
 
 
 @dataclass(frozen=True, repr=False)
-class Evaluated:
+class Evaluated(Pictured):
     """The value of an expression on some workers; shows itself.
 
     Attributes
@@ -36,9 +35,3 @@ class Evaluated:
         from .picture import evaluated_parts
 
         return evaluated_parts(self.expression, self.values)
-
-    def __repr__(self) -> str:
-        return render_text(self.part)
-
-    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
-        return bundle_of(self.part)

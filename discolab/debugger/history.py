@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ccl.board.rounds import in_order
+from ..runtime.drawn import Pictured
 from ..runtime.errors import ArgumentError
 from ..runtime.failures import name_ranks
 from ..runtime.ranks import parse_ranks
 from ..runtime.session import Session
 from ..runtime.sources import place
 from ..views.parts import Line, Part, Stack, Text
-from ..views.render.bundle import bundle_of
-from ..views.render.text import render_text
 from . import recorded
 from .looking import DebuggerError, Ranks
 from .playback import Playback, back, forth, playback_of
@@ -55,7 +54,7 @@ class Moment:
 
 
 @dataclass(frozen=True, repr=False)
-class History:
+class History(Pictured):
     """What a variable was over time, side by side for the workers; shows itself.
 
     Attributes
@@ -80,12 +79,6 @@ class History:
         drawn = history_parts(self.name, rows)
         notes = [Line((Text(note, "muted"),)) for note in self.notes]
         return Stack((drawn, *notes)) if notes else drawn
-
-    def __repr__(self) -> str:
-        return render_text(self.part)
-
-    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
-        return bundle_of(self.part)
 
 
 def history(session: Session, name: str, ranks: Ranks = None, last: int = 50) -> History:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
+from ..runtime.drawn import Pictured
 from ..views.parts import Part
-from ..views.render.bundle import bundle_of
-from ..views.render.text import render_text
 from .records import Spot
 
 Record = Mapping[str, Any]
@@ -58,7 +57,7 @@ class WorkerAt:
 
 
 @dataclass(frozen=True, repr=False)
-class Stop:
+class Stop(Pictured):
     """All workers of a program at one moment; shows itself.
 
     Attributes
@@ -93,19 +92,12 @@ class Stop:
     sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     is_past: bool = False
 
-    draw: ClassVar[Callable[[Stop], Part]]
-    """How it is drawn; `picture` sets it."""
-
     @property
     def part(self) -> Part:
         """How it is drawn."""
-        return type(self).draw(self)
+        from .picture import stop_parts  # which needs this layer's records
 
-    def __repr__(self) -> str:
-        return render_text(self.part)
-
-    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
-        return bundle_of(self.part)
+        return stop_parts(self)
 
     def spot(self, rank: int) -> Spot | None:
         """Where a worker is, in the frame that is shown; None if it is not in the program."""

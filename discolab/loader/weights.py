@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..runtime.drawn import Pictured
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError
 
 if TYPE_CHECKING:
+    from ..views import Part
     from .plans.plan import Resolved
 
 
-class Weights(dict[str, DRef]):
+class Weights(Pictured, dict[str, DRef]):
     """Parameters by name: each a `DRef`, with its placements where torch has words for them.
 
     On a worker whose pipeline stage does not hold a parameter, the value is None.
@@ -41,15 +43,12 @@ class Weights(dict[str, DRef]):
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
         raise ArgumentError(f"no parameter {name!r} was loaded{hint}")
 
-    def __repr__(self) -> str:
-        bundle = self._repr_mimebundle_()
-        return bundle["text/plain"]
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        from ..views.render.bundle import bundle_of
+    @property
+    def part(self) -> Part:
+        """The picture: what was loaded, and how it is cut."""
         from .tables.plan_tables import plan_parts
 
-        return bundle_of(plan_parts(self.resolved, self.dtype))
+        return plan_parts(self.resolved, self.dtype)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self))

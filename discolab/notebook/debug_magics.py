@@ -15,7 +15,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from ..debugger.picture import breaks_parts
 from ..debugger.stops import Stop
 from ..runtime.failures import name_ranks
-from ..views.render.bundle import Shown
+from ..views import Shown
 from .magic_lines import (
     LabMagics,
     arguments_of,

@@ -11,11 +11,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from markupsafe import Markup
+
 from ..runtime.failures import name_ranks
 from ..runtime.session import Session
 from .lock_watch import LockWatch
 from .output import OutputCapture
 
+_LINE = Markup("<pre><small>{}</small></pre>")
 _OUTPUT_EVERY = 0.2  # seconds
 _PROGRESS_EVERY = 1.0  # seconds
 PROGRESS_AFTER = 2.0  # seconds before the first line about progress
@@ -82,7 +85,7 @@ class LiveView:
     def _show(self, text: str) -> None:
         from IPython.display import HTML, display
 
-        line = HTML(f"<pre><small>{_escape(text)}</small></pre>" if text else "")
+        line = HTML(str(_LINE.format(text)) if text else "")
         if self._line is None:
             self._line = display(line, display_id=True)
         else:
@@ -95,7 +98,3 @@ def describe_progress(session: Session) -> str:
     for status in session.status():
         doing.setdefault(f"{status.state} {status.detail}".strip(), []).append(status.rank)
     return "; ".join(f"{name_ranks(ranks)} {text}" for text, ranks in doing.items())
-
-
-def _escape(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

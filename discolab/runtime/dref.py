@@ -4,18 +4,19 @@ A DRef holds its session and a register id, nothing of the value. It is freed by
 count: the session's `RegisterFile` hears of its death through a weak reference, and tells the
 workers with its next command, or after a moment.
 
-How a DRef is drawn is not decided here: `discolab` sets `DRef.draw`.
+How a DRef is drawn is not decided here, see `drawn`.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from .contexts import from_torch_function
+from .drawn import Drawn
 from .errors import ArgumentError
 from .failures import Failure
 from .worker import current_worker
@@ -80,7 +81,7 @@ def _unary(func: Callable[[Any], Any]) -> Callable[[DRef], DRef]:
     return on_workers
 
 
-class DRef(_NotATensor):
+class DRef(Drawn, _NotATensor):
     """One name for a value that lives on every worker.
 
     Attributes
@@ -102,7 +103,6 @@ class DRef(_NotATensor):
 
     __slots__ = ("__weakref__", "name", "placements", "reg_id", "session")
 
-    draw: ClassVar[Callable[[DRef], dict[str, str]] | None] = None
     __array_ufunc__ = None  # numpy leaves ``array * dref`` to us
 
     def __init__(
@@ -225,10 +225,6 @@ class DRef(_NotATensor):
     __invert__ = _unary(operator.invert)
 
     # -- display -----------------------------------------------------------------------------
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        draw = type(self).draw
-        return draw(self) if draw is not None else {"text/plain": repr(self)}
 
     def __repr__(self) -> str:
         state = (

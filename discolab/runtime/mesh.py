@@ -5,7 +5,7 @@ the last; each worker keeps that one as `Worker.mesh`, written by its own thread
 about "my" place are answered on the worker that asks; anywhere else ``of=rank`` names a worker.
 
 What a group of workers is, is not known here: `ccl` sets `Mesh.group_type`, and how a mesh is
-drawn, `discolab` sets `Mesh.draw`.
+drawn is not decided here either, see `drawn`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from .arguments import plain
+from .drawn import Drawn
 from .errors import ArgumentError
 from .failures import name_ranks
 from .worker import Worker, current_worker, current_worker_or_none
@@ -32,7 +33,7 @@ _RESERVED = ("world",)  # group="world" means all workers
 
 @plain
 @dataclass(frozen=True, slots=True, repr=False)
-class Mesh:
+class Mesh(Drawn):
     """Workers in a grid, row by row: the last axis varies fastest.
 
     Parameters
@@ -65,7 +66,6 @@ class Mesh:
     ranks: tuple[int, ...]
 
     group_type: ClassVar[Callable[[tuple[int, ...]], Any]]
-    draw: ClassVar[Callable[[Mesh], dict[str, str]] | None] = None
 
     def __post_init__(self) -> None:
         _check_axes(self.axes, self.sizes)
@@ -169,10 +169,6 @@ class Mesh:
         return DeviceMesh(current_worker().device.type, grid, mesh_dim_names=self.axes)
 
     # -- inside ------------------------------------------------------------------------------
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        draw = Mesh.draw
-        return draw(self) if draw is not None else {"text/plain": repr(self)}
 
     def _index(self, axis: str) -> int:
         if axis not in self.axes:

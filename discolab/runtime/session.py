@@ -37,6 +37,7 @@ from .arguments import (
 from .channel import Ticket
 from .contexts import nothing_in_force, with_context
 from .controller import Controller, call_site, check_timeout
+from .drawn import Drawn
 from .dref import DModule, DPackedFunc, DRef, FreedDRef, freed_text, put_failure
 from .errors import ArgumentError, ForeignDRefError, WorkerError
 from .failures import Failure
@@ -55,7 +56,7 @@ _RANDOM = {
 REDUCE_OPS = ("sum", "prod", "min", "max", "avg")  # Disco's numbers 0..4
 
 
-class Session(Controller):
+class Session(Drawn, Controller):
     """A single controller over `num_workers` workers; made by an engine, not directly.
 
     Use it in ``with``: leaving the block waits for the work, raises what failed in it, and
@@ -68,13 +69,6 @@ class Session(Controller):
 
     above: ClassVar[dict[str, Callable[..., Any]]] = {}
     """What a layer above does for `load`, `save`, `rpc` and `compare`; it enters itself here."""
-
-    draw: ClassVar[Callable[[Any], dict[str, str]] | None] = None
-    """How it is drawn in a notebook; `discolab` sets it."""
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        draw = type(self).draw
-        return draw(self) if draw is not None else {"text/plain": repr(self)}
 
     def __enter__(self) -> Self:
         self._check_open()

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
+from ..runtime.drawn import Drawn
 from ..views.parts import Part
-from ..views.render.bundle import bundle_of
+from ..views.pictures import picture_of
 from .chrome import document, write
 from .events import Event
 from .rounds import Round, match
 from .summary import Summary, parts_of, sum_up
 
 
-class Trace:
+class Trace(Drawn):
     """Events of some workers. It shows itself as text and, in a notebook, as HTML.
 
     Attributes
@@ -119,5 +119,5 @@ class Trace:
         count = sum(map(len, self.events.values()))
         return f"<trace of {self.title}: {count} events>"
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return bundle_of(self.parts())
+
+picture_of.register(Trace, Trace.parts)

@@ -8,6 +8,7 @@ two never disagree. Nothing here moves a whole tensor, runs a collective, or rai
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from .doctor_view import doctor_parts
 from .dref.view import draw_dref, dref_parts, view
 from .facts.describe import describe
 from .mesh_view import mesh_parts
@@ -33,25 +34,22 @@ from .parts import (
     Text,
     Tile,
 )
+from .pictures import Shown
 from .registers import facts as _probes  # noqa: F401 - loaded with discolab, see runtime/services.py
-from .render.bundle import Shown
 from .render.html import render_html
-from .render.html_base import rank_colour
+from .render.style import rank_colour
 from .render.text import render_text
+from .session_view import session_parts
 
 if TYPE_CHECKING:
     from .before_after import before_after
     from .difference.comparison import Comparison
-    from .doctor_view import doctor_parts
-    from .render.rich_view import render_rich
-    from .session_view import session_parts
+    from .render.rich import render_rich
 
 _LATER = {
     "Comparison": ".difference.comparison",
     "before_after": ".before_after",
-    "doctor_parts": ".doctor_view",
-    "render_rich": ".render.rich_view",
-    "session_parts": ".session_view",
+    "render_rich": ".render.rich",
 }
 
 

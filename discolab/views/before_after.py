@@ -21,7 +21,7 @@ from .facts.describe import describe
 from .facts.storage import why_no_data
 from .formats import format_number
 from .parts import Box, Lane, Lanes
-from .render.bundle import Shown
+from .pictures import Shown
 from .summary import summarize
 
 _PATIENCE = 5.0  # seconds

@@ -15,7 +15,7 @@ from ..ccl.doctor import Diagnosis, Edge, Parcel
 from ..runtime.status import WorkerStatus
 from .formats import cut, format_ranks, format_seconds, format_workers
 from .parts import Column, Line, Part, Role, Row, Stack, Table, Text, fold_rows
-from .render.bundle import bundle_of
+from .pictures import picture_of
 
 _LONGEST = 120  # characters of a cell
 _COLUMNS = (
@@ -219,10 +219,4 @@ def _folded(rows: Iterable[Row]) -> tuple[Row, ...]:
     return tuple(folded)
 
 
-def doctor_bundle(found: Diagnosis) -> dict[str, str]:
-    """Text and HTML of a diagnosis for a notebook."""
-    part = doctor_parts(found)
-    return bundle_of(part)
-
-
-Diagnosis.draw = staticmethod(doctor_bundle)
+picture_of.register(Diagnosis, doctor_parts)

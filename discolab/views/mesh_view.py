@@ -11,7 +11,7 @@ from itertools import product
 from ..runtime.mesh import Mesh
 from .formats import format_ranks, format_workers
 from .parts import Column, Part, Row, Stack, Table, Text
-from .render.bundle import bundle_of
+from .pictures import picture_of
 
 _MOST_COLUMNS = 16  # places of the last axis that get a column each
 _MOST_ROWS = 64
@@ -51,7 +51,4 @@ def mesh_parts(mesh: Mesh) -> Part:
     return Stack((title, table, *([Text(f"{more} more rows", "muted")] if more else [])))
 
 
-def mesh_bundle(mesh: Mesh) -> dict[str, str]:
-    """Text and HTML of a mesh for a notebook."""
-    part = mesh_parts(mesh)
-    return bundle_of(part)
+picture_of.register(Mesh, mesh_parts)

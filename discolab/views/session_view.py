@@ -16,7 +16,7 @@ from .dref.contents import group_ranks
 from .formats import cut, format_ranks, format_workers
 from .mesh_view import mesh_parts
 from .parts import Beside, Card, Column, Line, Part, Role, Row, Stack, Table, Text
-from .render.bundle import bundle_of
+from .pictures import picture_of
 
 _ROLES: dict[str, Role] = {"idle": "muted", "dead": "error", "ended": "error"}
 _LONGEST = 120
@@ -52,10 +52,7 @@ def _states(session: Session) -> Sequence[WorkerStatus]:
         time.sleep(0.002)
 
 
-def session_bundle(session: Session) -> dict[str, str]:
-    """Text and HTML of a session for a notebook."""
-    part = session_parts(session)
-    return bundle_of(part)
+picture_of.register(Session, session_parts)
 
 
 def _name(session: Session) -> str:

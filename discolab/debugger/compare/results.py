@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ...views.parts import Part
-from ...views.render.bundle import bundle_of
+from ...views.pictures import bundle_of
 from ...views.render.text import render_text
 from .measuring import Row
 
@@ -220,7 +220,7 @@ class Comparison:
         return render_text(self.part)
 
     def __rich__(self) -> Any:
-        from ...views.render.rich_view import render_rich
+        from ...views.render.rich import render_rich
 
         return render_rich(self.part)
 

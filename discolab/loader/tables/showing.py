@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from ...runtime.drawn import Pictured
 from ...runtime.errors import ArgumentError
-from ...views import Part, render_html, render_text
+from ...views import Part
 from ..catalog import Catalog
 from ..formats import open_checkpoint
 from ..formats.dtypes import cast_dtype
@@ -31,7 +32,7 @@ _SHORT = {
 }
 
 
-class Shown:
+class Shown(Pictured):
     """A table of a checkpoint, or of a plan's result; draws itself as text and as HTML.
 
     Attributes
@@ -74,14 +75,6 @@ class Shown:
         if name not in self.resolved.layouts:
             raise ArgumentError(f"no parameter {name!r}{_near(name, self.resolved.layouts)}")
         return Shown(drawing_part(self.resolved, name), self.catalog, self.resolved)
-
-    def __str__(self) -> str:
-        return render_text(self.part)
-
-    __repr__ = __str__
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": str(self), "text/html": render_html(self.part)}
 
 
 def show(

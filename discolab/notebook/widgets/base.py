@@ -28,7 +28,7 @@ from IPython.display import display
 
 from ...runtime.errors import DiscoError
 from ...views import Part, render_text
-from ...views.render.bundle import bundle_of
+from ...views.pictures import bundle_of
 from ..live import is_watched
 from .pump import pump
 

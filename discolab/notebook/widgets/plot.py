@@ -35,8 +35,7 @@ from ...views.plot.plot_view import (
     title_of,
 )
 from ...views.plot.plotting import GONE, Reader, check_options, parts_of
-from ...views.render.html_base import rank_colour
-from ...views.render.html_heat import colour_at, gradient
+from ...views.render.style import colour_at, gradient, rank_colour
 from .base import LiveWidget, source
 
 _MOST_TEXTS = 600  # values that are written into their pixels

@@ -18,8 +18,8 @@ from ...runtime.sources import is_cell
 from ...views import rank_colour
 from ...views.formats import cut, printable
 from ...views.parts import AcrossRow
-from ...views.render.across import MOST_COLUMNS, listed, runs_of
-from ...views.render.html_heat import heat_source
+from ...views.render.program import MOST_COLUMNS, listed, runs_of
+from ...views.render.style import heat_source
 
 _ALL_LINES = 200  # of a file that is sent whole
 _BLOCK = 60  # lines by which the part of a longer file moves

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from ...runtime.drawn import Pictured
 from ...runtime.dref import DRef
 from ...runtime.errors import ArgumentError
 from ...runtime.registers import OWN
@@ -22,8 +23,6 @@ from ..facts.guard import FAILURES, error_text, safe_repr, type_name
 from ..facts.storage import why_no_data
 from ..facts.tensors import dtype_name, is_dtensor, shape_of
 from ..parts import Part
-from ..render.bundle import bundle_of
-from ..render.text import render_text
 from .difference_view import comparison_parts
 from .tensor_difference import difference_of
 
@@ -34,7 +33,7 @@ _MOST_LEAVES = 20_000
 _DEPTH = 8
 
 
-class Comparison:
+class Comparison(Pictured):
     """What `Session.compare` found; shows itself as text and as HTML.
 
     Attributes
@@ -78,17 +77,6 @@ class Comparison:
     def part(self) -> Part:
         """The picture."""
         return comparison_parts(self.names, self.records, self.counts)
-
-    def __repr__(self) -> str:
-        return render_text(self.part)
-
-    def __rich__(self) -> Any:
-        from ..render.rich_view import render_rich
-
-        return render_rich(self.part)
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return bundle_of(self.part)
 
 
 def compare(

@@ -14,9 +14,9 @@ from numbers import Real
 from typing import Any, Literal
 
 from ...runtime.dref import DRef
-from ...runtime.errors import ArgumentError, DiscoError
+from ...runtime.errors import ArgumentError
 from ..parts import Beside, Card, Line, Part, Stack, Text
-from ..render.bundle import Shown, bundle_of
+from ..pictures import Shown, picture_of
 from ..summary import head_words, summarize, tensor_words
 from .ask import ask_workers, layout_of
 from .children import draw_children
@@ -322,10 +322,4 @@ def _drawing(summary: ValueSummary, pictures: Pictures) -> Drawing:
     return draw_apart(shapes, summary.classes, summary.pattern, others, pictures)
 
 
-def dref_bundle(ref: DRef) -> dict[str, str]:
-    """Text and HTML of a DRef for a notebook; never raises for the state of the session."""
-    try:
-        part = draw_dref(ref)
-    except DiscoError:
-        return {"text/plain": repr(ref)}
-    return bundle_of(part)
+picture_of.register(DRef, draw_dref)

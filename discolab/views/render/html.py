@@ -1,14 +1,19 @@
 """Lowers parts to HTML for notebooks: no JavaScript, no external file, saved output shows as is.
 
-What must survive where styles are stripped (tables, labels, numbers) is plain markup. Strings are
-escaped in one place, `html_base.escaped`. Pure; may be called from any thread; never raises.
+What must survive where styles are stripped (tables, labels, numbers) is plain markup. Text is
+escaped by construction: elements are made by `markup.tag`, which lets nothing through that is not
+HTML by type. Pure; may be called from any thread; never raises.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import assert_never
+
 from ..formats import format_bars, format_ranks, format_workers
 from ..parts import (
     Across,
+    AcrossRow,
     Badge,
     Bars,
     Beside,
@@ -22,24 +27,33 @@ from ..parts import (
     Lanes,
     Legend,
     Line,
+    Mark,
     Part,
     Plot,
     Role,
-    Row,
     Source,
+    SourceLine,
+    Span,
     Stack,
     Table,
     Text,
     Tracks,
     fold_rows,
 )
-from .html_base import escaped, rank_colour, rank_fill
-from .html_grid import grid_html
-from .html_heat import gradient, heat_source
-from .html_plot import plot_html
-from .html_program import across_html, source_html, uses_program_style
-from .html_style import PROGRAM_STYLE, STYLE
-from .html_tracks import tracks_html
+from .html_drawings import grid_html, plot_html, tracks_html
+from .markup import Html, joined, tag
+from .program import (
+    CHANGED,
+    DIFFERS,
+    MOST_COLUMNS,
+    SIGNS,
+    label_of,
+    lines_of,
+    listed,
+    runs_of,
+    sizes_of,
+)
+from .style import PROGRAM_STYLE, STYLE, gradient, heat_source, rank_colour, rank_fill
 
 _MOST_ROWS = 16
 _CLASSES: dict[Role, str] = {
@@ -49,6 +63,7 @@ _CLASSES: dict[Role, str] = {
     "warning": "w",
     "error": "e",
 }
+_CELL_SIDE, _SPAN_SIDE = 48, 28  # pixels of a thumbnail in a table, and of values side by side
 
 
 def render_html(part: Part) -> str:
@@ -66,18 +81,19 @@ def render_html(part: Part) -> str:
     try:
         body = _html(part)
     except Exception as error:  # a view never raises
-        body = f"(this view could not be drawn: {escaped(type(error).__name__)})"
-    style = STYLE + PROGRAM_STYLE if uses_program_style(body) else STYLE
-    return f'<div class="dl-v"><style>{style}</style>{body}</div>'
+        body = Html.escape(f"(this view could not be drawn: {type(error).__name__})")
+    uses_program_style = '<pre class="q">' in body or '<div class="o">' in body
+    style = tag("style", Html(STYLE + PROGRAM_STYLE if uses_program_style else STYLE))
+    return str(tag("div", style, body, class_="dl-v"))
 
 
-def _html(part: Part) -> str:
+def _html(part: Part) -> Html:
     match part:
         case Text(text, role):
-            css = " ".join(filter(None, ("p", _CLASSES.get(role, ""))))
-            return f'<div class="{css}">' + "\n".join(map(escaped, text.split("\n"))) + "</div>"
+            css = " ".join(filter(None, ("p", _CLASSES.get(role))))
+            return tag("div", Html("\n").join(text.split("\n")), class_=css)
         case Line(spans):
-            return "<div>" + "".join(_span(span) for span in spans) + "</div>"
+            return tag("div", *map(_span, spans))
         case Table():
             return _table(part)
         case Grid():
@@ -89,113 +105,232 @@ def _html(part: Part) -> str:
         case Tracks():
             return tracks_html(part)
         case Source():
-            return source_html(part)
+            return _source(part)
         case Across():
-            return across_html(part)
+            return _across(part)
         case Heat() | Bars():
-            return f"<div>{_cell(part)}</div>"
+            return tag("div", _cell(part))
         case Legend():
             return _legend(part)
         case Stack(children):
-            return "".join(_html(child) for child in children)
+            return joined(map(_html, children))
         case Beside(children):
-            inner = "".join(f"<div>{_html(child)}</div>" for child in children)
-            return f'<div class="s">{inner}</div>'
+            return tag("div", *(tag("div", _html(child)) for child in children), class_="s")
         case Card(title, children):
-            head = "".join(map(_span, title.spans))
-            inner = "".join(map(_html, children))
-            return f'<div class="c"><div class="hd">{head}</div>{inner}</div>'
+            head = tag("div", *map(_span, title.spans), class_="hd")
+            return tag("div", head, *map(_html, children), class_="c")
         case Details(summary, body):
-            return f"<details><summary>{escaped(summary)}</summary>{_html(body)}</details>"
-    raise TypeError(type(part).__name__)
+            return tag("details", tag("summary", summary), _html(body))
+        case _:
+            assert_never(part)
 
 
-def _span(span: Text) -> str:
+def _span(span: Text) -> Html:
     css = _CLASSES.get(span.role)
-    return f'<span class="{css}">{escaped(span.text)}</span>' if css else escaped(span.text)
+    return tag("span", span.text, class_=css) if css else Html.escape(span.text)
 
 
-def _cell(cell: Cell) -> str:
+def _muted(*children: object) -> Html:
+    return tag("span", *children, class_="m")
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def _cell(cell: Cell) -> Html:
     match cell:
         case Text():
             return _span(cell)
         case Badge(letter, odd):
             if not letter:
-                return ""
-            css, mark = ("k o", " ≠") if odd else ("k", "")
-            return f'<span class="{css}">{letter}{mark}</span>'
-        case Heat(alt=alt):
-            height, width = len(cell.levels), len(cell.levels[0])
-            scale = 48 / max(height, width)
-            tall, wide = (max(round(side * scale), 8) for side in (height, width))
-            size = f'width="{wide}" height="{tall}" style="height:{tall}px"'
-            return f'<img class="h" {size} src="{heat_source(cell)}" alt="{escaped(alt)}">'
+                return Html()
+            return tag("span", letter, " ≠" if odd else "", class_="k o" if odd else "k")
+        case Heat():
+            return _thumbnail(cell, _CELL_SIDE, 8)
         case Bars(heights, alt):
-            words = format_bars(heights)
-            return f'<span class="n" role="img" aria-label="{escaped(alt)}">{words}</span>'
-    raise TypeError(type(cell).__name__)
+            return tag("span", format_bars(heights), class_="n", role="img", aria_label=alt)
+        case _:
+            assert_never(cell)
 
 
-def _legend(legend: Legend) -> str:
-    swatch = f'<span class="l" style="background:{gradient(legend.diverging)}"></span>'
-    loud = ' <span class="x">×</span> not finite' if legend.nonfinite else ""
-    words = f" · {escaped(legend.words)}" if legend.words else ""
-    ends = f"{escaped(legend.low)} {swatch} to {escaped(legend.high)}" if legend.low else ""
-    return f'<div class="j">{ends}{loud}<span class="m">{words}</span></div>'
+def _thumbnail(heat: Heat, side: int, least: int) -> Html:
+    """A thumbnail with its longer side of so many pixels, the other one of `least` or more."""
+    height, width = len(heat.levels), len(heat.levels[0])
+    scale = side / max(height, width)
+    tall, wide = (max(round(length * scale), least) for length in (height, width))
+    return tag(
+        "img",
+        class_="h",
+        width=wide,
+        height=tall,
+        style=f"height:{tall}px",
+        src=heat_source(heat),
+        alt=heat.alt,
+    )
 
 
-def _table(table: Table) -> str:
+def _legend(legend: Legend) -> Html:
+    swatch = tag("span", class_="l", style=f"background:{gradient(legend.diverging)}")
+    ends = Html("{} {} to {}").format(legend.low, swatch, legend.high) if legend.low else ""
+    loud = joined((" ", tag("span", "×", class_="x"), " not finite")) if legend.nonfinite else ""
+    words = f" · {legend.words}" if legend.words else ""
+    return tag("div", ends, loud, _muted(words), class_="j")
+
+
+def _head(*children: object, style: str | None = None, class_: str | None = None) -> Html:
+    return tag("th", *children, scope="col", style=style, class_=class_)
+
+
+def _data_table(heads: Iterable[Html], rows: Iterable[Html]) -> Html:
+    head = tag("thead", tag("tr", *heads))
+    return tag("table", head, tag("tbody", *rows), class_="d")
+
+
+def _table(table: Table) -> Html:
     rows = fold_rows(table.rows) if len(table.rows) > _MOST_ROWS else table.rows
     ranked = any(row.ranks for row in rows)
-    right = [' class="r"' if column.align == "right" else "" for column in table.columns]
-    heads = "".join(
-        f'<th scope="col"{css}>{escaped(column.title)}</th>'
-        for column, css in zip(table.columns, right, strict=True)
+    right = ["r" if column.align == "right" else None for column in table.columns]
+    heads = [
+        _head(column.title, class_=css) for column, css in zip(table.columns, right, strict=True)
+    ]
+    body = []
+    for row in rows:
+        cells = [
+            tag("td", _cell(cell), class_=css) for cell, css in zip(row.cells, right, strict=True)
+        ]
+        body.append(tag("tr", *([_rank_cell(row.ranks)] if ranked else []), *cells))
+    return _data_table([*([_head("rank")] if ranked else []), *heads], body)
+
+
+def _rank_cell(ranks: tuple[int, ...]) -> Html:
+    style = f"border-left:5px solid {rank_colour(ranks[0])}" if ranks else None
+    return tag("th", format_ranks(ranks), scope="row", style=style)
+
+
+def _lanes(lanes: Lanes) -> Html:
+    heads = _head().join(map(_head, lanes.heads))
+    return _data_table([_head("rank"), heads], map(_lane, lanes.lanes))
+
+
+def _lane(lane: Lane) -> Html:
+    stages = tag("td", "→", class_="m").join(
+        tag("td", _boxes(rows), class_="u") for rows in lane.stages
     )
-    if ranked:
-        heads = f'<th scope="col">rank</th>{heads}'
-    body = "".join(
-        "<tr>"
-        + (_rank_cell(row) if ranked else "")
-        + "".join(
-            f"<td{css}>{_cell(cell)}</td>" for cell, css in zip(row.cells, right, strict=True)
-        )
-        + "</tr>"
-        for row in rows
-    )
-    return f'<table class="d"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
+    return tag("tr", _rank_cell((lane.rank,)), stages)
 
 
-def _rank_cell(row: Row) -> str:
-    if not row.ranks:
-        return '<th scope="row"></th>'
-    style = f"border-left:5px solid {rank_colour(row.ranks[0])}"
-    return f'<th scope="row" style="{style}">{format_ranks(row.ranks)}</th>'
-
-
-def _lanes(lanes: Lanes) -> str:
-    arrow = '<th scope="col"></th>'
-    heads = arrow.join(f'<th scope="col">{escaped(head)}</th>' for head in lanes.heads)
-    body = "".join(map(_lane, lanes.lanes))
-    return (
-        '<table class="d"><thead><tr><th scope="col">rank</th>'
-        f"{heads}</tr></thead><tbody>{body}</tbody></table>"
-    )
-
-
-def _lane(lane: Lane) -> str:
-    cells = [f'<td class="u">{_boxes(rows)}</td>' for rows in lane.stages]
-    stages = '<td class="m">→</td>'.join(cells)
-    return f"<tr>{_rank_cell(Row((), (lane.rank,)))}{stages}</tr>"
-
-
-def _boxes(rows: tuple[tuple[Box, ...], ...]) -> str:
+def _boxes(rows: tuple[tuple[Box, ...], ...]) -> Html:
     if not rows:
-        return '<span class="m">nothing</span>'
-    return "".join("<div>" + " ".join(map(_box, row)) + "</div>" for row in rows)
+        return _muted("nothing")
+    return joined(tag("div", Html(" ").join(map(_box, row))) for row in rows)
 
 
-def _box(box: Box) -> str:
+def _box(box: Box) -> Html:
     fill = rank_fill(box.owners) if box.owners else "rgba(128,128,128,.18)"
-    origin = f' title="from {format_workers(box.owners)}"' if box.owners else ""
-    return f'<span class="b"{origin} style="background:{fill}">{escaped(box.text)}</span>'
+    origin = f"from {format_workers(box.owners)}" if box.owners else None
+    return tag("span", box.text, class_="b", title=origin, style=f"background:{fill}")
+
+
+# -- programs and values side by side --------------------------------------------------------------
+
+
+def _source(source: Source) -> Html:
+    """Numbered lines, in front of them who is there in the workers' colours."""
+    wide, digits = sizes_of(source)
+    lines = [
+        _muted(" " * (wide + 1), "⋮".rjust(digits))
+        if line is None
+        else _source_line(line, wide, digits)
+        for line in lines_of(source)
+    ]
+    return tag("pre", Html("\n").join(lines), class_="q")
+
+
+def _source_line(line: SourceLine, wide: int, digits: int) -> Html:
+    number = _muted(f"{line.number:>{digits}}")
+    text = line.text.expandtabs(4)
+    if not line.marks:
+        return joined((" " * (wide + 1), number, "  ", text))
+    width = sum(len(format_ranks(mark.ranks)) + 3 for mark in line.marks) - 1
+    marks = Html(" ").join(map(_mark, line.marks))
+    look = "at" if any(mark.look != "waiting" for mark in line.marks) else "by"
+    return tag("span", " " * (wide - width), marks, " ", number, "  ", text, class_=look)
+
+
+def _mark(mark: Mark) -> Html:
+    return joined((_rank_badge(mark.ranks), f" {SIGNS.get(mark.look, '?')}"))
+
+
+def _rank_badge(ranks: tuple[int, ...]) -> Html:
+    """The ranks on the colours of the workers."""
+    return tag("b", format_ranks(ranks), style=f"background:{rank_fill(ranks)}")
+
+
+def _across(across: Across) -> Html:
+    """A column a worker; of many workers the values of each row in a list."""
+    ranks = across.ranks
+    columns = len(ranks) <= MOST_COLUMNS
+    marks = any(row.differs for row in across.rows)
+    about = any(row.about for row in across.rows)
+    heads = [tag("th")] if marks else []
+    heads += map(_head, across.heads[: 2 if about else 1])
+    if columns:
+        heads += [
+            _head(f"worker {rank}", style=f"border-bottom:3px solid {rank_colour(rank)}")
+            for rank in ranks
+        ]
+    else:
+        heads.append(_head(f"{len(ranks)} workers"))
+    rows = (_across_row(row, ranks, columns, marks, about) for row in across.rows)
+    return tag("div", _data_table(heads, rows), class_="o")
+
+
+def _across_row(
+    row: AcrossRow, ranks: Sequence[int], columns: bool, marks: bool, about: bool
+) -> Html:
+    cells = [tag("td", _differs(row))] if marks else []
+    dot = joined((" ", tag("span", CHANGED, class_="ch"))) if row.changed else ""
+    cells.append(tag("th", row.name, dot, scope="row", class_="i"))
+    if about:
+        cells.append(tag("td", row.about, class_="m ab"))
+    if columns:
+        cells += [_span_cell(span, covered, ranks) for span, covered in runs_of(row, ranks)]
+    else:
+        cells.append(tag("td", _list(row, ranks), class_="ls"))
+    return tag("tr", *cells)
+
+
+def _differs(row: AcrossRow) -> Html:
+    """Loud only where somebody stands out: shards always differ."""
+    if not row.differs:
+        return Html()
+    loud = any(span.words.role in ("warning", "error") for span in row.spans)
+    return tag("span", DIFFERS, class_="w" if loud else "m")
+
+
+def _span_cell(span: Span | None, covered: Sequence[int], ranks: Sequence[int]) -> Html:
+    several = len(covered) if len(covered) > 1 else None
+    if span is None:
+        return tag("td", colspan=several)
+    label = _label(label_of(covered, ranks))
+    return tag("td", label, _content(span), colspan=several, class_="f" if several else None)
+
+
+def _label(label: str) -> Html:
+    return _muted(label) if label else Html()
+
+
+def _content(span: Span) -> Html:
+    picture = joined((_thumbnail(span.heat, _SPAN_SIDE, 6), " ")) if span.heat else ""
+    note = _muted(f" · {span.note}") if span.note else ""
+    return joined((picture, _span(span.words), note))
+
+
+def _list(row: AcrossRow, ranks: Sequence[int]) -> Html:
+    if len(row.spans) == 1 and len(row.spans[0].ranks) == len(ranks):
+        return joined((_label(label_of(ranks, ranks)), _content(row.spans[0])))
+    shown, more = listed(row)
+    items = [
+        tag("span", _rank_badge(span.ranks), " ", _content(span), " ", class_="v") for span in shown
+    ]
+    return joined((*items, _muted(f"and {more} more values") if more else ""))

@@ -1,16 +1,20 @@
 """Lowers parts to plain text: for terminals, ``text/plain`` and golden tests.
 
-Deterministic, no terminal colours, no blanks at line ends. Strings are made printable in one
-place, `_clean`. Pure; may be called from any thread; never raises.
+What reads alike in plain text and in a terminal with colours is made once, as lines of *segments*:
+`styled_lines`. Plain text joins them, `rich` colours them. Deterministic, no terminal colours, no
+blanks at line ends, at most 100 characters wide where it can be. Strings are made printable here.
+Pure; may be called from any thread; never raises.
 """
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias, TypeVar, assert_never
 
-from ..formats import format_bars, format_ranks, format_workers, printable
+from ..formats import cut, format_bars, format_ranks, format_workers, printable
 from ..parts import (
     Across,
+    AcrossRow,
     Badge,
     Bars,
     Beside,
@@ -24,22 +28,58 @@ from ..parts import (
     Lanes,
     Legend,
     Line,
+    Mark,
     Part,
     Plot,
+    Role,
     Row,
     Source,
+    SourceLine,
+    Span,
     Stack,
     Table,
     Text,
+    Track,
     Tracks,
     fold_rows,
 )
-from .text_program import across_lines, source_lines
-from .text_tracks import track_lines
+from .program import (
+    MOST_COLUMNS,
+    SIGNS,
+    label_of,
+    lines_of,
+    listed,
+    marked,
+    marks_are_used,
+    runs_of,
+    sizes_of,
+)
 
 _Item = TypeVar("_Item")
 _MOST_TILES = 16
 _MARGIN = "  "
+_WIDTH = 98  # characters, with the margin 100
+_GAP = "  "
+_BETWEEN = " │ "
+_LONGEST_NAME = 24
+_PIECES = 60  # that the whole time is cut in, a character each
+_IDLE, _BUSY = "·", "█"
+_MARKS = {"busy": _BUSY, "move": "▒", "wait": "░", "stopped": "x", "failed": "!"}
+_ORDER = tuple(_MARKS)  # what comes later is drawn over what came before
+_SMALLEST = 0.5  # of a piece that a stretch must cover to be drawn; failures always are
+_LEGEND = f"{_BUSY} busy  ░ waiting for others  ▒ in a collective  {_IDLE} idle"
+
+
+class Segment(NamedTuple):
+    """Characters of a line that look alike: by their role, or on the colours of some workers."""
+
+    text: str
+    role: Role = "plain"
+    ranks: tuple[int, ...] = ()
+
+
+Styled: TypeAlias = list[Segment]
+"""A line, as its segments; all of them printable."""
 
 
 def render_text(part: Part) -> str:
@@ -68,34 +108,43 @@ def render_text(part: Part) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _clean(text: str) -> str:
-    return printable(text)
+def styled_lines(part: Text | Line | Source | Tracks | Plot) -> list[Styled]:
+    """Lower what has the same lines in plain text and in colours."""
+    match part:
+        case Text(text, role):
+            return [[Segment(printable(line), role)] for line in text.split("\n")]
+        case Line(spans):
+            return [[Segment(printable(span.text), span.role) for span in spans]]
+        case Source():
+            return _source_lines(part)
+        case Tracks():
+            return [[Segment(line)] for line in _track_lines(part)]
+        case Plot(lines=lines):
+            return [[Segment(line)] for line in lines]
+        case _:
+            assert_never(part)
 
 
 def _lines(part: Part) -> list[str]:
     match part:
-        case Text(text):
-            return [_clean(line) for line in text.split("\n")]
-        case Line(spans):
-            return ["".join(_clean(span.text) for span in spans)]
+        case Text() | Line():
+            return list(map(_joined, styled_lines(part)))
+        case Source():
+            return [_MARGIN + cut(_joined(line).rstrip(), _WIDTH) for line in styled_lines(part)]
+        case Tracks() | Plot():
+            return [_MARGIN + _joined(line) for line in styled_lines(part)]
         case Table():
             return _table_lines(part)
         case Grid():
             return _grid_lines(part)
-        case Plot(lines=lines):
-            return [f"{_MARGIN}{line}" for line in lines]
         case Lanes():
             return _table_lines(_as_table(part))
-        case Tracks():
-            return [_MARGIN + line for line in track_lines(part)]
-        case Source():
-            return [_MARGIN + line for line in source_lines(part)]
         case Across():
-            return [_MARGIN + line for line in across_lines(part)]
+            return [_MARGIN + line for line in _across_lines(part)]
         case Heat() | Legend():
             return []
         case Bars():
-            return [_MARGIN + _words(part)]
+            return [_MARGIN + _cell_text(part)]
         case Stack(children) | Beside(children):
             return [line for child in children for line in _lines(child)]
         case Card(title, children):
@@ -103,8 +152,13 @@ def _lines(part: Part) -> list[str]:
         case Details(extra=True):
             return []
         case Details(summary, body):
-            return [_clean(summary), *(_MARGIN + line for line in _lines(body))]
-    raise TypeError(type(part).__name__)
+            return [printable(summary), *(_MARGIN + line for line in _lines(body))]
+        case _:
+            assert_never(part)
+
+
+def _joined(line: Styled) -> str:
+    return "".join(segment.text for segment in line)
 
 
 def _rank_label(row: Row) -> str:
@@ -112,23 +166,26 @@ def _rank_label(row: Row) -> str:
     return label if len(row.ranks) == 1 else f"[{label}]"
 
 
-def _words(cell: Cell) -> str:
+def _cell_text(cell: Cell) -> str:
     match cell:
         case Text(text):
-            return _clean(text)
+            return printable(text)
         case Badge(letter):
-            return _clean(letter)
+            return printable(letter)
         case Bars(heights):
             return format_bars(heights)
-    return ""
+        case Heat():
+            return ""
+        case _:
+            assert_never(cell)
 
 
 def _table_lines(table: Table) -> list[str]:
     table = _without_pictures(table)
-    heads = [_clean(column.title) for column in table.columns]
+    heads = [printable(column.title) for column in table.columns]
     right = [column.align == "right" for column in table.columns]
     rows = fold_rows(table.rows)
-    body = [[_words(cell) for cell in row.cells] for row in rows]
+    body = [[_cell_text(cell) for cell in row.cells] for row in rows]
     if any(row.ranks for row in rows):
         heads, right = ["rank", *heads], [False, *right]
         body = [[_rank_label(row), *cells] for row, cells in zip(rows, body, strict=True)]
@@ -161,7 +218,7 @@ def _pictured(rows: tuple[Row, ...], place: int) -> bool:
     cells = [row.cells[place] for row in rows]
     pictures = [isinstance(cell, Heat) for cell in cells]
     return any(pictures) and all(
-        picture or not _words(cell) for cell, picture in zip(cells, pictures, strict=True)
+        picture or not _cell_text(cell) for cell, picture in zip(cells, pictures, strict=True)
     )
 
 
@@ -181,9 +238,9 @@ def _grid_lines(grid: Grid) -> list[str]:
     tiles = [tile for row in grid.tiles for tile in row]
     if len(tiles) == 1 or grid.apart is not None:
         owners = [rank for tile in tiles for rank in tile.owners]
-        return [f"{_MARGIN}{_clean(grid.caption)}: {format_workers(owners)}"]
+        return [f"{_MARGIN}{printable(grid.caption)}: {format_workers(owners)}"]
     shown = tiles[:_MOST_TILES]
-    labels = [_clean(tile.label) for tile in shown]
+    labels = [printable(tile.label) for tile in shown]
     width = max((len(label) for label in labels), default=0)
     lines = [
         f"{_MARGIN * 2}{label.ljust(width)}  {format_workers(tile.owners)}"
@@ -191,4 +248,164 @@ def _grid_lines(grid: Grid) -> list[str]:
     ]
     if len(tiles) > len(shown):
         lines.append(f"{_MARGIN * 2}and {len(tiles) - len(shown)} more")
-    return [_MARGIN + _clean(grid.caption), *lines]
+    return [_MARGIN + printable(grid.caption), *lines]
+
+
+# -- programs and values side by side --------------------------------------------------------------
+
+
+def _source_lines(source: Source) -> list[Styled]:
+    """Numbered lines, in front of them who is there."""
+    wide, digits = sizes_of(source)
+    gap: Styled = [Segment(" " * (wide + 1) + "⋮".rjust(digits), "muted")]
+    return [gap if line is None else _source_line(line, wide, digits) for line in lines_of(source)]
+
+
+def _source_line(line: SourceLine, wide: int, digits: int) -> Styled:
+    marks = [segment for mark in line.marks for segment in (*_mark(mark), Segment(" "))][:-1]
+    return [
+        Segment(" " * (wide - len(_joined(marks)))),
+        *marks,
+        Segment(f" {line.number:>{digits}}  ", "muted"),
+        Segment(printable(line.text.expandtabs(4)), "title" if line.marks else "plain"),
+    ]
+
+
+def _mark(mark: Mark) -> Styled:
+    """Who is at a line, and how: ``0-2 →``."""
+    ranks = Segment(format_ranks(mark.ranks), ranks=mark.ranks)
+    return [ranks, Segment(f" {SIGNS.get(mark.look, '?')}")]
+
+
+def _across_lines(across: Across) -> list[str]:
+    """A column a worker; rows that have no room in them, and those of many workers, in a list."""
+    fronts, head = _front(across)
+    ranks = across.ranks if len(across.ranks) <= MOST_COLUMNS else ()
+    rows = [_row_texts(row, ranks) for row in across.rows]
+    widths = _widths(ranks, rows, _WIDTH - len(head) - len(_GAP)) if ranks else {}
+    lines = [_GAP.join([head, *(_rank_head(rank).ljust(widths[rank]) for rank in widths)])]
+    for front, row, cells in zip(fronts, across.rows, rows, strict=True):
+        if widths and all(len(text) <= _room(held, widths) for held, text in cells):
+            told = [text.ljust(_room(held, widths)) for held, text in cells]
+            lines.append(_GAP.join([front, *told]))
+        else:
+            lines += _listed(front, row, across.ranks)
+    return [line.rstrip() for line in lines]
+
+
+def _rank_head(rank: int) -> str:
+    return f"worker {rank}"
+
+
+def _row_texts(row: AcrossRow, ranks: Sequence[int]) -> list[tuple[tuple[int, ...], str]]:
+    return [(held, label_of(held, ranks) + _span_text(span)) for span, held in runs_of(row, ranks)]
+
+
+def _room(held: Sequence[int], widths: Mapping[int, int]) -> int:
+    return sum(widths[rank] for rank in held) + len(_GAP) * (len(held) - 1)
+
+
+def _widths(
+    ranks: Sequence[int], rows: Sequence[Sequence[tuple[tuple[int, ...], str]]], room: int
+) -> dict[int, int]:
+    """How wide each column is; none if there is no room for columns.
+
+    All are as wide as needed for what is in one column alone, up to an equal share of the room.
+    The last one takes what cells over all columns need.
+    """
+    share = (room + len(_GAP)) // len(ranks) - len(_GAP)
+    widths = {rank: len(_rank_head(rank)) for rank in ranks}
+    if share < max(widths.values()):
+        return {}
+    for row in rows:
+        for held, text in row:
+            if len(held) == 1 and len(text) <= share:
+                widths[held[0]] = max(widths[held[0]], len(text))
+    whole = max((len(text) for row in rows for held, text in row if len(held) > 1), default=0)
+    widths[ranks[-1]] += max(0, min(whole, room) - _room(ranks, widths))
+    return widths
+
+
+def _span_text(span: Span | None) -> str:
+    if span is None:
+        return ""
+    return printable(span.words.text) + (f" · {printable(span.note)}" if span.note else "")
+
+
+def _front(across: Across) -> tuple[list[str], str]:
+    """Marks, name and type of each row, all as wide; and what stands above them."""
+    marks = marks_are_used(across)
+    names = [cut(printable(row.name), _LONGEST_NAME) for row in across.rows]
+    abouts = [printable(row.about) for row in across.rows]
+    name, about = (
+        max(map(len, (head, *words)))
+        for head, words in zip(across.heads, (names, abouts), strict=True)
+    )
+    fronts = [
+        (marked(row) + " " if marks else "") + f"{one:<{name}}{_GAP}{other:<{about}}"
+        for row, one, other in zip(across.rows, names, abouts, strict=True)
+    ]
+    blank = "   " if marks else ""
+    head = f"{blank}{across.heads[0]:<{name}}{_GAP}{across.heads[1]:<{about}}"
+    if not about:
+        return [front.rstrip().ljust(len(head.rstrip())) for front in fronts], head.rstrip()
+    return fronts, head
+
+
+def _listed(front: str, row: AcrossRow, ranks: Sequence[int]) -> list[str]:
+    """The values of a row one after the other; a line ends between two of them."""
+    room = max(_WIDTH - len(front) - len(_GAP), 30)
+    told: list[str] = []
+    for item in _items(row, ranks):
+        if told and len(told[-1]) + len(_BETWEEN) + len(item) <= room:
+            told[-1] += _BETWEEN + item
+        else:
+            told.append(cut(item, room))
+    blank = " " * len(front)
+    return [(front if not place else blank) + _GAP + line for place, line in enumerate(told)]
+
+
+def _items(row: AcrossRow, ranks: Sequence[int]) -> list[str]:
+    if len(row.spans) == 1 and len(row.spans[0].ranks) == len(ranks):
+        return [label_of(ranks, ranks) + _span_text(row.spans[0])]
+    shown, more = listed(row)
+    items = [f"{format_ranks(span.ranks)}: {_span_text(span)}" for span in shown]
+    return [*items, f"and {more} more values"] if more else items
+
+
+# -- time: a character for each of 60 pieces of it -------------------------------------------------
+
+
+def _track_lines(tracks: Tracks) -> list[str]:
+    """Each worker's time, between its ticks and a line that says what the characters mean."""
+    width = max((len(str(track.rank)) for track in tracks.tracks), default=1)
+    lines = [f"{track.rank:>{width}} {_track_text(track)}" for track in tracks.tracks]
+    words = [words for _, words in tracks.ticks]
+    if len(words) > 1:
+        lines.append(" " * (width + 1) + words[0] + words[-1].rjust(_PIECES - len(words[0])))
+    marks = "".join("".join(line) for line in lines)
+    more = [f"{_MARKS[look]} {look}" for look in ("stopped", "failed") if _MARKS[look] in marks]
+    return [*lines, "  ".join([_LEGEND, *more])]
+
+
+def _track_text(track: Track) -> str:
+    line = [_IDLE] * _PIECES
+    stretches = [stretch for row in track.rows for stretch in row if stretch.look in _MARKS]
+    stretches.sort(key=lambda stretch: _ORDER.index(stretch.look))
+    for look in _ORDER:
+        covered = [0.0] * _PIECES
+        for stretch in stretches:
+            if stretch.look == look:
+                _cover(covered, stretch.start * _PIECES, stretch.end * _PIECES)
+        least = 0.0 if look in ("stopped", "failed") else _SMALLEST
+        for place, part in enumerate(covered):
+            if part > 0 and part >= least:
+                line[place] = _MARKS[look]
+    return "".join(line)
+
+
+def _cover(covered: list[float], start: float, end: float) -> None:
+    """Add how much of each piece lies between `start` and `end`, both in pieces."""
+    end = max(end, start + 1e-9)
+    for place in range(max(0, int(start)), min(_PIECES, int(end) + 1)):
+        covered[place] += max(0.0, min(end, place + 1) - max(start, place))
