@@ -19,7 +19,7 @@ from ..runtime.failures import name_ranks
 from ..runtime.ranks import parse_ranks
 from ..runtime.session import Session
 from ..runtime.sources import place
-from ..views.parts import Line, Part, Stack, Text
+from ..views.parts import Line, Part, Text, VStack
 from . import recorded
 from .looking import DebuggerError, Ranks
 from .playback import Playback, back, forth, playback_of
@@ -78,7 +78,7 @@ class History(Pictured):
         rows = [(moment.number, moment.where, moment.records) for moment in self.moments]
         drawn = history_parts(self.name, rows)
         notes = [Line((Text(note, "muted"),)) for note in self.notes]
-        return Stack((drawn, *notes)) if notes else drawn
+        return VStack((drawn, *notes)) if notes else drawn
 
 
 def history(session: Session, name: str, ranks: Ranks = None, last: int = 50) -> History:

@@ -23,6 +23,7 @@ from .parts import (
     Details,
     Grid,
     Heat,
+    HStack,
     Lane,
     Lanes,
     Legend,
@@ -33,6 +34,7 @@ from .parts import (
     Table,
     Text,
     Tile,
+    VStack,
 )
 from .pictures import Shown
 from .registers import facts as _probes  # noqa: F401 - loaded with discolab, see runtime/services.py
@@ -73,6 +75,7 @@ __all__ = [
     "Comparison",
     "Details",
     "Grid",
+    "HStack",
     "Heat",
     "Lane",
     "Lanes",
@@ -85,6 +88,7 @@ __all__ = [
     "Table",
     "Text",
     "Tile",
+    "VStack",
     "before_after",
     "describe",
     "doctor_parts",

@@ -13,10 +13,10 @@ Pure: a row is a record of one worker, as `Devices.rows` in a notebook gives it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
-from .formats import cut, format_bytes, format_workers
-from .parts import Bars, Cell, Column, Line, Part, Role, Row, Stack, Table, Text
+from .formats import cut, format_bytes, format_ranks, format_workers
+from .parts import Bars, Cell, Column, Line, Part, Role, Row, Table, Text, VStack
 
 SYMBOLS = {
     "idle": "○",
@@ -53,16 +53,39 @@ def state_words(row: Mapping[str, Any]) -> str:
     return f"{SYMBOLS.get(state, '•')} {state}"
 
 
-def doing_words(row: Mapping[str, Any]) -> str:
-    """What a worker does, whom it waits for, and who waits for it."""
-    words = [str(row["doing"])] if row["doing"] else []
-    if row["waits_for"]:
-        any_of = "any of " if row["any_of"] else ""
-        words = [f"for {any_of}{format_workers(row['waits_for'])} {' '.join(words)}".strip()]
-    if row["held_up"]:
-        verb = "waits" if len(row["held_up"]) == 1 else "wait"
-        words.append(f"{format_workers(row['held_up'])} {verb} for it")
-    return "; ".join(words)
+Pieces: TypeAlias = list[tuple[str, list[int]]]
+"""Words, each followed by ranks: text writes these as a set, the panel as chips in colours."""
+
+
+def doing_pieces(row: Mapping[str, Any]) -> Pieces:
+    """What a worker does, and whom it waits for."""
+    doing = str(row["doing"]) if row["doing"] and row["state"] != "dead" else ""
+    if not row["waits_for"]:
+        return [(doing, [])] if doing else []
+    any_of = "any of " if row["any_of"] else ""
+    first = f"for {any_of}{_workers(row['waits_for'])} ", list(row["waits_for"])
+    return [first, (f" {doing}", [])] if doing else [first]
+
+
+def held_pieces(row: Mapping[str, Any]) -> Pieces:
+    """Who waits for a worker."""
+    if not row["held_up"]:
+        return []
+    verb = "waits" if len(row["held_up"]) == 1 else "wait"
+    return [(f"{_workers(row['held_up'])} ", list(row["held_up"])), (f" {verb} for it", [])]
+
+
+def _workers(ranks: Sequence[int]) -> str:
+    return "worker" if len(ranks) == 1 else "workers"
+
+
+def format_doing(row: Mapping[str, Any]) -> str:
+    """What a worker does, whom it waits for, and who waits for it, in a line of text."""
+    clauses = filter(None, (doing_pieces(row), held_pieces(row)))
+    return "; ".join(
+        "".join(words + (format_ranks(ranks) if ranks else "") for words, ranks in clause)
+        for clause in clauses
+    )
 
 
 def memory_words(row: Mapping[str, Any]) -> str:
@@ -156,7 +179,7 @@ def devices_parts(
         )
     )
     parts += [Text(words, "muted") for words in shared_words(rows)]
-    return Stack(tuple(parts))
+    return VStack(tuple(parts))
 
 
 def _columns(
@@ -170,13 +193,12 @@ def _columns(
     cells: list[list[Cell]] = []
     for row in rows:
         alone = row["memory"] is None and not is_shared(row, rows)
-        doing = doing_words(row) if row["state"] != "dead" else ""
         cells.append(
             [
                 Text(row["device"]),
                 Text(state_words(row), _ROLES.get(row["state"], "plain")),
                 Text(format_age(row["seconds"]), "muted"),
-                Text(cut(doing, _LONGEST)),
+                Text(cut(format_doing(row), _LONGEST)),
                 Text(str(row["queued"] or "")),
                 Text(cpu_words(row)),
                 Text(format_bytes(row["rss"]) if alone else ""),

@@ -14,7 +14,7 @@ from ..ccl.board.rounds import LATE, LEFT, MISSING, STARTED, STOPPED, Entry, Rou
 from ..ccl.doctor import Diagnosis, Edge, Parcel
 from ..runtime.status import WorkerStatus
 from .formats import cut, format_ranks, format_seconds, format_workers
-from .parts import Column, Line, Part, Role, Row, Stack, Table, Text, fold_rows
+from .parts import Column, Line, Part, Role, Row, Table, Text, VStack, fold_rows
 from .pictures import picture_of
 
 _LONGEST = 120  # characters of a cell
@@ -62,7 +62,7 @@ def doctor_parts(found: Diagnosis) -> Part:
     if found.unseen:
         words = f"{format_workers(found.unseen)}: in another process, not seen from here"
         parts.append(Text(words, "muted"))
-    return Stack(tuple(parts))
+    return VStack(tuple(parts))
 
 
 def verdict(found: Diagnosis) -> Text:

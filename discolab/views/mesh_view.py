@@ -10,7 +10,7 @@ from itertools import product
 
 from ..runtime.mesh import Mesh
 from .formats import format_ranks, format_workers
-from .parts import Column, Part, Row, Stack, Table, Text
+from .parts import Column, Part, Row, Table, Text, VStack
 from .pictures import picture_of
 
 _MOST_COLUMNS = 16  # places of the last axis that get a column each
@@ -48,7 +48,7 @@ def mesh_parts(mesh: Mesh) -> Part:
         rows.append(Row(tuple(cells)))
     more = len(mesh.ranks) // last - len(rows)
     table = Table(tuple(Column(head, "right") for head in columns), tuple(rows))
-    return Stack((title, table, *([Text(f"{more} more rows", "muted")] if more else [])))
+    return VStack((title, table, *([Text(f"{more} more rows", "muted")] if more else [])))
 
 
 picture_of.register(Mesh, mesh_parts)

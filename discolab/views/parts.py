@@ -2,9 +2,9 @@
 
 A view is a pure function from plain records to parts; `text.render_text` and
 `html.render_html` lower the same parts, so text and HTML carry the same facts. The leaves are
-`Text`, `Line`, `Table`, `Grid`, `Lanes`, `Tracks`, `Source`, `Across`, `Heat`, `Bars` and `Legend`;
-`Stack`, `Beside`, `Card` and `Details` hold other parts. All are frozen, comparable, and hold
-unescaped strings: escaping is the renderers' business alone.
+`Text`, `Line`, `Table`, `Grid`, `Plot`, `Lanes`, `Tracks`, `Source`, `ComparisonTable`, `Heat`,
+`Bars` and `Legend`; `VStack`, `HStack`, `Card` and `Details` hold other parts. All are frozen,
+comparable, and hold unescaped strings: escaping is the renderers' business alone.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Lanes:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Interval:
     """Some of a worker's time: from `start` to `end`, as parts of the whole from 0 to 1.
 
     `look` is ``busy`` (in a call), ``span`` (in a part that the user has named), ``wait`` and
@@ -209,7 +209,7 @@ class Track:
     """One worker's time: calls, named parts and collectives below each other."""
 
     rank: int
-    rows: tuple[tuple[Stretch, ...], ...]
+    rows: tuple[tuple[Interval, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Span:
-    """What some workers have alike in a row of `Across`; `note` is less important."""
+    """What some workers have alike in a row of `ComparisonTable`; `note` is less important."""
 
     ranks: tuple[int, ...]
     words: Text
@@ -258,8 +258,11 @@ class Span:
 
 
 @dataclass(frozen=True)
-class AcrossRow:
-    """A row of `Across`: what `name` is, as far as workers agree (`about`), and what they have."""
+class ComparisonRow:
+    """A row of `ComparisonTable`: what each worker has under a name.
+
+    `about` is what `name` is, as far as workers agree.
+    """
 
     name: str
     about: str
@@ -269,7 +272,7 @@ class AcrossRow:
 
 
 @dataclass(frozen=True)
-class Across:
+class ComparisonTable:
     """Names down, workers across; what is equal in neighbours is one cell.
 
     With many workers, and in text where columns have no room, the values are listed instead.
@@ -277,18 +280,18 @@ class Across:
 
     heads: tuple[str, str]
     ranks: tuple[int, ...]
-    rows: tuple[AcrossRow, ...]
+    rows: tuple[ComparisonRow, ...]
 
 
 @dataclass(frozen=True)
-class Stack:
+class VStack:
     """Parts below each other."""
 
     children: tuple[Part, ...]
 
 
 @dataclass(frozen=True)
-class Beside:
+class HStack:
     """Parts next to each other where there is room, else below each other, as in text."""
 
     children: tuple[Part, ...]
@@ -323,15 +326,18 @@ Part: TypeAlias = (
     | Lanes
     | Tracks
     | Source
-    | Across
+    | ComparisonTable
     | Heat
     | Bars
-    | Stack
-    | Beside
+    | VStack
+    | HStack
     | Card
     | Details
     | Plot
 )
+
+
+Stack, Beside = VStack, HStack  # their names in earlier versions
 
 
 def fold_rows(rows: tuple[Row, ...]) -> tuple[Row, ...]:

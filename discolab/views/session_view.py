@@ -15,7 +15,7 @@ from ..runtime.status import WorkerStatus
 from .dref.contents import group_ranks
 from .formats import cut, format_ranks, format_workers
 from .mesh_view import mesh_parts
-from .parts import Beside, Card, Column, Line, Part, Role, Row, Stack, Table, Text
+from .parts import Card, Column, HStack, Line, Part, Role, Row, Table, Text, VStack
 from .pictures import picture_of
 
 _ROLES: dict[str, Role] = {"idle": "muted", "dead": "error", "ended": "error"}
@@ -73,7 +73,7 @@ def _live(session: Session, states: Sequence[WorkerStatus]) -> Part:
     if session.current_mesh is not None:
         pair = (table, mesh_parts(session.current_mesh))
         wide = any(state.detail for state in states)
-        table = Stack(pair) if wide else Beside(pair)
+        table = VStack(pair) if wide else HStack(pair)
     return Card(title, (*_facts(session), table))
 
 

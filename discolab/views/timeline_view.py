@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .formats import cut, format_bytes, format_seconds
-from .parts import Column, Line, Part, Row, Stack, Stretch, Table, Text, Track, Tracks
+from .parts import Column, Interval, Line, Part, Row, Table, Text, Track, Tracks, VStack
 
 _MOST_TRACKS = 16
 _MOST_WORKERS = 64  # rows of the table
@@ -88,13 +88,13 @@ def timeline_parts(
     head = Line((Text("trace", "title"), Text(f" · {title}", "muted")))
     if end <= begin:
         nothing = Text("nothing was recorded: discolab.trace.start(sess) begins it", "muted")
-        return Stack((head, nothing, *_note_parts(notes)))
+        return VStack((head, nothing, *_note_parts(notes)))
     parts: list[Part] = [head, Line((_verdict(times, end - begin),))]
     parts.append(_tracks(lanes, begin, end))
     parts.append(_worker_table(times.workers))
     if times.sites:
         parts += [Text("collectives, the most waiting first", "title"), _site_table(times.sites)]
-    return Stack((*parts, *_note_parts(notes)))
+    return VStack((*parts, *_note_parts(notes)))
 
 
 def _note_parts(notes: Sequence[str]) -> list[Part]:
@@ -122,11 +122,11 @@ def _tracks(lanes: Mapping[int, Sequence[Drawn]], begin: int, end: int) -> Part:
     if len(lanes) <= len(shown):
         return drawing
     more = Text(f"and {len(lanes) - len(shown)} more workers, in the table", "muted")
-    return Stack((drawing, more))
+    return VStack((drawing, more))
 
 
-def _rows(spans: Sequence[Drawn], begin: int, end: int) -> tuple[tuple[Stretch, ...], ...]:
-    rows: list[list[Stretch]] = [[], [], []]
+def _rows(spans: Sequence[Drawn], begin: int, end: int) -> tuple[tuple[Interval, ...], ...]:
+    rows: list[list[Interval]] = [[], [], []]
     whole = end - begin
     for _, first, last, kind, name, state, waited in sorted(spans, key=lambda span: span[1]):
         if kind not in _ROWS:
@@ -137,18 +137,18 @@ def _rows(spans: Sequence[Drawn], begin: int, end: int) -> tuple[tuple[Stretch, 
             row += _collective(start, stop, name, state, waited / whole)
         else:
             look = state if state in ("failed", "stopped") else "span" if kind == "span" else "busy"
-            row.append(Stretch(round(start, 5), round(stop, 5), look, name))
+            row.append(Interval(round(start, 5), round(stop, 5), look, name))
     return tuple(map(tuple, rows))
 
 
-def _collective(start: float, stop: float, name: str, state: str, waited: float) -> list[Stretch]:
+def _collective(start: float, stop: float, name: str, state: str, waited: float) -> list[Interval]:
     """First the waiting, then the rest."""
     if state in ("failed", "stopped"):
-        return [Stretch(round(start, 5), round(stop, 5), state, name)]
+        return [Interval(round(start, 5), round(stop, 5), state, name)]
     over = stop if state == "waiting" else min(start + waited, stop)
     parts = [("wait", start, over), ("move", over, stop)]
     return [
-        Stretch(round(first, 5), round(last, 5), look, name)
+        Interval(round(first, 5), round(last, 5), look, name)
         for look, first, last in parts
         if last > first or (look == "move" and first == start)
     ]
@@ -167,7 +167,7 @@ def _worker_table(workers: Sequence[WorkerTime]) -> Part:
     if len(workers) <= _MOST_WORKERS:
         return table
     more = Text(f"and {len(workers) - _MOST_WORKERS} more workers", "muted")
-    return Stack((table, more))
+    return VStack((table, more))
 
 
 def _site_table(sites: Sequence[SiteTime]) -> Part:
@@ -197,7 +197,7 @@ def _site_table(sites: Sequence[SiteTime]) -> Part:
     table = Table(columns, tuple(rows))
     if len(sites) <= _MOST_SITES:
         return table
-    return Stack((table, Text(f"and {len(sites) - _MOST_SITES} more places", "muted")))
+    return VStack((table, Text(f"and {len(sites) - _MOST_SITES} more places", "muted")))
 
 
 def _not_done(site: SiteTime) -> Text:

@@ -20,7 +20,7 @@ from discolab.loader.tables.drawing import draw
 from discolab.loader.tables.folding import fold, fold_names
 from discolab.loader.tables.plan_tables import catalog_parts, plan_parts
 from discolab.loader.tables.showing import Shown
-from discolab.views import Grid, Line, Row, Stack, Table, render_html, render_text
+from discolab.views import Grid, Line, Row, Table, VStack, render_html, render_text
 
 
 def catalog(
@@ -301,7 +301,7 @@ def test_what_is_typed_wrongly_is_told() -> None:
 
 def test_no_part_is_left_without_a_form() -> None:
     part = plan_parts(Plan.of(PLAN).resolve(llama(2), Workers.of(4)), torch.float16)
-    assert isinstance(part, Stack)
+    assert isinstance(part, VStack)
     assert isinstance(part.children[0], Line)
     assert all(isinstance(row, Row) for found in _tables(part) for row in found.rows)
     assert "could not be drawn" not in render_text(part) + render_html(part)

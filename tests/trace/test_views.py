@@ -9,7 +9,7 @@ from typing import Any
 
 from discolab.trace import Event, Trace
 from discolab.views import render_html, render_text
-from discolab.views.parts import Stretch, Track, Tracks
+from discolab.views.parts import Interval, Track, Tracks
 
 MS = 1_000_000
 
@@ -111,7 +111,7 @@ def test_a_large_trace_stays_a_small_drawing() -> None:
 
 
 def test_tracks_carry_the_same_in_text_and_html() -> None:
-    row = (Stretch(0.0, 0.5, "busy", "f"), Stretch(0.5, 0.5, "failed", "g"))
+    row = (Interval(0.0, 0.5, "busy", "f"), Interval(0.5, 0.5, "failed", "g"))
     part = Tracks((Track(3, (row,)),), ((0.0, "0"), (1.0, "1 s")))
     assert render_text(part).splitlines()[0] == "  3 " + "█" * 30 + "!" + "·" * 29
     html = render_html(part)

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from discolab.views import Heat, Text, rank_colour, render_html, render_text
-from discolab.views.parts import Across, AcrossRow, Mark, Source, SourceLine, Span
+from discolab.views.parts import ComparisonRow, ComparisonTable, Mark, Source, SourceLine, Span
 
 SOURCE = Source(
     (
@@ -17,13 +17,17 @@ SOURCE = Source(
     )
 )
 PICTURE = Heat((bytes([0, 254]),), "1 x 2 values")
-TABLE = Across(
+TABLE = ComparisonTable(
     ("name", "type"),
     (0, 1, 2),
     (
-        AcrossRow("x", "float32[2]", (Span((0, 2), Text("1")), Span((1,), Text("2", "warning")))),
-        AcrossRow("y", "", (Span((0, 1, 2), Text("3"), PICTURE, "not compared"),), changed=True),
-        AcrossRow("z", "", (Span((0, 1), Text("a")),), differs=True),
+        ComparisonRow(
+            "x", "float32[2]", (Span((0, 2), Text("1")), Span((1,), Text("2", "warning")))
+        ),
+        ComparisonRow(
+            "y", "", (Span((0, 1, 2), Text("3"), PICTURE, "not compared"),), changed=True
+        ),
+        ComparisonRow("z", "", (Span((0, 1), Text("a")),), differs=True),
     ),
 )
 
@@ -61,7 +65,9 @@ def test_values_that_neighbours_share_are_one_cell() -> None:
 
 def test_what_has_no_room_in_columns_is_listed() -> None:
     long = tuple(Span((rank,), Text(str(rank) * 40)) for rank in range(3))
-    lines = render_text(Across(("name", ""), (0, 1, 2), (AcrossRow("x", "", long),))).split("\n")
+    lines = render_text(
+        ComparisonTable(("name", ""), (0, 1, 2), (ComparisonRow("x", "", long),))
+    ).split("\n")
     assert [line.split("x", 1)[-1].strip() for line in lines[1:]] == [
         f"0: {'0' * 40} │ 1: {'1' * 40}",
         f"2: {'2' * 40}",
@@ -70,7 +76,9 @@ def test_what_has_no_room_in_columns_is_listed() -> None:
 
 def test_many_workers_have_no_columns() -> None:
     spans = Span(tuple(range(11)), Text("1")), Span((11,), Text("2", "warning"))
-    table = Across(("name", ""), tuple(range(12)), (AcrossRow("x", "", spans, differs=True),))
+    table = ComparisonTable(
+        ("name", ""), tuple(range(12)), (ComparisonRow("x", "", spans, differs=True),)
+    )
     assert "0-10: 1 │ 11: 2" in render_text(table)
     html = render_html(table)
     assert ">12 workers<" in html

@@ -20,7 +20,7 @@ from discolab.views.dref.differences import (
     replica_parts,
     values_of,
 )
-from discolab.views.parts import Stack
+from discolab.views.parts import VStack
 
 CLASSES = {0: "A", 1: "A", 2: "B", 3: "A"}
 
@@ -50,7 +50,7 @@ def replicas(count: int, dtype: torch.dtype, how: str) -> torch.Tensor:
 
 def look(ref: DRef, **options: Any) -> str:
     parts = replica_parts(ref, CLASSES, 10.0, **options)
-    return render_text(Stack(tuple(parts)))
+    return render_text(VStack(tuple(parts)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.float64])
@@ -206,7 +206,7 @@ def test_stages_of_a_pipeline_are_not_compared_with_each_other(four: ThreadedSes
 def test_what_can_not_be_read_is_no_failure_of_the_program(four: ThreadedSession) -> None:
     ref = four.call_packed(Unreadable)
     parts = replica_parts(ref, CLASSES, 5.0, path="x")
-    assert "RuntimeError: not now" in render_text(Stack(tuple(parts)))
+    assert "RuntimeError: not now" in render_text(VStack(tuple(parts)))
     four.sync_all()
 
 
@@ -221,7 +221,7 @@ def test_it_never_waits_longer_than_its_patience(four: ThreadedSession) -> None:
     begun = time.monotonic()
     parts = replica_parts(ref, CLASSES, 0.1)
     assert time.monotonic() - begun < 5
-    assert "no answer in time" in render_text(Stack(tuple(parts)))
+    assert "no answer in time" in render_text(VStack(tuple(parts)))
     four.interrupt()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from ...runtime.sources import is_cell
 from ...views.formats import cut, format_ranks
-from ...views.parts import Column, Part, Row, Stack, Table, Text
+from ...views.parts import Column, Part, Row, Table, Text, VStack
 from ..breaks import Break
 from .places import short_name
 
@@ -38,7 +38,7 @@ def breaks_parts(
         tuple(columns[place] for place in kept),
         tuple(Row(tuple(row[place] for place in kept)) for row in rows),
     )
-    return Stack((Text("break points", "title"), table))
+    return VStack((Text("break points", "title"), table))
 
 
 def _cells(one: Break, hits: Mapping[int, int] | None) -> tuple[Text, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...views.formats import cut, format_workers
-from ...views.parts import Across, Line, Part, Stack, Text
+from ...views.parts import ComparisonTable, Line, Part, Text, VStack
 from .values import row_of
 
 
@@ -36,10 +36,12 @@ def evaluated_parts(expression: str, results: Mapping[int, tuple[str, Any]]) -> 
         Line((Text(f"{format_workers(ranks)}: "), Text(words, "error")))
         for words, ranks in errors.items()
     ]
-    return parts[0] if len(parts) == 1 else Stack(tuple(parts))
+    return parts[0] if len(parts) == 1 else VStack(tuple(parts))
 
 
-def evaluated_table(expression: str, values: Mapping[int, Mapping[str, Any]]) -> Across:
+def evaluated_table(expression: str, values: Mapping[int, Mapping[str, Any]]) -> ComparisonTable:
     """One row, from the record of each worker."""
     ranks = sorted(values)
-    return Across(("expression", ""), tuple(ranks), (row_of(cut(expression, 60), values, ranks),))
+    return ComparisonTable(
+        ("expression", ""), tuple(ranks), (row_of(cut(expression, 60), values, ranks),)
+    )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...views.formats import format_workers
-from ...views.parts import Across, AcrossRow, Line, Part, Stack, Text
+from ...views.parts import ComparisonRow, ComparisonTable, Line, Part, Text, VStack
 from .thumbs import small_heats
 from .values import about_of, has_changed, heats_in, pictured, row_of
 
@@ -45,10 +45,10 @@ def history_parts(name: str, rows: Iterable[HistoryRow]) -> Part:
         heats = {rank: pictures[place, rank] for rank in held if (place, rank) in pictures}
         row = row_of(str(number), held, ranks, changed=place in changed, heats=heats, common=common)
         drawn.append(replace(row, about=where))
-    return Stack(
+    return VStack(
         (
             _title(name, common, ranks, len(found) - len(kept)),
-            Across(("step", "at"), tuple(ranks), tuple(drawn)),
+            ComparisonTable(("step", "at"), tuple(ranks), tuple(drawn)),
             *_legend(drawn),
         )
     )
@@ -79,7 +79,7 @@ def _title(name: str, common: str, ranks: Sequence[int], left_out: int) -> Line:
     return Line(tuple(spans))
 
 
-def _legend(rows: Sequence[AcrossRow]) -> list[Part]:
+def _legend(rows: Sequence[ComparisonRow]) -> list[Part]:
     words = []
     if any(row.differs for row in rows):
         words.append("≠ differs between workers")

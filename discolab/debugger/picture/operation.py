@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...views.formats import format_workers
-from ...views.parts import Across, Line, Part, Text
+from ...views.parts import ComparisonTable, Line, Part, Text
 from ..stops import Record, Stop
 from .values import row_of
 from .variables import by_name
@@ -24,5 +24,5 @@ def operation_parts(stop: Stop) -> list[Part]:
         whose = "" if len(ranks) == len(stop.workers) else f" on {format_workers(ranks)}"
         rows = [row_of(name, held, ranks) for name, held in by_name(values).items()]
         parts.append(Line((Text(op, "title"), Text(whose, "muted"))))
-        parts.append(Across(("value", ""), tuple(ranks), tuple(rows)))
+        parts.append(ComparisonTable(("value", ""), tuple(ranks), tuple(rows)))
     return parts

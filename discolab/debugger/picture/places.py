@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ...runtime.sources import display_name, is_cell
 from ...views.formats import cut, format_workers
-from ...views.parts import Beside, Line, Mark, Part, Source, SourceLine, Stack, Text
+from ...views.parts import HStack, Line, Mark, Part, Source, SourceLine, Text, VStack
 from ..records import Spot
 from ..stops import Stop
 
@@ -20,7 +20,14 @@ _MOST_LARGE, _MOST_EXCERPTS = 3, 8
 _CLOSE = 2  # lines between excerpts that are joined
 _LONGEST_LINE = 160
 _DEEP = 7  # frames that are told
-_LOOKS = {"paused": "paused", "collective": "waiting", "running": "running", "error": "failed"}
+
+#: How a `Mark` looks, by the state of its workers.
+LOOK_OF_STATE = {
+    "paused": "paused",
+    "collective": "waiting",
+    "running": "running",
+    "error": "failed",
+}
 
 
 @dataclass
@@ -38,14 +45,14 @@ def source_parts(stop: Stop) -> list[Part]:
     """Excerpts of the source around all places where workers are."""
     places: dict[tuple[str, int, str], dict[str, list[int]]] = {}
     for worker in stop.workers:
-        spot, look = stop.spot(worker.rank), _LOOKS.get(worker.state)
+        spot, look = stop.spot(worker.rank), LOOK_OF_STATE.get(worker.state)
         if spot is not None and look is not None:
             places.setdefault(spot.place, {}).setdefault(look, []).append(worker.rank)
     excerpts = _joined(places)
     drawn = [_drawn(excerpt, stop.sources) for excerpt in excerpts[:_MOST_EXCERPTS]]
     if len(excerpts) > len(drawn):
         drawn.append(Text(f"and {len(excerpts) - len(drawn)} more places", "muted"))
-    return [Beside(tuple(drawn))] if len(drawn) > 1 else drawn
+    return [HStack(tuple(drawn))] if len(drawn) > 1 else drawn
 
 
 def _joined(places: Mapping[tuple[str, int, str], Mapping[str, list[int]]]) -> list[_Excerpt]:
@@ -84,7 +91,7 @@ def _drawn(excerpt: _Excerpt, sources: Mapping[str, Sequence[str]]) -> Part:
         shown.pop()
     while shown and not shown[0].text.strip() and not shown[0].marks:
         shown.pop(0)
-    return Stack((title, Source(tuple(shown))))
+    return VStack((title, Source(tuple(shown))))
 
 
 def _title(excerpt: _Excerpt) -> Line:
@@ -115,7 +122,7 @@ def stack_parts(stop: Stop) -> list[Part]:
     """The frames in one line, outermost first, for all workers that came the same way."""
     ways: dict[object, list[int]] = {}
     for worker in stop.workers:
-        if worker.stack and worker.state in _LOOKS:
+        if worker.stack and worker.state in LOOK_OF_STATE:
             *callers, here = worker.stack
             way = (*(spot.place for spot in callers), (here.file, here.function))
             ways.setdefault(way, []).append(worker.rank)

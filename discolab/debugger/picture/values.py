@@ -13,7 +13,7 @@ from typing import Any
 
 from ...views.dref.contents import content_key
 from ...views.formats import cut, format_number
-from ...views.parts import AcrossRow, Heat, Role, Span, Text
+from ...views.parts import ComparisonRow, Heat, Role, Span, Text
 from ...views.summary import head_words, module_words, summarize, tensor_words
 from .thumbs import Key, small_heats
 
@@ -33,7 +33,7 @@ def row_of(
     changed: bool = False,
     heats: Mapping[int, Heat] | None = None,
     common: str | None = None,
-) -> AcrossRow:
+) -> ComparisonRow:
     """Put the values of workers side by side.
 
     Parameters
@@ -71,7 +71,7 @@ def row_of(
     about = about if common is None else ""
     if about and means:
         about += " means"
-    return AcrossRow(name, about, tuple(spans), differ(held, ranks), changed)
+    return ComparisonRow(name, about, tuple(spans), differ(held, ranks), changed)
 
 
 def _only_means(held: Mapping[int, Record], classes: Sequence[Sequence[int]]) -> bool:
@@ -223,6 +223,6 @@ def _note(record: Record, several: bool) -> str:
     return ""
 
 
-def heats_in(row: AcrossRow) -> list[Heat]:
+def heats_in(row: ComparisonRow) -> list[Heat]:
     """The thumbnails of a row."""
     return [span.heat for span in row.spans if span.heat is not None]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...views.formats import cut, format_workers
-from ...views.parts import Across, AcrossRow, Details, Heat, Line, Part, Text
+from ...views.parts import ComparisonRow, ComparisonTable, Details, Heat, Line, Part, Text
 from ..stops import Record, Stop
 from .values import differ, heats_in, row_of
 
@@ -27,8 +27,8 @@ class VariableTable:
 
     title: str
     whose: str
-    table: Across
-    rest: Across
+    table: ComparisonTable
+    rest: ComparisonTable
     more: int = 0
 
 
@@ -81,7 +81,7 @@ def _table(stop: Stop, ranks: Sequence[int], title: str, budget: list[int]) -> V
     # What differs is shown first if not all can be: the place of a row is that of its name.
     first = sorted(held, key=lambda name: (name not in marked) + (name not in changed))
     shown = set(first[:MOST_NAMES])
-    rows: dict[str, AcrossRow] = {}
+    rows: dict[str, ComparisonRow] = {}
     for name in first:
         several = name in marked and len(ranks) > 1
         heats: Mapping[int, Heat] | None = None if name in shown and budget[several] > 0 else {}
@@ -93,8 +93,8 @@ def _table(stop: Stop, ranks: Sequence[int], title: str, budget: list[int]) -> V
     return VariableTable(
         title,
         "" if len(ranks) == len(stop.workers) else f" on {format_workers(ranks)}",
-        Across(_HEADS, tuple(ranks), tuple(kept)),
-        Across(_HEADS, tuple(ranks), tuple(rest)),
+        ComparisonTable(_HEADS, tuple(ranks), tuple(kept)),
+        ComparisonTable(_HEADS, tuple(ranks), tuple(rest)),
         max(stop.workers[rank].more for rank in ranks),
     )
 
@@ -116,7 +116,7 @@ def by_name(variables: Mapping[int, Mapping[str, Record]]) -> dict[str, dict[int
     }
 
 
-def _legend(tables: Sequence[Across]) -> list[Part]:
+def _legend(tables: Sequence[ComparisonTable]) -> list[Part]:
     """What the marks mean, of those that are used."""
     rows = [row for table in tables for row in table.rows]
     words = []

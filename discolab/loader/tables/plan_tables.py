@@ -13,7 +13,7 @@ import torch
 
 from ...views.formats import cut as shorten
 from ...views.formats import format_bytes, format_ranks, format_shape
-from ...views.parts import Column, Details, Line, Part, Row, Stack, Table, Text
+from ...views.parts import Column, Details, Line, Part, Row, Table, Text, VStack
 from ..catalog import Catalog, Entry
 from ..plans.layouts import Cut, Workers
 from .drawing import draw
@@ -63,7 +63,7 @@ def plan_parts(
     ]
     if name is not None:
         parts.append(drawing_part(resolved, name))
-    return Stack(tuple(parts))
+    return VStack(tuple(parts))
 
 
 def drawing_part(resolved: Resolved, name: str) -> Part:
@@ -119,7 +119,7 @@ def catalog_parts(
         lines = [shorten(f"{key}: {value}", 120) for key, value in catalog.metadata.items()]
         text = "\n".join(lines[:_MOST_NAMES] + ["…"] * (len(lines) > _MOST_NAMES))
         parts.append(Details("what its index says of the whole", Text(text)))
-    return Stack(tuple(parts))
+    return VStack(tuple(parts))
 
 
 def _title(catalog: Catalog, names: Sequence[str], sharding: Sharding | None = None) -> Line:
@@ -173,7 +173,7 @@ def _parameters(cuts: Cuts, dtype: torch.dtype | None, limit: int | None) -> Par
         Column("on each worker"),
         Column("bytes per worker", "right"),
     )
-    return Stack((_table(heads, rows), *_more(folds, limit)))
+    return VStack((_table(heads, rows), *_more(folds, limit)))
 
 
 def _table(heads: Sequence[Column], rows: _Rows) -> Table:
@@ -301,4 +301,4 @@ def _files(catalog: Catalog) -> Part:
     table = Table((Column("file"), Column("bytes", "right")), tuple(rows))
     left = len(catalog.files) - len(rows)
     more = (Text(f"and {_count(left, 'more file')}", "muted"),) if left else ()
-    return Details(_count(len(catalog.files), "file"), Stack((table, *more)))
+    return Details(_count(len(catalog.files), "file"), VStack((table, *more)))

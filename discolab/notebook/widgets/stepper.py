@@ -14,7 +14,7 @@ from ...debugger.picture import breaks_parts
 from ...runtime.errors import ArgumentError, DiscoError
 from ...runtime.failures import name_ranks
 from ...runtime.session import Session
-from ...views import Part, Stack, Text
+from ...views import Part, Text, VStack
 from . import stepper_frame as made
 from .base import LiveWidget, source
 from .pump import pump
@@ -131,7 +131,7 @@ class Stepper(LiveWidget):
             return stop.part
         breaks = self._looks.debugger.all_breaks()
         parts: tuple[Part, ...] = (Text(f"debugger of {self._name}: {_IDLE}", "muted"),)
-        return Stack((*parts, breaks_parts(breaks))) if breaks else parts[0]
+        return VStack((*parts, breaks_parts(breaks))) if breaks else parts[0]
 
     def let_go(self) -> None:
         """See `LiveWidget`."""

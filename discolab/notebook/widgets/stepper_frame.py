@@ -11,13 +11,13 @@ from typing import Any
 
 from ...debugger.breaks import Break
 from ...debugger.picture import evaluated_table, variable_tables
-from ...debugger.picture.places import place_words, short_name
+from ...debugger.picture.places import LOOK_OF_STATE, place_words, short_name
 from ...debugger.records import Spot
 from ...debugger.stops import Stop, WorkerAt
 from ...runtime.sources import is_cell
 from ...views import rank_colour
 from ...views.formats import cut, printable
-from ...views.parts import AcrossRow
+from ...views.parts import ComparisonRow
 from ...views.render.program import MOST_COLUMNS, listed, runs_of
 from ...views.render.style import heat_source
 
@@ -26,7 +26,6 @@ _BLOCK = 60  # lines by which the part of a longer file moves
 _LONGEST_LINE = 200  # characters
 _MOST_PICTURES = 32
 _MOST_REST = 60  # names beyond those that the picture shows
-_LOOKS = {"paused": "paused", "collective": "waiting", "running": "running", "error": "failed"}
 
 Json = dict[str, Any]
 
@@ -124,7 +123,7 @@ def source_of(stop: Stop, focus: int, breaks: Iterable[Break]) -> Json | None:
         first += 1
     marks: dict[int, dict[str, list[int]]] = {}
     for worker in stop.workers:
-        spot, look = stop.spot(worker.rank), _LOOKS.get(worker.state)
+        spot, look = stop.spot(worker.rank), LOOK_OF_STATE.get(worker.state)
         if spot is not None and look is not None and spot.file == here.file:
             marks.setdefault(spot.line, {}).setdefault(look, []).append(worker.rank)
     standing = stop.workers[focus].state != "running"
@@ -198,7 +197,7 @@ def result_of(expression: str, values: Mapping[int, tuple[str, Any]], number: in
     return {"ranks": ranks, "row": row, "number": number}
 
 
-def _row(row: AcrossRow, ranks: Sequence[int], left: list[int]) -> Json:
+def _row(row: ComparisonRow, ranks: Sequence[int], left: list[int]) -> Json:
     """A row: a cell for each run of neighbours; of many workers one for each value."""
     more = 0
     if len(ranks) > MOST_COLUMNS:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...runtime.errors import ArgumentError
 from ...trace import Span, Trace
-from ...views import Line, Part, Stack, Text, rank_colour
+from ...views import Line, Part, Text, VStack, rank_colour
 from .base import LiveWidget, source
 from .timeline_looks import ALL_TIME, TimelineLooks, save
 
@@ -258,7 +258,7 @@ def _picture(looks: TimelineLooks) -> Part:
     if not looks.count:
         words = "tracing is on, nothing is recorded yet" if looks.wanted else "tracing is off"
         head = Line((Text("timeline", "title"), Text(f" · {_title(looks)}", "muted")))
-        return Stack((head, Text(words, "muted")))
+        return VStack((head, Text(words, "muted")))
     found = looks.follower.trace()
     share = _MOST_DRAWN // max(1, len(found.events))
     kept = {rank: events[-share:] for rank, events in found.events.items()}
@@ -266,5 +266,5 @@ def _picture(looks: TimelineLooks) -> Part:
     part = Trace(found.title, kept, *parts).parts()
     if any(len(events) > share for events in found.events.values()):
         note = Text(f"drawn: the last {share} events of each worker", "muted")
-        return Stack((part, note))
+        return VStack((part, note))
     return part

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from ..dref.differences import pair_words
 from ..formats import cut, format_number, format_ranks, format_shape, format_workers
-from ..parts import Card, Column, Details, Line, Part, Row, Stack, Table, Text
+from ..parts import Card, Column, Details, Line, Part, Row, Table, Text, VStack
 
 _MOST_ROWS = 40
 _RIGHT = {"max |a - b|", "mean", "relative", "a", "b"}
@@ -144,7 +144,7 @@ def _by_name(records: _Rows, counts: Mapping[int, Mapping[str, int]]) -> list[Pa
         same = not any("a" in cells for cells, _ in usual)
         body: Part = _table(titles[:3] if same else titles, shown)
         if rest:
-            body = Stack((body, Text(f"and {rest} more", "muted")))
+            body = VStack((body, Text(f"and {rest} more", "muted")))
         words = "identical" if same else "within tolerance"
         parts.append(Details(f"{words}: {rest + len(shown)}", body))
     return parts

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ..formats import cut, format_bytes, format_ranks, format_shape, format_workers
-from ..parts import Align, Column, Details, Part, Row, Stack, Table, Text
+from ..parts import Align, Column, Details, Part, Row, Table, Text, VStack
 from ..summary import summarize
 from .contents import content_classes, content_key, free_verdict, grouped, odd_ranks, row_verdict
 
@@ -531,7 +531,7 @@ def section_parts(
         unseen = len(usual) - len(shown) + left
         first = f"{which}: {len(usual) + left}{_verdict(usual, place) if not left else ''}"
         rest = [Text(f"and {unseen} more", "muted")] if unseen else []
-        parts.append(Details(first, Stack((body, *rest))))
+        parts.append(Details(first, VStack((body, *rest))))
     return parts
 
 

@@ -27,7 +27,7 @@ from ..facts.guard import FAILURES, error_text, safe_repr
 from ..facts.storage import why_no_data
 from ..facts.tensors import digest_of, is_dtensor
 from ..formats import format_number, format_workers
-from ..parts import Column, Details, Part, Row, Stack, Table, Text
+from ..parts import Column, Details, Part, Row, Table, Text, VStack
 from .ask import DRAWING, ask
 from .children import differing_tensors
 from .summary import ValueSummary
@@ -290,7 +290,7 @@ def _pair_parts(
     part: Part = Table(columns, tuple(rows))
     more = difference.differ - len(rows)
     if more > 0:
-        part = Stack((part, Text(f"and {more:,} more", "muted")))
+        part = VStack((part, Text(f"and {more:,} more", "muted")))
     return [Details(f"largest differences, {who}: {_counted(difference)}", part)]
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from ...runtime.dref import DRef
 from ...runtime.errors import ArgumentError
-from ..parts import Beside, Card, Line, Part, Stack, Text
+from ..parts import Card, HStack, Line, Part, Text, VStack
 from ..pictures import Shown, picture_of
 from ..summary import head_words, summarize, tensor_words
 from .ask import ask_workers, layout_of
@@ -191,7 +191,7 @@ def _rows_and_rectangles(
     )
     if drawing.parts:
         legend = [] if drawing.left_out else pictures.legend()
-        table = Beside((Stack((*drawing.parts, *legend)), table))
+        table = HStack((VStack((*drawing.parts, *legend)), table))
     return _stack(
         [
             _title(summary, verdict),
@@ -210,7 +210,7 @@ def _rows_and_rectangles(
 def _stack(children: list[Part]) -> Part:
     title = children[0]
     if len(children) == 1 or not isinstance(title, Line):
-        return title if len(children) == 1 else Stack(tuple(children))
+        return title if len(children) == 1 else VStack(tuple(children))
     return Card(title, tuple(children[1:]))
 
 

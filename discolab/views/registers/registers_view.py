@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..formats import cut, format_bytes
-from ..parts import Column, Line, Part, Row, Stack, Table, Text
+from ..parts import Column, Line, Part, Row, Table, Text, VStack
 from .rows import READING, Group, age_words, bytes_words
 from .rows import Row as Register
 
@@ -49,7 +49,7 @@ def registers_parts(
         rest = sum(row.total for row in rows[MOST_ROWS:])
         words = f"and {len(rows) - MOST_ROWS:,} more, {format_bytes(rest)}"
         children.append(Text(words, "muted"))
-    return Stack(tuple(children))
+    return VStack(tuple(children))
 
 
 def totals_words(rows: Sequence[Register]) -> str:

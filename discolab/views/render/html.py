@@ -12,17 +12,17 @@ from typing import assert_never
 
 from ..formats import format_bars, format_ranks, format_workers
 from ..parts import (
-    Across,
-    AcrossRow,
     Badge,
     Bars,
-    Beside,
     Box,
     Card,
     Cell,
+    ComparisonRow,
+    ComparisonTable,
     Details,
     Grid,
     Heat,
+    HStack,
     Lane,
     Lanes,
     Legend,
@@ -34,10 +34,10 @@ from ..parts import (
     Source,
     SourceLine,
     Span,
-    Stack,
     Table,
     Text,
     Tracks,
+    VStack,
     fold_rows,
 )
 from .html_drawings import grid_html, plot_html, tracks_html
@@ -106,15 +106,15 @@ def _html(part: Part) -> Html:
             return tracks_html(part)
         case Source():
             return _source(part)
-        case Across():
+        case ComparisonTable():
             return _across(part)
         case Heat() | Bars():
             return tag("div", _cell(part))
         case Legend():
             return _legend(part)
-        case Stack(children):
+        case VStack(children):
             return joined(map(_html, children))
-        case Beside(children):
+        case HStack(children):
             return tag("div", *(tag("div", _html(child)) for child in children), class_="s")
         case Card(title, children):
             head = tag("div", *map(_span, title.spans), class_="hd")
@@ -266,7 +266,7 @@ def _rank_badge(ranks: tuple[int, ...]) -> Html:
     return tag("b", format_ranks(ranks), style=f"background:{rank_fill(ranks)}")
 
 
-def _across(across: Across) -> Html:
+def _across(across: ComparisonTable) -> Html:
     """A column a worker; of many workers the values of each row in a list."""
     ranks = across.ranks
     columns = len(ranks) <= MOST_COLUMNS
@@ -286,7 +286,7 @@ def _across(across: Across) -> Html:
 
 
 def _across_row(
-    row: AcrossRow, ranks: Sequence[int], columns: bool, marks: bool, about: bool
+    row: ComparisonRow, ranks: Sequence[int], columns: bool, marks: bool, about: bool
 ) -> Html:
     cells = [tag("td", _differs(row))] if marks else []
     dot = joined((" ", tag("span", CHANGED, class_="ch"))) if row.changed else ""
@@ -300,7 +300,7 @@ def _across_row(
     return tag("tr", *cells)
 
 
-def _differs(row: AcrossRow) -> Html:
+def _differs(row: ComparisonRow) -> Html:
     """Loud only where somebody stands out: shards always differ."""
     if not row.differs:
         return Html()
@@ -326,7 +326,7 @@ def _content(span: Span) -> Html:
     return joined((picture, _span(span.words), note))
 
 
-def _list(row: AcrossRow, ranks: Sequence[int]) -> Html:
+def _list(row: ComparisonRow, ranks: Sequence[int]) -> Html:
     if len(row.spans) == 1 and len(row.spans[0].ranks) == len(ranks):
         return joined((_label(label_of(ranks, ranks)), _content(row.spans[0])))
     shown, more = listed(row)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from ..formats import cut, format_ranks, format_workers
-from ..parts import Grid, Heat, Outline, Plot, Stretch, Tile, Track, Tracks
+from ..parts import Grid, Heat, Interval, Outline, Plot, Tile, Track, Tracks
 from .markup import Html, joined, tag
 from .style import NOT_FINITE, heat_source, rank_colour, rank_fill
 
@@ -263,12 +263,12 @@ def _lane(track: Track, labels: int) -> Html:
     return tag("tr", head, tag("td", *rows, style="padding:3px 6px"))
 
 
-def _row(row: tuple[Stretch, ...], colour: str, height: int, labels: int) -> Html:
+def _row(row: tuple[Interval, ...], colour: str, height: int, labels: int) -> Html:
     stops: list[str] = []
     at = 0.0
-    for stretch in row:
-        start, end = max(stretch.start, at), max(stretch.end, at)
-        paint = _paint(stretch, colour)
+    for interval in row:
+        start, end = max(interval.start, at), max(interval.end, at)
+        paint = _paint(interval, colour)
         if start > at:
             stops.append(f"transparent 0 {_percent(start)}")
         end = min(1.0, max(end, start + 0.0015))  # the shortest still shows
@@ -284,21 +284,21 @@ def _row(row: tuple[Stretch, ...], colour: str, height: int, labels: int) -> Htm
     return tag("div", *names, style=style)
 
 
-def _labelled(row: tuple[Stretch, ...], most: int) -> list[Stretch]:
+def _labelled(row: tuple[Interval, ...], most: int) -> list[Interval]:
     """The widest ones that have room for their names, in order."""
     wide = [s for s in row if s.label and s.end - s.start >= _ENOUGH]
     wide = sorted(wide, key=lambda s: s.start - s.end)[:most]
     return sorted(wide, key=lambda s: s.start)
 
 
-def _name(stretch: Stretch) -> Html:
-    left, width = _percent(stretch.start), _percent(stretch.end - stretch.start)
+def _name(interval: Interval) -> Html:
+    left, width = _percent(interval.start), _percent(interval.end - interval.start)
     style = f"position:absolute;left:{left};width:{width};overflow:hidden;text-overflow:ellipsis"
-    return tag("span", cut(stretch.label, _LONGEST), " ", style=style)
+    return tag("span", cut(interval.label, _LONGEST), " ", style=style)
 
 
-def _paint(stretch: Stretch, colour: str) -> str:
-    match stretch.look:
+def _paint(interval: Interval, colour: str) -> str:
+    match interval.look:
         case "failed":
             return _FAILED
         case "stopped":

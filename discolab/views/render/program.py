@@ -1,11 +1,11 @@
-"""What text, HTML and rich need alike to lower `Across` and `Source`. Pure."""
+"""What text, HTML and rich need alike to lower `ComparisonTable` and `Source`. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from ..formats import format_ranks
-from ..parts import Across, AcrossRow, Mark, Source, SourceLine, Span
+from ..parts import ComparisonRow, ComparisonTable, Mark, Source, SourceLine, Span
 
 MOST_COLUMNS = 8  # workers with a column each; of more the values are listed
 MOST_LISTED = 8  # values of a row that is listed
@@ -13,7 +13,7 @@ DIFFERS, CHANGED = "≠", "•"
 SIGNS = {"paused": "→", "waiting": "…", "running": "~", "failed": "✗"}
 
 
-def runs_of(row: AcrossRow, ranks: Sequence[int]) -> list[tuple[Span | None, tuple[int, ...]]]:
+def runs_of(row: ComparisonRow, ranks: Sequence[int]) -> list[tuple[Span | None, tuple[int, ...]]]:
     """Cut a row in cells: what neighbouring columns have alike, and the ranks of those columns.
 
     None stands for workers of which the row says nothing.
@@ -38,7 +38,7 @@ def label_of(covered: Sequence[int], ranks: Sequence[int]) -> str:
     return f"{format_ranks(covered)}: " if len(covered) > 1 else ""
 
 
-def listed(row: AcrossRow) -> tuple[list[Span], int]:
+def listed(row: ComparisonRow) -> tuple[list[Span], int]:
     """The spans of a row that is listed, at most 8, and how many more there are.
 
     Those that stand out are among them.
@@ -49,12 +49,12 @@ def listed(row: AcrossRow) -> tuple[list[Span], int]:
     return shown, len(row.spans) - len(shown)
 
 
-def marked(row: AcrossRow) -> str:
+def marked(row: ComparisonRow) -> str:
     """The marks of a row, each in its place."""
     return (DIFFERS if row.differs else " ") + (CHANGED if row.changed else " ")
 
 
-def marks_are_used(across: Across) -> bool:
+def marks_are_used(across: ComparisonTable) -> bool:
     """Whether any row is marked."""
     return any(row.differs or row.changed for row in across.rows)
 

@@ -22,17 +22,17 @@ from rich.text import Text as RichText
 
 from ..formats import format_bars, format_ranks, format_workers, printable
 from ..parts import (
-    Across,
-    AcrossRow,
     Badge,
     Bars,
-    Beside,
     Box,
     Card,
     Cell,
+    ComparisonRow,
+    ComparisonTable,
     Details,
     Grid,
     Heat,
+    HStack,
     Lanes,
     Legend,
     Line,
@@ -41,11 +41,11 @@ from ..parts import (
     Role,
     Source,
     Span,
-    Stack,
     Table,
     Text,
     Tile,
     Tracks,
+    VStack,
     fold_rows,
 )
 from .program import (
@@ -110,15 +110,15 @@ def _rich(part: Part) -> RenderableType:
             return _grid(part)
         case Lanes():
             return _lanes(part)
-        case Across():
+        case ComparisonTable():
             return _across(part)
         case Legend():
             return _legend(part)
         case Heat() | Bars():
             return _cell(part)
-        case Stack(children):
+        case VStack(children):
             return Group(*map(_rich, children))
-        case Beside(children):
+        case HStack(children):
             return _SideBySide(tuple(map(_rich, children)))
         case Card(title, children):
             return Group(_rich(title), *map(_rich, children))
@@ -234,7 +234,7 @@ def _box(box: Box) -> RichText:
 # -- values side by side ---------------------------------------------------------------------------
 
 
-def _across(across: Across) -> RenderableType:
+def _across(across: ComparisonTable) -> RenderableType:
     """A column a worker; of many workers, and of one that are all equal, one column."""
     ranks, marks = across.ranks, marks_are_used(across)
     drawn = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
@@ -254,13 +254,13 @@ def _across(across: Across) -> RenderableType:
     return Padding(drawn, (0, 0, 0, 2))
 
 
-def _marks(row: AcrossRow) -> RichText:
+def _marks(row: ComparisonRow) -> RichText:
     loud = any(span.words.role in ("warning", "error") for span in row.spans)
     differs = (DIFFERS if row.differs else " ", "bold yellow" if loud else "dim")
     return RichText.assemble(differs, CHANGED if row.changed else " ")
 
 
-def _cells(row: AcrossRow, ranks: Sequence[int]) -> list[RenderableType]:
+def _cells(row: ComparisonRow, ranks: Sequence[int]) -> list[RenderableType]:
     """Rich has no cells over several columns: the first says for whom it speaks."""
     found: list[RenderableType] = []
     for span, held in runs_of(row, ranks):
@@ -278,7 +278,7 @@ def _content(span: Span | None, label: str) -> RenderableType:
     return text if span.heat is None else Group(text, _heat(span.heat))
 
 
-def _list(row: AcrossRow, ranks: Sequence[int]) -> RenderableType:
+def _list(row: ComparisonRow, ranks: Sequence[int]) -> RenderableType:
     if len(row.spans) == 1 and len(row.spans[0].ranks) == len(ranks):
         return _content(row.spans[0], label_of(ranks, ranks))
     shown, more = listed(row)

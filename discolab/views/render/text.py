@@ -13,18 +13,18 @@ from typing import NamedTuple, TypeAlias, TypeVar, assert_never
 
 from ..formats import cut, format_bars, format_ranks, format_workers, printable
 from ..parts import (
-    Across,
-    AcrossRow,
     Badge,
     Bars,
-    Beside,
     Box,
     Card,
     Cell,
     Column,
+    ComparisonRow,
+    ComparisonTable,
     Details,
     Grid,
     Heat,
+    HStack,
     Lanes,
     Legend,
     Line,
@@ -36,11 +36,11 @@ from ..parts import (
     Source,
     SourceLine,
     Span,
-    Stack,
     Table,
     Text,
     Track,
     Tracks,
+    VStack,
     fold_rows,
 )
 from .program import (
@@ -66,7 +66,7 @@ _PIECES = 60  # that the whole time is cut in, a character each
 _IDLE, _BUSY = "·", "█"
 _MARKS = {"busy": _BUSY, "move": "▒", "wait": "░", "stopped": "x", "failed": "!"}
 _ORDER = tuple(_MARKS)  # what comes later is drawn over what came before
-_SMALLEST = 0.5  # of a piece that a stretch must cover to be drawn; failures always are
+_SMALLEST = 0.5  # of a piece that a interval must cover to be drawn; failures always are
 _LEGEND = f"{_BUSY} busy  ░ waiting for others  ▒ in a collective  {_IDLE} idle"
 
 
@@ -139,13 +139,13 @@ def _lines(part: Part) -> list[str]:
             return _grid_lines(part)
         case Lanes():
             return _table_lines(_as_table(part))
-        case Across():
+        case ComparisonTable():
             return [_MARGIN + line for line in _across_lines(part)]
         case Heat() | Legend():
             return []
         case Bars():
             return [_MARGIN + _cell_text(part)]
-        case Stack(children) | Beside(children):
+        case VStack(children) | HStack(children):
             return [line for child in children for line in _lines(child)]
         case Card(title, children):
             return [line for child in (title, *children) for line in _lines(child)]
@@ -277,7 +277,7 @@ def _mark(mark: Mark) -> Styled:
     return [ranks, Segment(f" {SIGNS.get(mark.look, '?')}")]
 
 
-def _across_lines(across: Across) -> list[str]:
+def _across_lines(across: ComparisonTable) -> list[str]:
     """A column a worker; rows that have no room in them, and those of many workers, in a list."""
     fronts, head = _front(across)
     ranks = across.ranks if len(across.ranks) <= MOST_COLUMNS else ()
@@ -297,7 +297,7 @@ def _rank_head(rank: int) -> str:
     return f"worker {rank}"
 
 
-def _row_texts(row: AcrossRow, ranks: Sequence[int]) -> list[tuple[tuple[int, ...], str]]:
+def _row_texts(row: ComparisonRow, ranks: Sequence[int]) -> list[tuple[tuple[int, ...], str]]:
     return [(held, label_of(held, ranks) + _span_text(span)) for span, held in runs_of(row, ranks)]
 
 
@@ -332,7 +332,7 @@ def _span_text(span: Span | None) -> str:
     return printable(span.words.text) + (f" · {printable(span.note)}" if span.note else "")
 
 
-def _front(across: Across) -> tuple[list[str], str]:
+def _front(across: ComparisonTable) -> tuple[list[str], str]:
     """Marks, name and type of each row, all as wide; and what stands above them."""
     marks = marks_are_used(across)
     names = [cut(printable(row.name), _LONGEST_NAME) for row in across.rows]
@@ -352,7 +352,7 @@ def _front(across: Across) -> tuple[list[str], str]:
     return fronts, head
 
 
-def _listed(front: str, row: AcrossRow, ranks: Sequence[int]) -> list[str]:
+def _listed(front: str, row: ComparisonRow, ranks: Sequence[int]) -> list[str]:
     """The values of a row one after the other; a line ends between two of them."""
     room = max(_WIDTH - len(front) - len(_GAP), 30)
     told: list[str] = []
@@ -365,7 +365,7 @@ def _listed(front: str, row: AcrossRow, ranks: Sequence[int]) -> list[str]:
     return [(front if not place else blank) + _GAP + line for place, line in enumerate(told)]
 
 
-def _items(row: AcrossRow, ranks: Sequence[int]) -> list[str]:
+def _items(row: ComparisonRow, ranks: Sequence[int]) -> list[str]:
     if len(row.spans) == 1 and len(row.spans[0].ranks) == len(ranks):
         return [label_of(ranks, ranks) + _span_text(row.spans[0])]
     shown, more = listed(row)
@@ -390,13 +390,13 @@ def _track_lines(tracks: Tracks) -> list[str]:
 
 def _track_text(track: Track) -> str:
     line = [_IDLE] * _PIECES
-    stretches = [stretch for row in track.rows for stretch in row if stretch.look in _MARKS]
-    stretches.sort(key=lambda stretch: _ORDER.index(stretch.look))
+    intervals = [interval for row in track.rows for interval in row if interval.look in _MARKS]
+    intervals.sort(key=lambda interval: _ORDER.index(interval.look))
     for look in _ORDER:
         covered = [0.0] * _PIECES
-        for stretch in stretches:
-            if stretch.look == look:
-                _cover(covered, stretch.start * _PIECES, stretch.end * _PIECES)
+        for interval in intervals:
+            if interval.look == look:
+                _cover(covered, interval.start * _PIECES, interval.end * _PIECES)
         least = 0.0 if look in ("stopped", "failed") else _SMALLEST
         for place, part in enumerate(covered):
             if part > 0 and part >= least:
