@@ -69,7 +69,7 @@ class Devices(LiveWidget):
     def essence(self) -> Any:
         """See `LiveWidget`: neither how much of what is used, nor for how long."""
         frame = self.frame
-        seen = ("rank", "state", "doing", "whom", "held", "queued")
+        seen = ("rank", "state", "doing", "held", "queued")
         return (
             [[row[key] for key in seen] for row in frame.get("rows", ())],
             [frame.get(key) for key in ("title", "notice", "dead")],
@@ -117,10 +117,9 @@ def _frame_row(
         "state": row["state"],
         "symbol": words.SYMBOLS.get(row["state"], "•"),
         "age": words.format_age(row["seconds"]),
-        "doing": row["doing"] if row["state"] != "dead" else "",
-        "whom": row["waits_for"],
-        "any": row["any_of"],
-        "held": row["held_up"],
+        "doing": words.doing_pieces(row),
+        "held": words.held_pieces(row),
+        "stuck": bool(row["waits_for"]),
         "queued": row["queued"],
         "cpu": words.cpu_words(row),
         "cores": [None if seen is None else round(100 * seen[0]) for seen in past],

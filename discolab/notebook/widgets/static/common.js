@@ -21,6 +21,16 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
+// Leaves a node alone that says so already: what is selected in it stays selected.
+function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+// A worker, in its colour.
+function chip(rank, colour) {
+  return element("span", { class: "dl-chip", style: `--rank: ${colour}` }, String(rank));
+}
+
 function disco(start) {
   return function render({ model, el }) {
     const viewer = Math.random().toString(36).slice(2);

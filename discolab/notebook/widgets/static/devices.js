@@ -11,14 +11,6 @@ const COLUMNS = [
   ["gpu", "GPU"],
 ];
 
-function setText(node, text) {
-  if (node.textContent !== text) node.textContent = text;
-}
-
-function chip(rank, colour) {
-  return element("span", { class: "dd-chip", style: `--rank: ${colour}` }, String(rank));
-}
-
 // A line over the last minute; where nobody looked there is a gap.
 function sparkline() {
   const ns = "http://www.w3.org/2000/svg";
@@ -99,11 +91,11 @@ function deviceRow() {
       setText(device, one.device);
       device.title = one.name || one.device;
       row.dataset.state = one.state;
-      row.classList.toggle("dd-stuck", one.whom.length > 0);
+      row.classList.toggle("dd-stuck", one.stuck);
       setText(symbol, one.symbol);
       setText(state, one.state);
       setText(age, one.age);
-      const now = JSON.stringify([one.doing, one.whom, one.any, one.held]);
+      const now = JSON.stringify([one.doing, one.held]);
       if (now !== said) {
         said = now;
         // in one element: the box that cuts off lines would take each part, and its spaces, apart
@@ -127,21 +119,13 @@ function deviceRow() {
   };
 }
 
+// What it does and whom it waits for, then who waits for it: words, each followed by ranks.
 function doingWords(one, colours) {
-  const ranks = (list) => list.map((rank) => chip(rank, colours[rank] ?? "currentColor"));
-  const parts = [];
-  if (one.whom.length) {
-    const many = one.whom.length > 1 ? "workers" : "worker";
-    parts.push(`for ${one.any ? "any of " : ""}${many} `, ...ranks(one.whom), " ");
-  }
-  parts.push(one.doing);
-  if (one.held.length) {
-    if (one.doing) parts.push(" · ");
-    const [many, wait] = one.held.length > 1 ? ["workers", "wait"] : ["worker", "waits"];
-    parts.push(element("span", { class: "dd-held" }, `${many} `, ...ranks(one.held),
-      ` ${wait} for it`));
-  }
-  return parts;
+  const drawn = (pieces) => pieces.flatMap(([words, ranks]) =>
+    [words, ...ranks.map((rank) => chip(rank, colours[rank] ?? "currentColor"))]);
+  if (!one.held.length) return drawn(one.doing);
+  return [...drawn(one.doing), one.doing.length ? " · " : "",
+    element("span", { class: "dd-held" }, ...drawn(one.held))];
 }
 
 export default {

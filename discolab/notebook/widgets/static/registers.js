@@ -29,10 +29,6 @@ function ageWords(seconds) {
   return `${Math.max(0, Math.floor(seconds))} s`;
 }
 
-function setText(node, text) {
-  if (node.textContent !== text) node.textContent = text;
-}
-
 function startRegisters(root, send) {
   const me = Math.random().toString(36).slice(2);
   let frame = { count: 0, windows: {}, groups: [] };

@@ -45,10 +45,6 @@ function coloured(lines) {
   });
 }
 
-function setText(node, text) {
-  if (node.textContent !== text) node.textContent = text;
-}
-
 // Neighbouring ranks as one chip each while they are few, else as runs: 0-5.
 function chips(ranks, colours, all) {
   const box = element("span", { class: "dls-chips" });

@@ -2,14 +2,6 @@
 
 const SITE_HEADS = ["collective", "called at", "times", "waited in all", "last to come"];
 
-function setText(node, text) {
-  if (node.textContent !== text) node.textContent = text;
-}
-
-function chip(rank, colour) {
-  return element("span", { class: "dt-chip", style: `--rank: ${colour}` }, String(rank));
-}
-
 // What is known of one event, below the lanes.
 function detailsView(close) {
   const body = element("div", { class: "dt-details", role: "region", "aria-live": "polite",
