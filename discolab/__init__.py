@@ -96,7 +96,7 @@ def _later(module: str, name: str) -> Callable[..., Any]:
     return call
 
 
-Session.above["compare"] = _later(".views.difference.comparison", "compare")
+Session.above["compare"] = _later(".views.difference", "compare")
 Session.above["rpc"] = _later(".rpc.api", "rpc_of")
 # where workers are in other processes, which may use it first, a session imports it as it starts
 SERVICES["rpc"] = _later(".rpc.directory", "RpcService")

@@ -19,8 +19,7 @@ from ..runtime.arguments import as_tensor
 from ..runtime.errors import ArgumentError
 from ..views.dref.contents import content_key
 from ..views.facts.describe import describe
-from ..views.facts.storage import why_no_data
-from ..views.facts.tensors import describe_tensor, digest_of
+from ..views.facts.tensors import describe_tensor, digest_of, why_no_data
 from ..views.summary import summarize
 
 TRUE = "true"  # of a condition, which is given without a kind

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from ..runtime.failures import name_ranks
 from ..views.dref.contents import content_key
-from ..views.facts.describe import describe
-from ..views.facts.describe_module import text_digest
+from ..views.facts.describe import describe, text_digest
 from ..views.formats import cut
 from ..views.summary import summarize
 

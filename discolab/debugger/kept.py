@@ -20,8 +20,7 @@ import torch
 
 from ..views.facts.describe import describe
 from ..views.facts.guard import FAILURES, Record
-from ..views.facts.storage import why_no_data
-from ..views.facts.tensors import describe_tensor
+from ..views.facts.tensors import describe_tensor, why_no_data
 from .frames import size_of
 
 READ = 64 * 2**10  # bytes of a value whose data are kept

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..runtime.drawn import Pictured
 from ..views.parts import Part
+from ..views.pictures import picture_of
 from .records import Spot
 
 Record = Mapping[str, Any]
@@ -95,9 +96,7 @@ class Stop(Pictured):
     @property
     def part(self) -> Part:
         """How it is drawn."""
-        from .picture import stop_parts  # which needs this layer's records
-
-        return stop_parts(self)
+        return picture_of(self)  # `picture` has registered it
 
     def spot(self, rank: int) -> Spot | None:
         """Where a worker is, in the frame that is shown; None if it is not in the program."""

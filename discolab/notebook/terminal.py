@@ -13,7 +13,7 @@ from ..runtime.dref import DRef
 from ..runtime.session import Session
 
 _KINDS = (DRef, Session)
-_COMPARISON = ("discolab.views.difference.comparison", "Comparison")  # not imported before use
+_COMPARISON = ("discolab.views.difference", "Comparison")  # not imported before use
 
 
 def install(shell: Any) -> None:

@@ -8,7 +8,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from ..views.registers.rows import SORTS
+from ..views.registers.table import SORTS
 from .magic_lines import LabMagics, arguments_of, one_line_errors, session_option, unquoted
 
 

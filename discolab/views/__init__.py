@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from .doctor_view import doctor_parts
 from .dref.view import draw_dref, dref_parts, view
 from .facts.describe import describe
-from .mesh_view import mesh_parts
 from .parts import (
     Badge,
     Bars,
@@ -41,15 +40,15 @@ from .registers import facts as _probes  # noqa: F401 - loaded with discolab, se
 from .render.html import render_html
 from .render.style import rank_colour
 from .render.text import render_text
-from .session_view import session_parts
+from .session_view import mesh_parts, session_parts
 
 if TYPE_CHECKING:
     from .before_after import before_after
-    from .difference.comparison import Comparison
+    from .difference import Comparison
     from .render.rich import render_rich
 
 _LATER = {
-    "Comparison": ".difference.comparison",
+    "Comparison": ".difference",
     "before_after": ".before_after",
     "render_rich": ".render.rich",
 }

@@ -18,7 +18,7 @@ from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError
 from ..runtime.failures import Failure
 from .facts.describe import describe
-from .facts.storage import why_no_data
+from .facts.tensors import why_no_data
 from .formats import format_number
 from .parts import Box, Lane, Lanes
 from .pictures import Shown

@@ -1,4 +1,4 @@
-"""Draws a session: its engine and collectives, its groups and mesh, and what each worker does.
+"""Draws a session and its mesh: engine and collectives, groups, and what each worker does.
 
 Runs on the controller and asks the workers nothing: what `Session.status` knows is drawn, so a
 stuck session can be looked at. Of an idle session the text is the same each time.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
+from ..runtime.mesh import Mesh
 from ..runtime.session import Session
 from ..runtime.status import WorkerStatus
 from .dref.contents import group_ranks
 from .formats import cut, format_ranks, format_workers
-from .mesh_view import mesh_parts
 from .parts import Card, Column, HStack, Line, Part, Role, Row, Table, Text, VStack
 from .pictures import picture_of
 
@@ -136,3 +137,46 @@ def _cells(state: WorkerStatus, size: int) -> dict[str, Any]:
         "for": Text(f"{state.seconds:.1f} s") if busy else None,
         "queued": Text(str(state.queued)) if state.queued else None,
     }
+
+
+# -- a mesh: a row for each place along the axes but the last, a column for each along that --------
+
+_MOST_COLUMNS = 16  # places of the last axis that get a column each
+_MOST_ROWS = 64
+
+
+def mesh_parts(mesh: Mesh) -> Part:
+    """The picture of a mesh.
+
+    Parameters
+    ----------
+    mesh : Mesh
+
+    Examples
+    --------
+    >>> print(render_text(mesh_parts(Mesh(("dp", "tp"), (2, 2), (0, 1, 2, 3)))))
+    mesh dp=2, tp=2 of workers 0-3
+      dp  tp=0  tp=1
+       0     0     1
+       1     2     3
+    """
+    title = Text(f"mesh {mesh} of {format_workers(mesh.ranks)}", "title")
+    *leading, last = mesh.sizes
+    axis = mesh.axes[-1]
+    folded = last > _MOST_COLUMNS
+    heads = [f"{axis}=0 to {last - 1}"] if folded else [f"{axis}={i}" for i in range(last)]
+    columns = [*mesh.axes[:-1], *heads]
+    rows = []
+    for number, place in enumerate(product(*map(range, leading))):
+        if number == _MOST_ROWS:
+            break
+        line = mesh.ranks[number * last : (number + 1) * last]
+        words = [format_ranks(line)] if folded else [str(rank) for rank in line]
+        cells = [Text(str(index), "muted") for index in place] + [Text(word) for word in words]
+        rows.append(Row(tuple(cells)))
+    more = len(mesh.ranks) // last - len(rows)
+    table = Table(tuple(Column(head, "right") for head in columns), tuple(rows))
+    return VStack((title, table, *([Text(f"{more} more rows", "muted")] if more else [])))
+
+
+picture_of.register(Mesh, mesh_parts)

@@ -14,7 +14,7 @@ from discolab import ArgumentError, DRef, ForeignDRefError, Session, WorkerError
 from discolab.engines import ThreadedSession
 from discolab.runtime.worker import current_worker
 from discolab.views import Comparison, render_html
-from discolab.views.difference.comparison import compare_values
+from discolab.views.difference import compare_values
 
 
 @pytest.fixture(scope="module")

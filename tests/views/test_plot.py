@@ -17,8 +17,7 @@ from discolab.views.plot.picture import NOT_FINITE, Picture, shade
 from discolab.views.plot.plot_view import point_words
 from discolab.views.plot.plotting import Reader, check_options, parts_of
 from discolab.views.plot.regions import lower, read_facts, read_region, read_regions
-from discolab.views.plot.sheet import make_sheet
-from discolab.views.plot.sources import choose_blocks
+from discolab.views.plot.sheet import choose_blocks, make_sheet
 
 WHOLE = 0, 0, 10**9, 10**9
 

@@ -17,8 +17,7 @@ from discolab.runtime.registers import OWN
 from discolab.views import render_html, render_text
 from discolab.views.registers.facts import fact_of
 from discolab.views.registers.registers_view import registers_parts
-from discolab.views.registers.rows import chosen, groups_of, leaks_of
-from discolab.views.registers.table import Held, RegisterTable
+from discolab.views.registers.table import Held, RegisterTable, chosen, groups_of, leaks_of
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e"
 

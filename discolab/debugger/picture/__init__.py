@@ -1,10 +1,14 @@
 """How the debugger draws what it knows: pure functions from records to parts of `views`."""
 
+from ...views.pictures import picture_of
+from ..stops import Stop
 from .breaks import breaks_parts
 from .evaluated import evaluated_parts, evaluated_table
 from .history import history_parts
 from .stop import stop_parts
 from .variables import VariableTable, variable_tables
+
+picture_of.register(Stop, stop_parts)
 
 __all__ = [
     "VariableTable",

@@ -25,8 +25,16 @@ from ...views.registers.registers_view import (
     totals_words,
     why_words,
 )
-from ...views.registers.rows import SORTS, Row, chosen, groups_of, leaks_of
-from ...views.registers.table import CellName, Holders, RegisterTable
+from ...views.registers.table import (
+    SORTS,
+    CellName,
+    Holders,
+    RegisterTable,
+    Row,
+    chosen,
+    groups_of,
+    leaks_of,
+)
 from .base import LiveWidget, source
 from .pump import pump
 

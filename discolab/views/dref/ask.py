@@ -16,9 +16,8 @@ from ...runtime.failures import Failure, explain
 from ...runtime.registers import OWN
 from ...runtime.sources import place
 from ...runtime.status import WorkerStatus
-from ..facts.describe import describe
+from ..facts.describe import MOST_NAMED, block_size, describe, overflow_blocks, overflow_rows
 from ..facts.guard import FAILURES
-from ..facts.rest import FIRST, block_size, rest_blocks, rest_rows
 from ..formats import format_seconds
 from .contents import NO_VALUE, content_key, row_verdict
 
@@ -176,7 +175,7 @@ def _unnamed_tensors(records: Mapping[int, Mapping[str, Any]]) -> int:
     first = next(iter(records.values()))
     brief = len(first.get("brief") or [])
     named = len(first.get("params") or first.get("items") or []) + brief
-    return max(int(first["more"]) - brief, 0) if named == FIRST else 0
+    return max(int(first["more"]) - brief, 0) if named == MOST_NAMED else 0
 
 
 def _add_overflow_rows(
@@ -189,7 +188,7 @@ def _add_overflow_rows(
     """
     num_groups = ref.session.num_groups
     try:
-        blocks = _lists_of(ref, records, deadline, rest_blocks, count)
+        blocks = _lists_of(ref, records, deadline, overflow_blocks, count)
         if blocks is None or len({len(digests) for digests in blocks.values()}) != 1:
             return
         odd: list[int] = []
@@ -202,7 +201,7 @@ def _add_overflow_rows(
         wanted = sorted((odd + distinct)[: max(_MOST_OVERFLOW_ROWS // block_size(count), 1)])
         if not wanted:
             return
-        rows = _lists_of(ref, records, deadline, rest_rows, count, wanted)
+        rows = _lists_of(ref, records, deadline, overflow_rows, count, wanted)
         if rows is None or len({tuple(row[0] for row in told) for told in rows.values()}) != 1:
             return
         for rank, told in rows.items():

@@ -24,8 +24,7 @@ from ...runtime.failures import Failure
 from ...runtime.worker import current_worker
 from ..facts.distances import distances
 from ..facts.guard import FAILURES, error_text, safe_repr
-from ..facts.storage import why_no_data
-from ..facts.tensors import digest_of, is_dtensor
+from ..facts.tensors import digest_of, is_dtensor, why_no_data
 from ..formats import format_number, format_workers
 from ..parts import Column, Details, Part, Row, Table, Text, VStack
 from .ask import DRAWING, ask

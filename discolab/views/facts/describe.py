@@ -3,6 +3,10 @@
 `describe` runs as an ordinary worker function, in whatever thread the worker runs in. The record
 travels to the controller, where `dref.view` draws the records of all workers. It never raises,
 never runs a collective, and leaves random number generators and autograd as they were.
+
+A record stays under 100 KB: the first parameters of a module are told in full, some hundreds more
+in a line each, all others in one digest. Digests, by which workers are compared, are taken unasked
+of modules up to 16 MiB. If they differ, `dref.ask` has the others compared block by block.
 """
 
 from __future__ import annotations
@@ -11,23 +15,29 @@ import dataclasses
 import hashlib
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 
 from ..dref.contents import content_key
+from ..formats import cut, format_ranks, format_shape
 from ..summary import summarize
-from .describe_module import (
-    MOST_BRIEF,
-    MOST_LISTED,
-    SMALL_MODULE,
-    describe_module,
-    text_digest,
+from .guard import FAILURES, Record, carriable, error_text, plain, safe_repr, type_name
+from .tensors import (
+    SMALL_BYTES,
+    Stats,
+    describe_array,
+    describe_tensor,
+    digest_of,
+    dtype_name,
+    is_dtensor,
+    is_lazy,
+    shape_of,
+    sharding_of,
+    why_no_data,
 )
-from .guard import FAILURES, Record, error_text, plain, safe_repr, type_name
-from .tensors import SMALL_BYTES, Stats, describe_array, describe_tensor, digest_of
 
 _CHILDREN = 6  # items told of a container within another
 _NODES = 240  # values told in one record
@@ -297,3 +307,220 @@ def _child(value: object, scope: _Scope, depth: int) -> Record:
         return _describe(value, scope, depth)
     except FAILURES as error:
         return {"kind": "object", "type": type_name(value), "repr": "?", "error": error_text(error)}
+
+
+# -- modules: layers, parameters and buffers -------------------------------------------------------
+
+#: Digests of parameters and items are taken unasked up to this many bytes in all.
+SMALL_MODULE = 16 * 2**20
+
+MOST_LISTED = 40  # parameters, or items of a container, told in full
+MOST_BRIEF = 500  # parameters after those
+_MOST_LAYERS = 8
+_MOST_LAYOUTS = 16
+_NAME_LIMIT = 120
+_LISTS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
+
+
+def describe_module(module: torch.nn.Module, stats: Stats) -> Record:
+    """Describe a module.
+
+    Returns
+    -------
+    dict
+        Kind "module"; see `describe`. ``params`` has a row for each of the first parameters and
+        buffers; ``brief`` has ``[name, words, digest]`` for those after them.
+    """
+    record: Record = {"kind": "module", "type": type_name(module)}
+    rows: list[tuple[str, Any, bool]] = []
+    try:
+        rows += [(name, value, False) for name, value in module.named_parameters()]
+        rows += [(name, value, True) for name, value in module.named_buffers()]
+        record["layers"] = _layers(module)
+    except FAILURES as error:
+        record["error"] = f"parameters not listed: {error_text(error)}"
+    counts = [0 if buffer else _count(value) for _, value, buffer in rows]
+    nbytes = sum(_bytes(value) for _, value, _ in rows)
+    small = stats is True or (stats == "auto" and nbytes <= SMALL_MODULE)
+    digests = [_digest(value) if small else None for _, value, _ in rows]
+    layouts = _Layouts()
+    listed = [
+        _row(*row, digest, layouts)
+        for row, digest in zip(rows[:MOST_LISTED], digests[:MOST_LISTED], strict=True)
+    ]
+    record |= {"parameters": sum(counts), "nbytes": nbytes, "params": listed}
+    if layouts.found:
+        record["layouts"] = layouts.found
+    if len(rows) > MOST_LISTED:
+        record["more"] = len(rows) - MOST_LISTED
+        pairs = zip(rows[MOST_LISTED:], digests[MOST_LISTED:], strict=True)
+        record["brief"] = [
+            [_name(name), cut(_words(value), 60), digest]
+            for (name, value, _), digest in itertools.islice(pairs, MOST_BRIEF)
+        ]
+    if small and None not in digests:
+        record["digest"] = text_digest(
+            "\n".join(f"{row[0]} {digest}" for row, digest in zip(rows, digests, strict=True))
+        )
+    return record
+
+
+def text_digest(text: str) -> str:
+    """Hash a text."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+class _Layouts:
+    """How DTensors are laid out: each layout is told once, parameters have its number."""
+
+    def __init__(self) -> None:
+        self.found: list[object] = []
+
+    def number(self, tensor: Any) -> int | None:
+        """The number of a layout, None if there are too many."""
+        sharding = sharding_of(tensor)
+        if sharding not in self.found:
+            if len(self.found) == _MOST_LAYOUTS:
+                return None
+            self.found.append(sharding)
+        return self.found.index(sharding)
+
+
+def _row(name: str, value: Any, buffer: bool, digest: str | None, layouts: _Layouts) -> Record:
+    """One parameter or buffer; a sharded one counts with what lies here, shown by full shape."""
+    row: Record = {"name": _name(name), "shape": None, "dtype": dtype_name(value.dtype)}
+    if why := why_no_data(value):
+        row["note"] = why
+    if is_lazy(value):
+        return row
+    row |= {"shape": shape_of(value), "nbytes": _bytes(value)}
+    if digest is not None:
+        row["digest"] = digest
+    if buffer:
+        row["buffer"] = True
+    elif not value.requires_grad:
+        row["frozen"] = True
+    if value.is_leaf and value.grad is not None:
+        row["grad"] = True
+    if is_dtensor(value):
+        try:
+            row["layout"] = layouts.number(value)
+        except FAILURES as error:
+            row["error"] = error_text(error)
+    return row
+
+
+def _words(value: Any) -> str:
+    return f"{dtype_name(value.dtype)}{format_shape(None if is_lazy(value) else shape_of(value))}"
+
+
+def _name(name: object) -> str:
+    return carriable(cut(str(name), _NAME_LIMIT))
+
+
+def _local(value: Any) -> Any:
+    return value._local_tensor if is_dtensor(value) else value
+
+
+def _count(value: Any) -> int:
+    return 0 if is_lazy(value) else cast(int, _local(value).numel())
+
+
+def _bytes(value: Any) -> int:
+    local = _local(value)
+    return 0 if is_lazy(value) else min(local.numel() * local.element_size(), 2**62)
+
+
+def _digest(value: Any) -> str | None:
+    try:
+        return digest_of(value)
+    except FAILURES:
+        return None
+
+
+def _layers(module: torch.nn.Module) -> list[str]:
+    """Name the layers that a module has; those in a list or a sequence by their numbers.
+
+    A stage of a pipeline thus says which layers of the whole model it has.
+    """
+    found = []
+    for name, child in itertools.islice(module.named_children(), _MOST_LAYERS + 1):
+        inner = [key for key, _ in itertools.islice(child.named_children(), 1000)]
+        if inner and isinstance(child, _LISTS):
+            found.append(f"{name}.{_numbers(inner)}")
+        else:
+            found.append(name)
+    if found and all(name.isdecimal() for name in module._modules):
+        return [_name(_numbers(list(module._modules)))]
+    if len(found) > _MOST_LAYERS:
+        found[-1] = "…"
+    return [_name(words) for words in found]
+
+
+def _numbers(names: list[str]) -> str:
+    """``4-7`` for neighbouring numbers, ``a,b`` for names."""
+    numbers = all(name.isdecimal() for name in names)
+    return format_ranks(map(int, names)) if numbers else ",".join(names)
+
+
+# -- parameters and items beyond those that a record names: by block, then by name -----------------
+
+MOST_NAMED = MOST_LISTED + MOST_BRIEF  # tensors that a record names; the others overflow
+_MOST_OVERFLOW = 10_000  # of these are looked at
+_MOST_BLOCKS = 256
+
+
+def block_size(count: int) -> int:
+    """How many of `count` tensors make a block."""
+    return max(-(-min(count, _MOST_OVERFLOW) // _MOST_BLOCKS), 1)
+
+
+def overflow_blocks(value: object, count: int) -> list[str] | None:
+    """A digest of each block of the `count` tensors after the first; None if one can't be read."""
+    try:
+        size = block_size(count)
+        told = _overflow_lines(value, 0, _MOST_OVERFLOW)
+        lines = [f"{name} {words} {digest}" for name, words, digest in told]
+        starts = range(0, len(lines), size)
+        return [text_digest("\n".join(lines[start : start + size])) for start in starts]
+    except FAILURES:
+        return None
+
+
+def overflow_rows(value: object, count: int, blocks: Sequence[int]) -> list[list[str]] | None:
+    """Name, words and digest of each tensor in these blocks, as in the ``brief`` of a record."""
+    try:
+        size = block_size(count)
+        return [
+            line
+            for block in blocks
+            for line in _overflow_lines(
+                value, block * size, min((block + 1) * size, _MOST_OVERFLOW)
+            )
+        ]
+    except FAILURES:
+        return None
+
+
+for _function in (overflow_blocks, overflow_rows):  # what status calls it
+    vars(_function)["disco_command"] = "drawing a value"
+
+
+def _overflow_lines(value: Any, first: int, last: int) -> Iterator[list[str]]:
+    """In a line each, tensors from one number to another, counted after those that are named."""
+    for name, item in itertools.islice(
+        _named_tensors(value), MOST_NAMED + first, MOST_NAMED + last
+    ):
+        digest = digest_of(item)
+        if digest is None:
+            raise ValueError("a tensor without data")
+        words = f"{dtype_name(item.dtype)}{format_shape(shape_of(item))}"
+        yield [carriable(cut(name, 120)), cut(words, 60), digest]
+
+
+def _named_tensors(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, torch.nn.Module):
+        return itertools.chain(value.named_parameters(), value.named_buffers())
+    if isinstance(value, dict):
+        return ((safe_repr(key, 60)[0], item) for key, item in value.items())
+    return ((str(place), item) for place, item in enumerate(value))

@@ -14,8 +14,7 @@ import numpy as np
 
 from ..formats import format_number
 from .regions import lower
-from .sheet import Shard, Sheet, Window
-from .sources import sources
+from .sheet import Shard, Sheet, Window, sources
 
 Stat: TypeAlias = Literal["mean", "absmax", "nonfinite"]
 Array: TypeAlias = np.ndarray[Any, Any]

@@ -11,8 +11,7 @@ from ..dref.tables import problem_parts, role_of
 from ..formats import cut, format_number, format_shape, format_workers
 from ..parts import Card, Column, Legend, Line, Outline, Part, Plot, Row, Table, Text
 from .picture import NOT_FINITE, TOP, Facts, Picture, Shades, Stat
-from .sheet import Shard, Sheet
-from .sources import choices, sources
+from .sheet import Shard, Sheet, choices, sources
 
 _RAMP = "·░▒▓█"
 _BARS = "▁▂▃▄▅▆▇█"

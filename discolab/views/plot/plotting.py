@@ -22,8 +22,7 @@ from ..parts import Part
 from .picture import STATS, Picture, Stat, make_picture, shade
 from .plot_view import drawn_size, plot_parts
 from .regions import MOST_CELLS, READING, Cut, read_facts, read_histograms, read_regions
-from .sheet import Sheet, Window, make_sheet
-from .sources import choices, choose_blocks, sources
+from .sheet import Sheet, Window, choices, choose_blocks, make_sheet, sources
 
 _PATIENCE = 0.8  # seconds
 _TICK = 0.02

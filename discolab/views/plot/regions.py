@@ -19,8 +19,7 @@ import torch
 
 from ...runtime.worker import current_worker
 from ..facts.guard import FAILURES, Record, error_text, type_name
-from ..facts.storage import why_no_data
-from ..facts.tensors import describe_array, describe_tensor, is_dtensor
+from ..facts.tensors import describe_array, describe_tensor, is_dtensor, why_no_data
 from ..facts.thumbnails import histogram
 from ..formats import format_bytes
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from ..formats import cut, format_bytes
 from ..parts import Column, Line, Part, Row, Table, Text, VStack
-from .rows import READING, Group, age_words, bytes_words
-from .rows import Row as Register
+from .table import READING, Group, age_words, bytes_words
+from .table import Row as Register
 
 MOST_ROWS = 50
 _MOST_GROUPS = 12

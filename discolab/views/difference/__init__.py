@@ -1,3 +1,0 @@
-"""Two values compared on each worker."""
-
-__all__: list[str] = []
