@@ -13,6 +13,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from discolab.views import Bars, Heat, describe, dref_parts, render_html, render_text
 from discolab.views.parts import Column, Row, Table, Text
+from discolab.views.render.markup import Html, joined, tag
 
 
 def drawn(values: Any, **options: Any) -> str:
@@ -121,3 +122,16 @@ def test_sizes() -> None:
         assert len(html.encode()) < 20_000
     assert "<img" not in drawn([torch.randn(8, 8) for _ in range(17)])
     assert len(drawn([torch.randn(64, 64) for _ in range(64)]).encode()) < 60_000
+
+
+def test_what_is_not_html_is_escaped_wherever_it_stands() -> None:
+    evil = "<b a='\"'>&\x1b"
+    safe = "&lt;b a=&#x27;&quot;&#x27;&gt;&amp;\\x1b"
+    assert tag("i", evil, tag("br"), title=evil, class_=None) == (
+        f'<i title="{safe}">{safe}<br></i>'
+    )
+    br = tag("br")
+    for html in (br + evil, evil + br, br.join(["", evil]), Html("{}").format(evil)):
+        assert isinstance(html, Html)
+        assert html.replace("<br>", "") == safe
+    assert joined([evil, br]) == f"{safe}<br>"

@@ -16,21 +16,37 @@ pytest.importorskip("rich")
 
 from rich.console import Console
 
+import discolab
 from discolab.engines import ThreadedSession
-from discolab.views import before_after, describe, dref_parts, rank_colour, render_rich, render_text
+from discolab.views import (
+    before_after,
+    describe,
+    dref_parts,
+    rank_colour,
+    render_rich,
+    render_text,
+    view,
+)
 from discolab.views.parts import (
     Badge,
     Bars,
     Box,
     Column,
     Heat,
+    Interval,
     Lane,
     Lanes,
     Legend,
+    Mark,
     Row,
+    Source,
+    SourceLine,
     Table,
     Text,
+    Track,
+    Tracks,
 )
+from discolab.views.plot.plotting import Reader, parts_of
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +191,26 @@ def test_drefs_sessions_and_comparisons_show_themselves(four: ThreadedSession) -
     assert "4 workers on cpu · idle" in shown(four)
     assert "identical" in shown(four.compare(x, x))
     assert "shows" not in shown(before_after(x, x))
+
+
+def test_all_that_is_drawn_shows_itself(four: ThreadedSession) -> None:
+    x = four.call_packed(torch.randn, 64, 64)
+    assert "dp=2" in shown(four.mesh(dp=2, tp=2))
+    assert "4 workers" in shown(view(x))
+    assert "nobody waits" in shown(discolab.doctor(four))
+    plot = parts_of(Reader(x).whole("value"), "x")
+    picture = render_text(plot).split("\n")[3:9]
+    assert all(line.strip() in shown(render_rich(plot), 200) for line in picture)
+
+
+def test_excerpts_and_time_have_the_lines_of_the_text() -> None:
+    marks = Mark((0, 1), "paused"), Mark((3,), "waiting")
+    source = Source((SourceLine(1, "x = 1"), SourceLine(9, "y\t= 2", marks)))
+    tracks = Tracks((Track(0, ((Interval(0.1, 0.9, "busy"),),)),), ((0.0, "0 s"), (1.0, "1 s")))
+    for each in (source, tracks):
+        lines = shown(render_rich(each), 100).rstrip("\n").split("\n")
+        assert [line.rstrip() for line in lines] == render_text(each).split("\n")
+    assert f"48;2;{bare(rank_colour(3))}m3" in coloured(render_rich(source))
 
 
 def test_a_dref_of_a_closed_session() -> None:
