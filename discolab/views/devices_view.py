@@ -47,7 +47,7 @@ def format_age(seconds: float | None) -> str:
     return f"{int(seconds // 60)} min" if seconds < 3600 else f"{int(seconds // 3600)} h"
 
 
-def state_words(row: Mapping[str, Any]) -> str:
+def format_state(row: Mapping[str, Any]) -> str:
     """Symbol and word for a worker's state."""
     state = str(row["state"])
     return f"{SYMBOLS.get(state, '•')} {state}"
@@ -88,7 +88,7 @@ def format_doing(row: Mapping[str, Any]) -> str:
     )
 
 
-def memory_words(row: Mapping[str, Any]) -> str:
+def format_memory(row: Mapping[str, Any]) -> str:
     """What a worker has of its GPU's memory."""
     memory = row["memory"]
     if memory is None:
@@ -97,24 +97,24 @@ def memory_words(row: Mapping[str, Any]) -> str:
     return f"{used}, reserved {reserved}, peak {peak}, of {format_bytes(memory['total'])}"
 
 
-def memory_line(row: Mapping[str, Any]) -> str:
+def format_used_memory(row: Mapping[str, Any]) -> str:
     """How much memory a worker has: of its GPU, or of the machine."""
     memory = row["memory"]
     return format_bytes(row["rss"] if memory is None else memory["used"])
 
 
-def gpu_words(row: Mapping[str, Any]) -> str:
+def format_gpu(row: Mapping[str, Any]) -> str:
     """How busy and how warm a worker's GPU is."""
     gpu = row["gpu"]
     return "" if gpu is None else f"{gpu['utilisation']} %, {gpu['temperature']} °C"
 
 
-def cpu_words(row: Mapping[str, Any]) -> str:
+def format_cpu(row: Mapping[str, Any]) -> str:
     """How much of a core a worker uses."""
     return "" if row["cpu"] is None else f"{round(100 * row['cpu'])} %"
 
 
-def shared_words(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def format_shared_memory(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Whose memory is whose: threads of one process share it, so it is said once for all."""
     together: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -134,7 +134,7 @@ def is_shared(row: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> bool
     return any((o["host"], o["pid"]) == mine[:2] and o["rank"] != mine[2] for o in rows)
 
 
-def dead_words(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+def format_dead(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Who has died, and of what."""
     why: dict[str, list[int]] = {}
     for row in rows:
@@ -166,7 +166,7 @@ def devices_parts(
     parts: list[Part] = [Line((Text("devices", "title"), Text(f" · {title}", "muted")))]
     if notice:
         parts.append(Line((Text(notice, "warning"),)))
-    parts += [Line((Text(words, "error"),)) for words in dead_words(rows)]
+    parts += [Line((Text(words, "error"),)) for words in format_dead(rows)]
     columns, cells = _columns(rows, history or {})
     used = [any(_is_there(line[place]) for line in cells) for place in range(len(columns))]
     parts.append(
@@ -178,7 +178,7 @@ def devices_parts(
             ),
         )
     )
-    parts += [Text(words, "muted") for words in shared_words(rows)]
+    parts += [Text(words, "muted") for words in format_shared_memory(rows)]
     return VStack(tuple(parts))
 
 
@@ -196,14 +196,14 @@ def _columns(
         cells.append(
             [
                 Text(row["device"]),
-                Text(state_words(row), _ROLES.get(row["state"], "plain")),
+                Text(format_state(row), _ROLES.get(row["state"], "plain")),
                 Text(format_age(row["seconds"]), "muted"),
                 Text(cut(format_doing(row), _LONGEST)),
                 Text(str(row["queued"] or "")),
-                Text(cpu_words(row)),
+                Text(format_cpu(row)),
                 Text(format_bytes(row["rss"]) if alone else ""),
-                Text(memory_words(row)),
-                Text(gpu_words(row)),
+                Text(format_memory(row)),
+                Text(format_gpu(row)),
                 _sparkline(history.get(row["rank"], ())),
             ]
         )

@@ -31,9 +31,9 @@ def summarize(record: Mapping[str, Any], limit: int = _LIMIT) -> str:
     if kind == "none":
         words = "None"
     elif kind == "tensor":
-        words = tensor_words(record)
+        words = format_tensor(record)
     elif kind == "module":
-        words = module_words(record)
+        words = format_module(record)
     elif kind in _BRACKETS:
         words = _container(record, limit)
     else:
@@ -41,7 +41,7 @@ def summarize(record: Mapping[str, Any], limit: int = _LIMIT) -> str:
     return cut(words, limit)
 
 
-def tensor_words(record: Mapping[str, Any], shape: Sequence[int] | None = None) -> str:
+def format_tensor(record: Mapping[str, Any], shape: Sequence[int] | None = None) -> str:
     """Name type (unless Tensor), dtype and shape, with the layout if it is not strided."""
     kind = record.get("type", "Tensor")
     words = (
@@ -52,7 +52,7 @@ def tensor_words(record: Mapping[str, Any], shape: Sequence[int] | None = None) 
     return f"{words} {record['layout']}" if "layout" in record else words
 
 
-def module_words(record: Mapping[str, Any]) -> str:
+def format_module(record: Mapping[str, Any]) -> str:
     """Name a module with the number of its parameters and its size."""
     count = record.get("parameters")
     number = f"{count:,}" if isinstance(count, int) else "?"
@@ -61,7 +61,7 @@ def module_words(record: Mapping[str, Any]) -> str:
     return f"{record.get('type', 'Module')} ({number} parameter{plural}, {size})"
 
 
-def head_words(record: Mapping[str, Any]) -> str:
+def format_values(record: Mapping[str, Any]) -> str:
     """Write the values of a small tensor; nothing if the record does not hold them all."""
     head, shape = record.get("head"), record.get("shape")
     if not isinstance(head, list) or not isinstance(shape, list) or "layout" in record:

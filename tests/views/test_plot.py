@@ -14,7 +14,7 @@ import discolab
 from discolab import ArgumentError, DRef, SessionClosedError, ThreadedSession, current_worker
 from discolab.views import render_html, render_text
 from discolab.views.plot.picture import NOT_FINITE, Picture, shade
-from discolab.views.plot.plot_view import point_words
+from discolab.views.plot.plot_view import format_point
 from discolab.views.plot.plotting import Reader, check_options, parts_of
 from discolab.views.plot.regions import lower, read_facts, read_region, read_regions
 from discolab.views.plot.sheet import choose_blocks, make_sheet
@@ -271,8 +271,8 @@ def test_tensors_of_which_nothing_is_known_stand_apart(four: ThreadedSession) ->
     reader = Reader(ref)
     assert [shard.window for shard in reader.sheet.shards][:2] == [(0, 0, 4, 6), (0, 7, 4, 13)]
     picture = reader.look(WHOLE, (64, 64), "value")
-    assert "[1, 2] · worker 1 · 1" in point_words(picture, 1, 9, "value")
-    assert point_words(picture, 1, 6, "value") == "between the tensors"
+    assert "[1, 2] · worker 1 · 1" in format_point(picture, 1, 9, "value")
+    assert format_point(picture, 1, 6, "value") == "between the tensors"
 
 
 def test_a_picture_in_characters(four: ThreadedSession) -> None:
@@ -343,7 +343,7 @@ def test_a_busy_worker_is_drawn_as_busy_and_asked_again(four: ThreadedSession) -
     picture = reader.look(WHOLE, (8, 8), "value")
     assert [shard.ranks[0] for shard in picture.shown] == [0, 2, 3]
     assert picture.states[1]["kind"] == "pending"
-    assert "worker 1 · still busy" in point_words(picture, 3, 3, "value")
+    assert "worker 1 · still busy" in format_point(picture, 3, 3, "value")
     assert not reader.has_news()
     fresh = Reader(ref)  # takes it that worker 1 holds what the others do
     assert fresh.sheet.shape == (8, 8)

@@ -108,7 +108,7 @@ def short_name(file: str) -> str:
     return "/".join(steps[-2:])
 
 
-def place_words(spot: Spot) -> str:
+def format_place(spot: Spot) -> str:
     """``Cell In[3], line 4 in train`` or ``net.py:4 in forward``."""
     name = short_name(spot.file)
     where = f"{name}, line {spot.line}" if is_cell(spot.file) else f"{name}:{spot.line}"

@@ -8,7 +8,7 @@ from ...views.formats import format_workers
 from ...views.parts import Card, Line, Part, Role, Text
 from ..stops import Stop, WorkerAt
 from .operation import operation_parts
-from .places import place_words, source_parts, stack_parts
+from .places import format_place, source_parts, stack_parts
 from .variables import variable_parts
 
 _NEXT = "%disco_next, %disco_step (into functions), %disco_continue; %disco_eval EXPR asks here"
@@ -59,7 +59,7 @@ def _groups(stop: Stop) -> list[Part]:
     parts: list[Part] = []
     for place, ranks in enumerate(stop.groups):
         stack = stop.workers[ranks[0]].stack
-        where = f" at {place_words(stack[-1])}" if stack else ""
+        where = f" at {format_place(stack[-1])}" if stack else ""
         spans = [Text(f"{format_workers(ranks)}{where}")]
         if not place and stop.number and not stop.is_past:  # after a failure nobody goes on
             verb = "advance" if len(ranks) > 1 else "advances"

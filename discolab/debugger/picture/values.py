@@ -14,7 +14,7 @@ from typing import Any
 from ...views.dref.contents import content_key
 from ...views.formats import cut, format_number
 from ...views.parts import ComparisonRow, Heat, Role, Span, Text
-from ...views.summary import head_words, module_words, summarize, tensor_words
+from ...views.summary import format_module, format_tensor, format_values, summarize
 from .thumbs import Key, small_heats
 
 Record = Mapping[str, Any]
@@ -123,7 +123,7 @@ def _known(record: Record) -> bool:
 def _surface(record: Record) -> object:
     """What can be told without all of the contents; of what differs in it the contents differ."""
     if record.get("kind") == "tensor":
-        return tensor_words(record), str(record.get("head"))
+        return format_tensor(record), str(record.get("head"))
     if record.get("cut") and str(record.get("repr", "")).startswith("<"):
         return record.get("type")  # addresses and the like: nothing of what is in it
     return record.get("type"), summarize(record)
@@ -151,7 +151,7 @@ def _odd(classes: Sequence[Sequence[int]], count: int) -> set[int]:
 def _about(held: Mapping[int, Record], classes: int) -> str:
     """What all values are in the words of their type; of modules if there is more to tell."""
     modules = {
-        module_words(record) if record.get("kind") == "module" else "" for record in held.values()
+        format_module(record) if record.get("kind") == "module" else "" for record in held.values()
     }
     if classes > 1 and len(modules) == 1 and (words := modules.pop()):
         return words
@@ -160,19 +160,19 @@ def _about(held: Mapping[int, Record], classes: int) -> str:
 
 def about_of(records: Iterable[Record]) -> str:
     """Type and shape, if all are tensors of the same; else ""."""
-    words = {tensor_words(record) if record.get("kind") == "tensor" else "" for record in records}
+    words = {format_tensor(record) if record.get("kind") == "tensor" else "" for record in records}
     return words.pop() if len(words) == 1 else ""
 
 
 def pictured(records: Mapping[Key, Record]) -> dict[Key, Record]:
     """Those that are too large to be told in words."""
-    return {key: record for key, record in records.items() if not head_words(record)}
+    return {key: record for key, record in records.items() if not format_values(record)}
 
 
 def _told_whole(record: Record) -> bool:
     """Whether a tensor is told by other words than its mean."""
     found = record.get("stats")
-    return bool(head_words(record)) or not isinstance(found, Mapping) or _constant(found)
+    return bool(format_values(record)) or not isinstance(found, Mapping) or _constant(found)
 
 
 def _constant(stats: Mapping[str, Any]) -> bool:
@@ -189,8 +189,8 @@ def _words(record: Record, about: str, wide: bool, means: bool = False) -> Text:
     role: Role = "plain"
     found = record.get("stats")
     stats: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
-    words = [] if about else [tensor_words(record)]
-    if values := head_words(record):
+    words = [] if about else [format_tensor(record)]
+    if values := format_values(record):
         words.append(values)
     elif _constant(stats):
         words.append(f"constant {format_number(stats['min'])}")

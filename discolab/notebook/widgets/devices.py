@@ -61,8 +61,8 @@ class Devices(LiveWidget):
             return {
                 "title": _title(self._name, looks.session),
                 "notice": _notice(looks.session),
-                "dead": words.dead_words(rows),
-                "shared": words.shared_words(rows),
+                "dead": words.format_dead(rows),
+                "shared": words.format_shared_memory(rows),
                 "rows": [_frame_row(row, rows, history.get(row["rank"], ())) for row in rows],
             }
 
@@ -121,12 +121,12 @@ def _frame_row(
         "held": words.held_pieces(row),
         "stuck": bool(row["waits_for"]),
         "queued": row["queued"],
-        "cpu": words.cpu_words(row),
+        "cpu": words.format_cpu(row),
         "cores": [None if seen is None else round(100 * seen[0]) for seen in past],
-        "memory": words.memory_line(row) if gpu or alone else "",
-        "more": words.memory_words(row),
+        "memory": words.format_used_memory(row) if gpu or alone else "",
+        "more": words.format_memory(row),
         "bytes": [None if seen is None else seen[1] // _MIB for seen in past]
         if gpu or alone
         else [],
-        "gpu": words.gpu_words(row),
+        "gpu": words.format_gpu(row),
     }

@@ -26,12 +26,12 @@ from ...views.formats import format_ranks, format_workers
 from ...views.parts import Part
 from ...views.plot.picture import STATS, Array, Picture, Shades, Stat, shade
 from ...views.plot.plot_view import (
-    axis_words,
     drawn_ratio,
-    point_words,
+    format_axes,
+    format_point,
+    format_stat,
+    format_state,
     short_state,
-    stat_words,
-    state_words,
     title_of,
 )
 from ...views.plot.plotting import GONE, Reader, check_options, parts_of
@@ -163,7 +163,7 @@ class TensorPlot(LiveWidget):
             "dims": list(sheet.dims),
             "index": list(sheet.index),
             "size": list(sheet.size),
-            "axes": list(axis_words(sheet)),
+            "axes": list(format_axes(sheet)),
             "ratio": drawn_ratio(sheet),
             "joined": sheet.joined,
             "shards": [
@@ -257,7 +257,7 @@ class TensorPlot(LiveWidget):
         asker = str(content.get("asker"))[:40]
         picture = self._last.get(asker)
         if picture is not None:
-            words = point_words(picture, row, column, self._choice)
+            words = format_point(picture, row, column, self._choice)
             at = [row, column]
             self.send({"type": "point", "asker": asker, "at": at, "words": words})
 
@@ -319,13 +319,13 @@ def _message(picture: Picture, shades: Shades, stat: Stat, choice: str) -> dict[
         "shown": [list(shard.window) for shard in picture.shown],
         "states": {str(rank): short_state(record) for rank, record in picture.states.items()},
         "problems": [
-            f"worker {rank} {state_words(record)}" for rank, record in picture.states.items()
+            f"worker {rank} {format_state(record)}" for rank, record in picture.states.items()
         ],
         "low": low,
         "high": high,
         "diverging": shades.diverging,
         "nonfinite": shades.nonfinite,
-        "words": stat_words(picture, stat, choice),
+        "words": format_stat(picture, stat, choice),
         "texts": _texts(picture, stat),
         "line": _line(picture, stat),
     }

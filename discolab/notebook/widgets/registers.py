@@ -20,10 +20,10 @@ from ...views.dref.view import draw_dref
 from ...views.parts import Text
 from ...views.registers.registers_view import (
     cells_of,
-    growth_words,
+    format_growth,
+    format_leak_reason,
+    format_totals,
     registers_parts,
-    totals_words,
-    why_words,
 )
 from ...views.registers.table import (
     SORTS,
@@ -176,7 +176,7 @@ class RegistersWidget(LiveWidget):
         return {
             "at": time.time(),
             "title": self._title(),
-            "totals": "shut down" if self._session.closed else totals_words(every),
+            "totals": "shut down" if self._session.closed else format_totals(every),
             "count": len(rows),
             "all": len(every),
             "workers": self._session.num_workers,
@@ -185,7 +185,7 @@ class RegistersWidget(LiveWidget):
             "text": self._text,
             "leaks": self._leaks,
             "groups": [
-                [group.made_by, group.count, growth_words(group), why_words(group)]
+                [group.made_by, group.count, format_growth(group), format_leak_reason(group)]
                 for group in (groups or ())[:_MOST_GROUPS]
             ],
             "windows": {

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...debugger.breaks import Break
 from ...debugger.picture import evaluated_table, variable_tables
-from ...debugger.picture.places import LOOK_OF_STATE, place_words, short_name
+from ...debugger.picture.places import LOOK_OF_STATE, format_place, short_name
 from ...debugger.records import Spot
 from ...debugger.stops import Stop, WorkerAt
 from ...runtime.sources import is_cell
@@ -44,7 +44,7 @@ def places_of(stop: Stop) -> list[Json]:
     found = []
     for number, ranks in enumerate(stop.groups):
         worker = stop.workers[ranks[0]]
-        words = place_words(worker.stack[-1]) if worker.stack else "paused"
+        words = format_place(worker.stack[-1]) if worker.stack else "paused"
         for members, note in _by_note(stop, ranks):
             turn = "goes next" if len(stop.groups) > 1 and not number else ""
             found.append(_place(members, "paused", words, " · ".join(filter(None, [turn, note]))))
@@ -74,7 +74,7 @@ def _by_note(stop: Stop, ranks: Sequence[int]) -> list[tuple[list[int], str]]:
 
 
 def _words(worker: WorkerAt) -> str:
-    where = f"{place_words(worker.stack[-1])}" if worker.stack else ""
+    where = f"{format_place(worker.stack[-1])}" if worker.stack else ""
     match worker.state:
         case "error":
             words = f"ended with {worker.error}" if worker.error else "has failed"

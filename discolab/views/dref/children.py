@@ -200,8 +200,8 @@ def _parameter(
         Text(str(first.get("name"))),
         same_words(held, lambda row: str(row.get("size") or format_shape(row.get("shape")))),
         same_words(held, lambda row: str(row.get("dtype", ""))),
-        Text(layout_words(layout), "muted"),
-        byte_words(row.get("nbytes") for row in held.values()),
+        Text(format_placements(layout), "muted"),
+        format_byte_range(row.get("nbytes") for row in held.values()),
         verdict if verdict.role == "warning" else _frozen_verdict(held) or verdict,
         Text(same_words(held, _marks).text, "muted"),
     )
@@ -323,7 +323,7 @@ def replicas(layout: Mapping[str, Any] | None) -> list[list[int]] | None:
     return list(sets.values())
 
 
-def layout_words(layout: Mapping[str, Any] | None) -> str:
+def format_placements(layout: Mapping[str, Any] | None) -> str:
     """The placements in torch's words."""
     if layout is None:
         return ""
@@ -409,7 +409,7 @@ def _item(key: str, held: _Records, records: _Records, num_groups: int) -> tuple
             held, lambda record: str(record.get("placements") or record.get("layout") or "")
         ),
         same_words(held, lambda record: str(record.get("device", ""))),
-        byte_words(record.get("nbytes") for record in held.values()),
+        format_byte_range(record.get("nbytes") for record in held.values()),
         verdict,
     )
 
@@ -486,7 +486,7 @@ def same_words(held: _Records, words: Callable[[Mapping[str, Any]], str]) -> Tex
     return Text("; ".join(told) + ("; …" if len(groups) > 3 else ""))
 
 
-def byte_words(counts: Iterable[object]) -> Text:
+def format_byte_range(counts: Iterable[object]) -> Text:
     known = [count for count in counts if isinstance(count, int)]
     if not known:
         return Text("")

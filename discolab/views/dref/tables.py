@@ -25,7 +25,7 @@ from ..parts import (
     Text,
     fold_rows,
 )
-from ..summary import head_words, summarize
+from ..summary import format_values, summarize
 from .contents import NO_VALUE, grouped, odd_ranks
 
 _NOTHING = Text("")
@@ -130,7 +130,7 @@ def _cells(record: Mapping[str, Any]) -> dict[str, Cell]:
         "shape": Text(format_shape(record.get("shape"))),
         "bytes": Text(format_bytes(record.get("nbytes"))),
         "nonfinite": Text(format_number(stats.get("nonfinite")), role),
-        "values": Text(head_words(record)),
+        "values": Text(format_values(record)),
     }
 
 

@@ -17,7 +17,7 @@ from ...runtime.dref import DRef
 from ...runtime.errors import ArgumentError
 from ..parts import Card, HStack, Line, Part, Text, VStack
 from ..pictures import Shown, picture_of
-from ..summary import head_words, summarize, tensor_words
+from ..summary import format_tensor, format_values, summarize
 from .ask import ask_workers, layout_of
 from .children import draw_children
 from .contents import NO_VALUE, free_verdict, grouped, plan_verdict
@@ -167,7 +167,7 @@ def _draw(summary: ValueSummary, differences: Sequence[Part] = ()) -> Part:
             notes = note_parts(summary.good)
             return _stack([title, *children.parts, *differences, *notes, *problems])
     elif summary.uniform and not summary.first.get("shape") and not summary.plans:
-        values = head_words(summary.first)
+        values = format_values(summary.first)
         if values and summary.classes is not None:
             line = _short_line(summary, f"{values} ({summary.first.get('dtype')})")
             return _stack([line, *problems])
@@ -253,7 +253,7 @@ def _value_words(summary: ValueSummary) -> str:
     told = not summary.inferred or summary.plans[0].sharded  # what is equal anywhere needs no words
     if told and summary.plans and len({plan.logical for plan in summary.plans}) == 1:
         plan = summary.plans[0]
-        logical = {tensor_words(record, plan.logical) for record in good.values()}
+        logical = {format_tensor(record, plan.logical) for record in good.values()}
         if len(logical) == 1:
             each = f", in each of {len(summary.plans)} groups" if len(summary.plans) > 1 else ""
             words = plan.words + (" (inferred)" if summary.inferred else "")
@@ -262,7 +262,7 @@ def _value_words(summary: ValueSummary) -> str:
     groups = grouped(summaries)
     if len(groups) == 1:
         return f"{groups[0][0]} on {where}"
-    kinds = {tensor_words({**record, "shape": []})[:-2] for record in good.values()}
+    kinds = {format_tensor({**record, "shape": []})[:-2] for record in good.values()}
     if summary.tensors and len(kinds) == 1:
         return f"{kinds.pop()}, shapes differ, on {where}"
     types = {str(record.get("type", record.get("kind"))) for record in good.values()}

@@ -20,7 +20,7 @@ _WIDEST = 240  # pixels of the saved picture
 _NAME_LIMIT = 60
 
 
-def stat_words(picture: Picture, stat: Stat, choice: str) -> str:
+def format_stat(picture: Picture, stat: Stat, choice: str) -> str:
     """What a pixel stands for."""
     size = " x ".join(str(block) for block in picture.blocks)
     if picture.mean.shape[0] == 1 and picture.blocks[0] == 1:
@@ -43,7 +43,7 @@ def stat_words(picture: Picture, stat: Stat, choice: str) -> str:
     return words
 
 
-def point_words(picture: Picture, row: int, column: int, choice: str) -> str:
+def format_point(picture: Picture, row: int, column: int, choice: str) -> str:
     """What is known of the pixel that an element is in: its index, its values, who holds it."""
     sheet = picture.sheet
     shard = sheet.shard_at(row, column)
@@ -54,7 +54,7 @@ def point_words(picture: Picture, row: int, column: int, choice: str) -> str:
     inside = all(0 <= at < size for at, size in zip(place, picture.mean.shape, strict=True))
     if not inside or shard not in picture.shown:
         silent = any(rank in picture.states for rank in shard.ranks)
-        return f"{where} · {state_words(_state_of(shard, picture)) if silent else 'not read yet'}"
+        return f"{where} · {format_state(_state_of(shard, picture)) if silent else 'not read yet'}"
     mean, low, high, bad = (
         float(part[place]) for part in (picture.mean, picture.low, picture.high, picture.bad)
     )
@@ -91,7 +91,7 @@ def repr_number(value: float, dtype: str) -> str:
     return f"{value:.{digits}g}"
 
 
-def state_words(record: Mapping[str, Any]) -> str:
+def format_state(record: Mapping[str, Any]) -> str:
     """Why a shard is not seen, in a word or a line."""
     kind = NO_VALUE.get(str(record.get("kind")), "silent")
     message = record.get("message")
@@ -113,13 +113,13 @@ def title_of(sheet: Sheet, name: str | None) -> str:
     return f"{title} · {sheet.dtype}, one tensor a worker, shapes differ, not joined"
 
 
-def axis_words(sheet: Sheet) -> tuple[str, str]:
+def format_axes(sheet: Sheet) -> tuple[str, str]:
     """What runs down and across."""
     down, across = sheet.dims
     return ("" if down < 0 else f"dim {down}", "" if across < 0 else f"dim {across}")
 
 
-def cut_words(sheet: Sheet) -> str:
+def format_cut(sheet: Sheet) -> str:
     """Where the other dims are cut."""
     others = [f"dim {d} at {at}" for d, at in enumerate(sheet.index) if d not in sheet.dims]
     return ", ".join(others)
@@ -130,9 +130,9 @@ def plot_parts(
 ) -> Part:
     """The picture for a saved notebook and for text."""
     sheet = picture.sheet
-    facts = [stat_words(picture, stat, choice)]
-    if cut_words(sheet):
-        facts.append(cut_words(sheet))
+    facts = [format_stat(picture, stat, choice)]
+    if format_cut(sheet):
+        facts.append(format_cut(sheet))
     if choice != "value" or sheet.terms > 1:
         facts.append(dict(choices(sheet))[choice])
     low, high = shades.ends
@@ -180,7 +180,7 @@ def _plot(sheet: Sheet, picture: Picture, shades: Shades, alt: str) -> Plot:
         )
         state = "" if shard in picture.shown else short_state(_state_of(shard, picture))
         outlines.append(Outline(shard.window, shard.ranks, levels, covers, state))
-    down, across = axis_words(sheet)
+    down, across = format_axes(sheet)
     return Plot(
         sheet.size, (height, width), tuple(outlines), (down, across), sheet.joined,
         shades.diverging, alt, _text_picture(sheet, picture, shades),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ..formats import cut, format_bytes
 from ..parts import Column, Line, Part, Row, Table, Text, VStack
-from .table import READING, Group, age_words, bytes_words
+from .table import READING, Group, format_age, format_bytes_each
 from .table import Row as Register
 
 MOST_ROWS = 50
@@ -37,7 +37,7 @@ def registers_parts(
     groups
         The lines that made what may be leaks; None: leaks are not asked for.
     """
-    spans = [Text(title, "title"), Text(f" · {totals_words(every)}")]
+    spans = [Text(title, "title"), Text(f" · {format_totals(every)}")]
     if len(rows) != len(every) and groups is None:
         spans.append(Text(f" · {len(rows)} of them match", "muted"))
     children: list[Part] = [Line(tuple(spans))]
@@ -52,7 +52,7 @@ def registers_parts(
     return VStack(tuple(children))
 
 
-def totals_words(rows: Sequence[Register]) -> str:
+def format_totals(rows: Sequence[Register]) -> str:
     """How many there are, their bytes on all workers together, and how many are not well.
 
     Bytes are "at least" so many while some were not read yet.
@@ -78,27 +78,27 @@ def cells_of(row: Register) -> tuple[str, ...]:
         cut(row.name, _LIMIT) or "-",
         cut(row.type or row.problem or "?", _LIMIT),
         cut(row.layout, _LIMIT),
-        bytes_words(row.nbytes),
+        format_bytes_each(row.nbytes),
         format_bytes(row.total) if row.total else "",
         cut(row.made_by, _LIMIT),
-        cut(held_words(row), _LIMIT),
+        cut(format_holders(row), _LIMIT),
         row.state,
     )
 
 
-def held_words(row: Register) -> str:
+def format_holders(row: Register) -> str:
     """Who holds it; nothing where its name says that already."""
     return "" if row.held_by == (row.name,) else ", ".join(row.held_by)
 
 
-def growth_words(group: Group) -> str:
+def format_growth(group: Group) -> str:
     """How many of a group each of the last cells has made: ``+4 in [5], +4 in [6]``."""
     shown = group.by_cell[-_MOST_CELLS:]
     words = ", ".join(f"+{count} in [{cell}]" if cell else f"{count}" for cell, count in shown)
     return f"…, {words}" if len(group.by_cell) > len(shown) else words
 
 
-def why_words(group: Group) -> str:
+def format_leak_reason(group: Group) -> str:
     """Why a group is among the leaks."""
     reasons = []
     if group.unnamed:
@@ -126,8 +126,8 @@ def _leak_parts(rows: Sequence[Register], groups: Sequence[Group]) -> list[Part]
                 Text(cut(group.made_by, _LIMIT)),
                 Text(f"{group.count:,}"),
                 Text(format_bytes(group.nbytes)),
-                Text(growth_words(group), "muted"),
-                Text(why_words(group), "warning" if group.grows else "plain"),
+                Text(format_growth(group), "muted"),
+                Text(format_leak_reason(group), "warning" if group.grows else "plain"),
             )
         )
         for group in groups[:_MOST_GROUPS]
@@ -141,7 +141,7 @@ def _leak_parts(rows: Sequence[Register], groups: Sequence[Group]) -> list[Part]
 def _table(rows: Sequence[Register]) -> Table:
     heads = ("register", "name", "type", "layout", "bytes", "total", "made by", "held by", "state")
     right = {"register", "bytes", "total", "age"}
-    body = [(cells_of(row), age_words(row.age)) for row in rows]
+    body = [(cells_of(row), format_age(row.age)) for row in rows]
     columns = [Column(head, "right" if head in right else "left") for head in heads]
     columns.insert(6, Column("age", "right"))
     lines = [

@@ -485,13 +485,15 @@ def leaks_of(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if not row.named or row.group in growing]
 
 
-def bytes_words(nbytes: Sequence[int | None]) -> str:
+def format_bytes_each(nbytes: Sequence[int | None]) -> str:
     """Bytes on each worker, folded where they are equal.
 
     Examples
     --------
-    >>> bytes_words([1024] * 4), bytes_words([8, 8, 16]), bytes_words([None, 8]), bytes_words([0])
-    ('1 KiB each', '8 B, 8 B, 16 B', '?, 8 B', '')
+    >>> format_bytes_each([1024] * 4), format_bytes_each([8, 8, 16])
+    ('1 KiB each', '8 B, 8 B, 16 B')
+    >>> format_bytes_each([None, 8]), format_bytes_each([0])
+    ('?, 8 B', '')
     """
     kinds = set(nbytes)
     if kinds <= {0, None}:
@@ -504,12 +506,12 @@ def bytes_words(nbytes: Sequence[int | None]) -> str:
     return ", ".join("?" if count is None else format_bytes(count) for count in nbytes)
 
 
-def age_words(seconds: float) -> str:
+def format_age(seconds: float) -> str:
     """An age in one unit.
 
     Examples
     --------
-    >>> age_words(0.4), age_words(59.9), age_words(150), age_words(7300), age_words(200000)
+    >>> format_age(0.4), format_age(59.9), format_age(150), format_age(7300), format_age(200000)
     ('0 s', '59 s', '2 min', '2 h', '2 d')
     """
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
