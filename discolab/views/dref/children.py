@@ -88,25 +88,25 @@ def differing_tensors(
         Name; by rank something that is equal if the contents are; the sets of ranks that must
         agree, None if nothing says which.
     """
-    found: list[tuple[str, dict[int, object], list[list[int]] | None]] = []
+    tensors: list[tuple[str, dict[int, object], list[list[int]] | None]] = []
     some = not_none(records)
     records, num_groups = some, num_groups if len(some) == len(records) else 1
     kinds = {str(record.get("kind")) for record in records.values()}
     if kinds == {"module"}:
-        found = compared_parameters(records)
+        tensors = compared_parameters(records)
     elif len(kinds) == 1 and kinds <= set(_CONTAINERS):
         for name, held in by_key(records).items():
             if {record.get("kind") for record in held.values()} == {"tensor"}:
                 keys = {rank: content_key(record) for rank, record in held.items()}
-                found.append((name, keys, replicas(held[min(held)].get("sharding"))))
+                tensors.append((name, keys, replicas(held[min(held)].get("sharding"))))
     verdicts = [
         row_verdict(keys, num_groups if len(keys) == len(records) else 1, sets)
-        for _, keys, sets in found
+        for _, keys, sets in tensors
     ]
     rare = few_distinct(verdicts) if kinds == {"module"} else set()
     return [
         (name, keys, [sorted(keys)] if place in rare else sets)
-        for place, (name, keys, sets) in enumerate(found)
+        for place, (name, keys, sets) in enumerate(tensors)
         if place in rare or verdicts[place].role == "warning"
     ]
 
@@ -268,25 +268,25 @@ def compared_parameters(
     records: _Records,
 ) -> list[tuple[str, dict[int, object], list[list[int]] | None]]:
     """Name, contents by rank and sets that must agree, of each parameter and buffer."""
-    found: list[tuple[str, dict[int, object], list[list[int]] | None]] = []
+    parameters: list[tuple[str, dict[int, object], list[list[int]] | None]] = []
     layouts = {rank: record.get("layouts") or [] for rank, record in records.items()}
     for name, held in by_name(records).items():
         digests: dict[int, object] = {rank: row.get("digest") for rank, row in held.items()}
-        found.append((name, digests, must_agree(held, layouts)))
-    return found
+        parameters.append((name, digests, must_agree(held, layouts)))
+    return parameters
 
 
 def by_name(records: _Records) -> dict[str, dict[int, Mapping[str, Any]]]:
     """The parameters and buffers of all workers by name, those too that are told in a line."""
-    found: dict[str, dict[int, Mapping[str, Any]]] = {}
+    parameters: dict[str, dict[int, Mapping[str, Any]]] = {}
     for rank, record in records.items():
         for row in rows_of(record):
-            found.setdefault(str(row.get("name")), {})[rank] = row
+            parameters.setdefault(str(row.get("name")), {})[rank] = row
         for name, words, digest in record.get("brief") or []:
             dtype, _, shape = str(words).partition("[")
             line = {"name": name, "dtype": dtype, "size": f"[{shape}", "digest": digest}
-            found.setdefault(str(name), {})[rank] = line
-    return found
+            parameters.setdefault(str(name), {})[rank] = line
+    return parameters
 
 
 def must_agree(held: _Records, layouts: Mapping[int, Sequence[Any]]) -> list[list[int]] | None:
@@ -419,11 +419,11 @@ def _item(key: str, held: _Records, records: _Records, num_groups: int) -> tuple
 
 def by_key(records: _Records) -> dict[str, dict[int, Mapping[str, Any]]]:
     """The items of all workers by key, in the order of the first worker that has one."""
-    found: dict[str, dict[int, Mapping[str, Any]]] = {}
+    items: dict[str, dict[int, Mapping[str, Any]]] = {}
     for rank, record in records.items():
         for item in record["items"]:
-            found.setdefault(str(item["key"]), {})[rank] = item["value"]
-    return found
+            items.setdefault(str(item["key"]), {})[rank] = item["value"]
+    return items
 
 
 def plain_parts(records: _Records) -> list[Part] | None:

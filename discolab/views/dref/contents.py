@@ -95,11 +95,11 @@ def _letter(number: int) -> str:
 
 def odd_ranks(classes: Mapping[int, str], ranks: Iterable[int]) -> list[int]:
     """List the ranks outside the largest class; of equally large ones the first stands."""
-    held = [rank for rank in ranks if rank in classes]
-    if not held:
+    known = [rank for rank in ranks if rank in classes]
+    if not known:
         return []
-    usual = Counter(classes[rank] for rank in held).most_common(1)[0][0]
-    return [rank for rank in held if classes[rank] != usual]
+    usual = Counter(classes[rank] for rank in known).most_common(1)[0][0]
+    return [rank for rank in known if classes[rank] != usual]
 
 
 def _sequence(classes: Mapping[int, str], num_workers: int, odd: Sequence[int]) -> str:

@@ -123,17 +123,17 @@ def pairs_to_compare(
     >>> pairs_to_compare({0: "A", 1: "A", 2: "B", 3: "C"})
     [(0, (2,)), (0, (3,))]
     """
-    found = []
+    pairs = []
     for ranks in [sorted(classes)] if sets is None else sets:
-        held = [rank for rank in ranks if rank in classes]
-        counts = Counter(classes[rank] for rank in held)
-        if len(counts) < 2 or (sets is None and len(counts) == len(held)):
+        known = [rank for rank in ranks if rank in classes]
+        counts = Counter(classes[rank] for rank in known)
+        if len(counts) < 2 or (sets is None and len(counts) == len(known)):
             continue
         usual = counts.most_common(1)[0][0]
-        first = next(rank for rank in held if classes[rank] == usual)
-        for letter in dict.fromkeys(classes[rank] for rank in held if classes[rank] != usual):
-            found.append((first, tuple(rank for rank in held if classes[rank] == letter)))
-    return found
+        first = next(rank for rank in known if classes[rank] == usual)
+        for letter in dict.fromkeys(classes[rank] for rank in known if classes[rank] != usual):
+            pairs.append((first, tuple(rank for rank in known if classes[rank] == letter)))
+    return pairs
 
 
 @dataclass(frozen=True)
@@ -367,8 +367,8 @@ def values_of(value: Any, ranks: Sequence[int], spans: Spans, path: str | None =
         flat = _flat(_at(value, path))
         if isinstance(flat, str):
             return flat
-        found = torch.cat([flat[first:last] for first, last in spans]).cpu()
-        return found.float() if found.is_floating_point() and found.itemsize < 4 else found
+        values = torch.cat([flat[first:last] for first, last in spans]).cpu()
+        return values.float() if values.is_floating_point() and values.itemsize < 4 else values
     except FAILURES as error:
         return error_text(error)
 

@@ -56,8 +56,8 @@ def take_pictures(records: Mapping[int, Mapping[str, Any]]) -> Pictures:
     scale = shared_scale(records.values())
     if scale is None or scale.flat or len(records) > _MOST_PICTURES:
         return Pictures({}, scale)
-    found = {rank: heat_of(rec, scale, _alt(rank, rec)) for rank, rec in records.items()}
-    return Pictures({rank: heat for rank, heat in found.items() if heat is not None}, scale)
+    heats = {rank: heat_of(rec, scale, _alt(rank, rec)) for rank, rec in records.items()}
+    return Pictures({rank: heat for rank, heat in heats.items() if heat is not None}, scale)
 
 
 def _alt(rank: int, record: Mapping[str, Any]) -> str:

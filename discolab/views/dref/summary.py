@@ -146,15 +146,15 @@ def summarize_value(
 
 def _known_shapes(records: Mapping[int, Mapping[str, Any]]) -> dict[int, tuple[int, ...]] | None:
     """The shapes of values that are all tensors; None if one is not, or its shape is not known."""
-    found: dict[int, tuple[int, ...]] = {}
+    shapes: dict[int, tuple[int, ...]] = {}
     for rank, record in records.items():
         shape = record.get("shape")
         if record.get("kind") != "tensor" or not isinstance(shape, list):
             return None
         if not all(type(size) is int for size in shape):
             return None
-        found[rank] = tuple(shape)
-    return found
+        shapes[rank] = tuple(shape)
+    return shapes
 
 
 def _shapes(good: Mapping[int, Mapping[str, Any]], num_workers: int) -> dict[int, tuple[int, ...]]:

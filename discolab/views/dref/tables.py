@@ -159,19 +159,19 @@ def note_parts(
 
 
 def _about_values(records: Mapping[int, Mapping[str, Any]], drawn: bool, ask: str) -> list[str]:
-    found = []
+    notes = []
     tensors = [record for record in records.values() if record.get("kind") == "tensor"]
     stats = [record["stats"] for record in tensors if isinstance(record.get("stats"), Mapping)]
     if any(entry.get("of") == "magnitude" for entry in stats):
-        found.append("statistics are of magnitudes")
+        notes.append("statistics are of magnitudes")
     if any(entry.get("nonfinite") for entry in stats):
-        found.append("mean, std, min and max are of the finite values")
+        notes.append("mean, std, min and max are of the finite values")
     if any("head" in record and "digest" not in record for record in tensors):
-        found.append(f"large: no statistics or comparison unless asked for: {ask}")
+        notes.append(f"large: no statistics or comparison unless asked for: {ask}")
     for record in tensors:
         if "placements" in record and not drawn:
-            found.append(f"{record['type']} {record['placements']} of {record['logical_shape']}")
-    return list(dict.fromkeys(found))
+            notes.append(f"{record['type']} {record['placements']} of {record['logical_shape']}")
+    return list(dict.fromkeys(notes))
 
 
 def problem_parts(records: Mapping[int, Mapping[str, Any]]) -> list[Part]:
@@ -251,21 +251,21 @@ def _any(rows: Mapping[int, Mapping[str, Cell]], title: str) -> bool:
 
 
 def _row(record: Mapping[str, Any]) -> dict[str, Cell]:
-    found: dict[str, Cell] = {}
+    cells: dict[str, Cell] = {}
     head = record.get("head")
     if isinstance(head, list) and head:
         more = ", …" if _count(record.get("shape")) > len(head) else ""
-        found["first values"] = Text(", ".join(map(format_number, head)) + more)
+        cells["first values"] = Text(", ".join(map(format_number, head)) + more)
     counts, stats = record.get("histogram"), record.get("stats")
     if isinstance(counts, list) and isinstance(stats, Mapping) and max(counts, default=0) > 0:
         most = max(counts)
         ends = f"{format_number(stats.get('min'))} to {format_number(stats.get('max'))}"
         alt = f"{len(counts)} bins, {ends}: {', '.join(map(str, counts))}"
-        found["spread"] = Bars(tuple(count / most for count in counts), alt)
+        cells["spread"] = Bars(tuple(count / most for count in counts), alt)
     places = _places(record, len(record.get("places") or ()))
     if places:
-        found["not finite"] = Text(places)
-    return found
+        cells["not finite"] = Text(places)
+    return cells
 
 
 def _places(record: Mapping[str, Any], most: int) -> str:

@@ -18,15 +18,15 @@ def runs_of(row: ComparisonRow, ranks: Sequence[int]) -> list[tuple[Span | None,
 
     None stands for workers of which the row says nothing.
     """
-    held = {rank: span for span in row.spans for rank in span.ranks}
-    found: list[tuple[Span | None, tuple[int, ...]]] = []
+    span_of = {rank: span for span in row.spans for rank in span.ranks}
+    runs: list[tuple[Span | None, tuple[int, ...]]] = []
     for rank in ranks:
-        span = held.get(rank)
-        if found and found[-1][0] is span:
-            found[-1] = span, (*found[-1][1], rank)
+        span = span_of.get(rank)
+        if runs and runs[-1][0] is span:
+            runs[-1] = span, (*runs[-1][1], rank)
         else:
-            found.append((span, (rank,)))
-    return found
+            runs.append((span, (rank,)))
+    return runs
 
 
 def label_of(covered: Sequence[int], ranks: Sequence[int]) -> str:

@@ -262,11 +262,11 @@ def _marks(row: ComparisonRow) -> RichText:
 
 def _cells(row: ComparisonRow, ranks: Sequence[int]) -> list[RenderableType]:
     """Rich has no cells over several columns: the first says for whom it speaks."""
-    found: list[RenderableType] = []
-    for span, held in runs_of(row, ranks):
-        found.append(_content(span, label_of(held, ranks)))
-        found += [RichText("″", "dim")] * (len(held) - 1)
-    return found
+    cells: list[RenderableType] = []
+    for span, covered in runs_of(row, ranks):
+        cells.append(_content(span, label_of(covered, ranks)))
+        cells += [RichText("″", "dim")] * (len(covered) - 1)
+    return cells
 
 
 def _content(span: Span | None, label: str) -> RenderableType:

@@ -285,9 +285,9 @@ def _across_lines(across: ComparisonTable) -> list[str]:
     widths = _widths(ranks, rows, _WIDTH - len(head) - len(_GAP)) if ranks else {}
     lines = [_GAP.join([head, *(_rank_head(rank).ljust(widths[rank]) for rank in widths)])]
     for front, row, cells in zip(fronts, across.rows, rows, strict=True):
-        if widths and all(len(text) <= _room(held, widths) for held, text in cells):
-            told = [text.ljust(_room(held, widths)) for held, text in cells]
-            lines.append(_GAP.join([front, *told]))
+        if widths and all(len(text) <= _room(covered, widths) for covered, text in cells):
+            texts = [text.ljust(_room(covered, widths)) for covered, text in cells]
+            lines.append(_GAP.join([front, *texts]))
         else:
             lines += _listed(front, row, across.ranks)
     return [line.rstrip() for line in lines]
@@ -298,11 +298,14 @@ def _rank_head(rank: int) -> str:
 
 
 def _row_texts(row: ComparisonRow, ranks: Sequence[int]) -> list[tuple[tuple[int, ...], str]]:
-    return [(held, label_of(held, ranks) + _span_text(span)) for span, held in runs_of(row, ranks)]
+    return [
+        (covered, label_of(covered, ranks) + _span_text(span))
+        for span, covered in runs_of(row, ranks)
+    ]
 
 
-def _room(held: Sequence[int], widths: Mapping[int, int]) -> int:
-    return sum(widths[rank] for rank in held) + len(_GAP) * (len(held) - 1)
+def _room(covered: Sequence[int], widths: Mapping[int, int]) -> int:
+    return sum(widths[rank] for rank in covered) + len(_GAP) * (len(covered) - 1)
 
 
 def _widths(
@@ -318,10 +321,10 @@ def _widths(
     if share < max(widths.values()):
         return {}
     for row in rows:
-        for held, text in row:
-            if len(held) == 1 and len(text) <= share:
-                widths[held[0]] = max(widths[held[0]], len(text))
-    whole = max((len(text) for row in rows for held, text in row if len(held) > 1), default=0)
+        for covered, text in row:
+            if len(covered) == 1 and len(text) <= share:
+                widths[covered[0]] = max(widths[covered[0]], len(text))
+    whole = max((len(text) for row in rows for covered, text in row if len(covered) > 1), default=0)
     widths[ranks[-1]] += max(0, min(whole, room) - _room(ranks, widths))
     return widths
 
@@ -342,8 +345,8 @@ def _front(across: ComparisonTable) -> tuple[list[str], str]:
         for head, words in zip(across.heads, (names, abouts), strict=True)
     )
     fronts = [
-        (marked(row) + " " if marks else "") + f"{one:<{name}}{_GAP}{other:<{about}}"
-        for row, one, other in zip(across.rows, names, abouts, strict=True)
+        (marked(row) + " " if marks else "") + f"{name_text:<{name}}{_GAP}{about_text:<{about}}"
+        for row, name_text, about_text in zip(across.rows, names, abouts, strict=True)
     ]
     blank = "   " if marks else ""
     head = f"{blank}{across.heads[0]:<{name}}{_GAP}{across.heads[1]:<{about}}"
@@ -355,14 +358,14 @@ def _front(across: ComparisonTable) -> tuple[list[str], str]:
 def _listed(front: str, row: ComparisonRow, ranks: Sequence[int]) -> list[str]:
     """The values of a row one after the other; a line ends between two of them."""
     room = max(_WIDTH - len(front) - len(_GAP), 30)
-    told: list[str] = []
+    values: list[str] = []
     for item in _items(row, ranks):
-        if told and len(told[-1]) + len(_BETWEEN) + len(item) <= room:
-            told[-1] += _BETWEEN + item
+        if values and len(values[-1]) + len(_BETWEEN) + len(item) <= room:
+            values[-1] += _BETWEEN + item
         else:
-            told.append(cut(item, room))
+            values.append(cut(item, room))
     blank = " " * len(front)
-    return [(front if not place else blank) + _GAP + line for place, line in enumerate(told)]
+    return [(front if not place else blank) + _GAP + line for place, line in enumerate(values)]
 
 
 def _items(row: ComparisonRow, ranks: Sequence[int]) -> list[str]:
