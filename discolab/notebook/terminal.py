@@ -1,4 +1,4 @@
-"""In IPython in a terminal: DRefs, sessions and comparisons are shown in colours, by rich.
+"""In IPython in a terminal: values that show themselves as pictures are in colours, by rich.
 
 Where there is a kernel, no terminal or no rich, nothing changes. Runs on the shell's thread.
 """
@@ -9,29 +9,19 @@ import importlib.util
 import sys
 from typing import Any
 
-from ..runtime.dref import DRef
-from ..runtime.session import Session
-
-_KINDS = (DRef, Session)
-_COMPARISON = ("discolab.views.difference", "Comparison")  # not imported before use
+from ..runtime.drawn import Drawn
 
 
 def install(shell: Any) -> None:
-    """Have the shell show what workers hold with rich, if it runs in a terminal."""
+    """Have the shell show pictures with rich, if it runs in a terminal."""
     if getattr(shell, "kernel", None) is not None or importlib.util.find_spec("rich") is None:
         return
-    formatter = shell.display_formatter.ipython_display_formatter
-    for kind in _KINDS:
-        formatter.for_type(kind, _show)
-    formatter.for_type_by_name(*_COMPARISON, _show)
+    shell.display_formatter.ipython_display_formatter.for_type(Drawn, _show)
 
 
 def uninstall(shell: Any) -> None:
     """Let the shell show them as before."""
-    formatter = shell.display_formatter.ipython_display_formatter
-    for kind in _KINDS:
-        formatter.pop(kind, None)
-    formatter.pop(".".join(_COMPARISON), None)
+    shell.display_formatter.ipython_display_formatter.pop(Drawn, None)
 
 
 def _show(value: Any) -> None:
