@@ -22,6 +22,7 @@ LAYERS = (
     "isolation",
     "engines",
     "ccl",
+    "layouts",
     "views",
     "loader",
     "rpc",

@@ -16,11 +16,11 @@ from .disco import functions as _disco  # noqa: F401 - registers Disco's functio
 from .errors import CheckpointError
 
 if TYPE_CHECKING:
+    from ..layouts.layout import Layout, Workers
     from .catalog import Catalog, Entry, File, Piece
     from .convert import shard
     from .formats import open_checkpoint
     from .loading import load
-    from .plans.layouts import Layout, Workers
     from .plans.plan import Plan, Resolved
     from .saving import save
     from .tables.showing import show
@@ -30,12 +30,12 @@ _LATER = {
     "Catalog": "catalog",
     "Entry": "catalog",
     "File": "catalog",
-    "Layout": "plans.layouts",
+    "Layout": ".layouts.layout",
     "Piece": "catalog",
     "Plan": "plans.plan",
     "Resolved": "plans.resolved",
     "Weights": "weights",
-    "Workers": "plans.layouts",
+    "Workers": ".layouts.layout",
     "load": "loading",
     "open_checkpoint": "formats",
     "save": "saving",

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
+from ..layouts.layout import Cut, Workers
 from .catalog import Catalog
 from .formats import open_checkpoint
 from .formats.dtypes import cast_dtype
-from .plans.layouts import Cut, Workers
 from .plans.plan import Plan, Resolved
 from .presharded import Sharding, logical, shard_name
 from .progress import Board

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..layouts.layout import Cut
 from .catalog import Entry, Shape
-from .plans.layouts import Cut
 
 
 @dataclass(frozen=True, slots=True)

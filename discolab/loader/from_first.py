@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 
 from .. import ccl
+from ..layouts.layout import Cut
 from ..runtime.worker import Worker
-from .plans.layouts import Cut
 from .plans.resolved import Resolved
 from .read import Files, fill, read_entry
 

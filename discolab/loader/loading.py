@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from ..layouts.layout import Cut, Workers
 from ..runtime.arguments import Pickled
 from ..runtime.controller import check_timeout
 from ..runtime.dref import DRef
@@ -24,7 +25,6 @@ from .formats import open_checkpoint
 from .formats.dtypes import cast_dtype
 from .formats.verify import verify as verify_files
 from .from_first import share
-from .plans.layouts import Cut, Workers
 from .plans.plan import Plan
 from .plans.resolved import Resolved
 from .presharded import logical

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..layouts.join import Misfit, whole_shape
+from ..layouts.layout import REPLICATE, Box, Cut, Layout, Workers, cut
 from ..runtime.errors import ArgumentError
 from .catalog import Catalog, Entry, Piece, Shape
 from .copies import c_strides, copies
 from .errors import CheckpointError
-from .plans.layouts import REPLICATE, Box, Cut, Layout, Workers, cut
-from .plans.whole_shape import Misfit, whole_shape
 
 if TYPE_CHECKING:
     from .plans.plan import Plan

@@ -20,11 +20,11 @@ from typing import Any, Self
 
 import torch
 
+from ..layouts.layout import REPLICATE, Cut, Workers
+from ..layouts.layout import cut as cut_of
 from .catalog import Entry, File, Shape
 from .copies import Copy, c_strides, copies
 from .errors import CheckpointError
-from .plans.layouts import REPLICATE, Cut, Workers
-from .plans.layouts import cut as cut_of
 
 BLOCK = 16 << 20  # bytes in one go: a load can be stopped, and shows progress, between two
 _STAGES = 2  # page-locked buffers of a thread that loads to a GPU

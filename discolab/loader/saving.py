@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from ..layouts.join import Misfit, check_shards, whole_shape
+from ..layouts.layout import Layout, Workers
 from ..runtime.arguments import Pickled
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError
@@ -21,9 +23,7 @@ from .catalog import Catalog, Shape
 from .errors import CheckpointError
 from .formats.checks import MAX_DIMS
 from .loading import run, workers_of
-from .plans.layouts import Layout, Workers
 from .plans.plan import Plan, parse_layout
-from .plans.whole_shape import Misfit, check_shards, whole_shape
 from .presharded import Sharding, check_name
 from .progress import Board, Meter
 from .weights import Weights

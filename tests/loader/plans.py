@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import torch
 
+from discolab.layouts.layout import Cut
 from discolab.loader.catalog import Catalog, Entry
-from discolab.loader.plans.layouts import Cut
 
 # base_model_tp_plan of Llama's configuration
 LLAMA = {

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
 from discolab import ArgumentError, Session
-from discolab.loader.plans.layout_text import parse_layout
-from discolab.loader.plans.layouts import REPLICATE, Layout, Workers, chunk, cut
+from discolab.layouts.layout import REPLICATE, Layout, Workers, chunk, cut
+from discolab.layouts.text import parse_layout
 from tests.loader.plans import held, numbered
 
 quick = settings(deadline=None, max_examples=100)

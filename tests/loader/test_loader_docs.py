@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from discolab.__main__ import main
+from discolab.layouts.text import parse_layout
 from discolab.loader import Plan
-from discolab.loader.plans.layout_text import parse_layout
 
 TEXT = (Path(__file__).parents[2] / "docs" / "loader.md").read_text(encoding="utf-8")
 

@@ -15,8 +15,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from discolab import ArgumentError
+from discolab.layouts.layout import REPLICATE, Layout, Workers
 from discolab.loader.catalog import Catalog, Entry
-from discolab.loader.plans.layouts import REPLICATE, Layout, Workers
 from discolab.loader.plans.plan import Plan, parse_layout
 from tests.loader.plans import LLAMA, catalog_of, llama
 

@@ -9,10 +9,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from discolab.layouts.layout import Layout, Workers, chunk, cut
 from discolab.loader import read
 from discolab.loader.catalog import Entry, File, Piece
 from discolab.loader.errors import CheckpointError
-from discolab.loader.plans.layouts import Layout, Workers, chunk, cut
 from discolab.loader.read import Files, read_entry
 from tests.loader.checkpoints import COMMON_DTYPES, filled, raw, same_bits
 

@@ -154,7 +154,7 @@ def test_any_shape(problem: dict[str, Any]) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_for_a_mesh_and_for_stages(tmp_path: Path, target: str) -> None:
     """Two axes that cut, and parameters that one stage holds alone."""
-    from discolab.loader.plans.layouts import Workers
+    from discolab.layouts.layout import Workers
 
     tensors = {name: random_tensor((9, 7), torch.int8, i) for i, name in enumerate("abcd")}
     plan = {

@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from discolab import ArgumentError, Pickled, Session
-from discolab.loader.plans.layouts import Workers
+from discolab.layouts.layout import Workers
 from discolab.loader.plans.plan import Plan
 from tests.loader.plans import LLAMA, catalog_of, llama
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from discolab import ArgumentError
+from discolab.layouts.layout import REPLICATE, cut
 from discolab.loader import Catalog, Entry, File, Layout, Piece, Plan, Workers, show
-from discolab.loader.plans.layouts import REPLICATE, cut
 from discolab.loader.tables.drawing import draw
 from discolab.loader.tables.folding import fold, fold_names
 from discolab.loader.tables.plan_tables import catalog_parts, plan_parts

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
+from discolab.layouts.infer import infer_axes, infer_maps
 from discolab.views import describe, dref_parts, render_html, render_text
-from discolab.views.dref.inference import infer_axes, infer_plans
 
 
 def held(values: Sequence[object]) -> dict[int, Any]:
@@ -43,7 +43,7 @@ def test_groups_and_meshes_are_minded() -> None:
     assert "inferred" not in text  # nothing says that dp holds copies
     text, _ = both([*uneven[:2], *uneven[:2]], axes={"dp": 2, "tp": 2})
     assert "float32[5, 4] Replicate(), Shard(0) (inferred)" in text
-    assert infer_plans({rank: (2 + rank // 2,) for rank in range(4)}, None, 2) == ()
+    assert infer_maps({rank: (2 + rank // 2,) for rank in range(4)}, None, 2) == ()
 
 
 def test_equal_along_one_axis_of_a_mesh() -> None:

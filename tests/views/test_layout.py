@@ -6,14 +6,16 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from discolab.layouts.join import join_shards
+from discolab.layouts.text import layout_of, read_placements
 from discolab.views import describe, dref_parts, render_html, render_text
-from discolab.views.dref.layout import draw_plan, make_plan, read_placements
+from discolab.views.dref.layout import draw_plan
 from discolab.views.parts import Grid
 
 
 def grid(shapes: list[tuple[int, ...]], placements: Any, mesh: tuple[int, ...]) -> Grid:
-    read = read_placements(placements, len(shapes[0]))
-    plan = make_plan(dict(enumerate(shapes)), range(len(shapes)), read, mesh)
+    read = layout_of(read_placements(placements), len(shapes[0]))
+    plan = join_shards(dict(enumerate(shapes)), range(len(shapes)), read, mesh)
     found = draw_plan(plan, "c")
     assert found is not None
     return found
@@ -41,8 +43,8 @@ def test_two_mesh_axes() -> None:
 
 
 def test_partial_and_replicas() -> None:
-    read = read_placements([Replicate(), Partial("max")], 1)
-    plan = make_plan(dict.fromkeys(range(4), (3,)), range(4), read, (2, 2))
+    read = layout_of(read_placements([Replicate(), Partial("max")]), 1)
+    plan = join_shards(dict.fromkeys(range(4), (3,)), range(4), read, (2, 2))
     assert plan.replicas == ((0, 2), (1, 3))
     assert plan.words == "Replicate(), Partial(max)"
     found = draw_plan(plan, "c")
@@ -56,7 +58,9 @@ def test_many_dims_and_nothing_to_draw() -> None:
     assert found.caption == "c; dims 1 and 3 drawn"
     assert labels(found)[1] == ("[:, 3:6, :, :]", (1,))
     for shape in ((), (0, 3)):
-        plan = make_plan({0: shape}, [0], read_placements(Replicate(), len(shape)), (1,))
+        plan = join_shards(
+            {0: shape}, [0], layout_of(read_placements(Replicate()), len(shape)), (1,)
+        )
         assert draw_plan(plan, "c") is None
 
 

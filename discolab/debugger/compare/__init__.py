@@ -2,7 +2,7 @@
 
     discolab.compare(model, sess["model"], tokens)
 
-`comparing` has the course of it; `tape` records what a run does, on either side; `spreads` and
+`comparing` has the course of it; `tape` records what a run does, on either side; `laying` and
 `judging` find how each value lies over the workers and have it measured there; `blame` and
 `causes` say what comes first and why; `results` and `drawing` show it.
 """

@@ -11,30 +11,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 
+from ...layouts.layout import ShardLayout
 from .blame import ends_unsummed
 from .judging import Pair
 from .results import Point
 from .sides import Side
-from .spreads import Spread
 
 
 def count_of_parts(
-    cuts: Iterable[Spread], points: Sequence[Point], pairs: Mapping[str, Pair]
+    cuts: Iterable[ShardLayout], points: Sequence[Point], pairs: Mapping[str, Pair]
 ) -> int:
     """Over how many workers the batch is spread: as the inputs, or along dim 0 of the result."""
-    found = [_parts(spread, None) for spread in cuts]
+    found = [_parts(layout, None) for layout in cuts]
     for point in points:
         if point.kind == "result" and not point.problem and point.layout:
-            spreads = [s for s in pairs[point.key].spreads if s.words == point.layout]
-            found += [_parts(spread, 0) for spread in spreads]
+            layouts = [s for s in pairs[point.key].layouts if s.words == point.layout]
+            found += [_parts(layout, 0) for layout in layouts]
     return max(found, default=1)
 
 
-def _parts(spread: Spread, only: int | None) -> int:
+def _parts(layout: ShardLayout, only: int | None) -> int:
     """The parts that a layout makes, of a certain dim only or of any."""
-    dims = spread.layout.dims
-    sizes = spread.sizes[len(spread.sizes) - len(dims) :]
-    cuts = zip(dims, sizes, strict=True)
+    cuts = zip(layout.dims, layout.workers.sizes, strict=True)
     return prod(size for dim, size in cuts if dim is not None and only in (None, dim))
 
 

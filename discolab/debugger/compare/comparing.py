@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...layouts.layout import ShardLayout
 from ...loader.plans.patterns import matcher
 from ...runtime.dref import DRef
 from ...runtime.errors import ArgumentError, WaitTimeoutError, WorkerError
@@ -22,7 +23,15 @@ from .averages import count_of_parts, judged_averages
 from .blame import first_finding
 from .failing import own_errors
 from .gathering import Seen
-from .given import check_options, inputs_of, meshes_of, name_of, program_of, session_of
+from .given import (
+    check_options,
+    inputs_of,
+    meshes_of,
+    name_of,
+    program_of,
+    read_layout,
+    session_of,
+)
 from .judging import Judge, Pair
 from .matching import (
     Held,
@@ -38,7 +47,6 @@ from .presence import Presence
 from .remarks import detour_notes, settings_notes, value_notes
 from .results import Comparison, Finding, Point, point_name
 from .sides import Fact, Side
-from .spreads import Spread, read_layout
 
 _FORWARD = ("argument", "input", "output", "note", "result")
 _PARAMETERS = ("parameter", "buffer")
@@ -205,7 +213,7 @@ class Course:
         given = self._call(remote.hold, shared.args, shared.kwargs)  # raises if they can't travel
         with own_errors(self.called[0], "forward", (shared.args, shared.kwargs)):
             self.ours.forward(shared.args, shared.kwargs, self.options.seed)
-        cuts = {name: spread.told() for name, spread in shared.cuts.items()}
+        cuts = {name: layout.plain for name, layout in shared.cuts.items()}
         self._cuts = list(shared.cuts.values())
         call = self._call(remote.run_forward, self.theirs, given, self.options.seed, cuts)
         with self._telling():
@@ -234,10 +242,10 @@ class Course:
             self.notes.append("no backward: nothing in the result has a gradient and a layout")
             return
         ours, told = {}, {}
-        for number, (leaf, (shape, spread)) in enumerate(starts.items()):
+        for number, (leaf, (shape, layout)) in enumerate(starts.items()):
             ours[leaf] = shape, None, number
             key = self.pairs[f"result||{leaf}"].point.theirs
-            told[key.split("|")[2]] = shape, spread.told(), number
+            told[key.split("|")[2]] = shape, layout.plain, number
         with own_errors(self.called[0], "backward"):
             self.ours.backward(self.options.seed, ours)
         held = by_key(self._fetch(remote.run_backward, self.theirs, self.options.seed, told))
@@ -250,7 +258,7 @@ class Course:
         )
         self.notes += notes
 
-    def _starts(self) -> dict[str, tuple[tuple[int, ...], Spread]]:
+    def _starts(self) -> dict[str, tuple[tuple[int, ...], ShardLayout]]:
         """From what backward starts: the tensors of the result whose layout is known."""
         found = {}
         for leaf, tensor in self.ours.results():
@@ -260,8 +268,8 @@ class Course:
             if any(is_number(fact) for fact in pair.held.values()):
                 continue
             judged = next(p for p in self.points if p.key == pair.point.key)
-            spread = next((s for s in pair.spreads if s.words == judged.layout), pair.spreads[0])
-            found[leaf] = tuple(tensor.shape), spread
+            layout = next((s for s in pair.layouts if s.words == judged.layout), pair.layouts[0])
+            found[leaf] = tuple(tensor.shape), layout
         return found
 
     def _first(self) -> Finding | None:
@@ -322,19 +330,20 @@ class Course:
                 self.pairs[key] = pair
         return self.presence.judged(self.judge.judge(pairs), self.pairs)
 
-    def _given(self, point: Point) -> Spread | None:
+    def _given(self, point: Point) -> ShardLayout | None:
         found = self._layout_of(point.name)
         if found is None and point.gradient:
             found = self._layout_of(point_name(point.kind, point.module, point.leaf, False))
-            if found is not None and found.sums:  # terms of a sum have the sum's whole gradient
+            if found is not None and found.is_partial:
+                # terms of a sum have the sum's whole gradient
                 return None
         return found
 
-    def _layout_of(self, name: str) -> Spread | None:
-        for pattern, matches, spread in self.layouts:
+    def _layout_of(self, name: str) -> ShardLayout | None:
+        for pattern, matches, layout in self.layouts:
             if matches(name):
                 self._unused.discard(pattern)
-                return spread
+                return layout
         return None
 
     def _settings(self, path: str) -> list[str]:

@@ -12,7 +12,6 @@ from . import remote
 from .evidence import Evidence, Tensors
 from .judging import Judge, Pair
 from .results import Point
-from .spreads import part_of
 
 TERMS_BEFORE = 10  # values before a difference that may have been added wrongly
 _WHOLE = 2**22  # elements: of larger values only samples are looked at for causes
@@ -33,7 +32,7 @@ def gather(
     judge: Judge, seen: Seen, points: Sequence[Point], number: int, pair: Pair, point: Point
 ) -> Evidence | None:
     """What is to be looked at of a value that differs; None if there is nothing."""
-    spread = next((s for s in pair.spreads if s.words == point.layout), pair.spreads[0])
+    layout = next((s for s in pair.layouts if s.words == point.layout), pair.layouts[0])
     whole = judge.ours.value(point.key)
     sizes = [len_of(fact[1]) for fact in pair.held.values()]
     most = _WHOLE if max(sizes) <= _WHOLE else remote.MOST_SAMPLES
@@ -43,9 +42,9 @@ def gather(
     teams = sorted(local)
 
     def expected(value: torch.Tensor) -> dict[int, torch.Tensor]:
-        return {r: remote.sample(part_of(value, spread, r), most) for r in teams}
+        return {r: remote.sample(layout.part_of(value, r), most) for r in teams}
 
-    cut = [dim for dim in spread.layout.dims if dim is not None]
+    cut = [dim for dim in layout.dims if dim is not None]
     terms: list[tuple[str, Any]] = []
     if whole.numel() <= _WHOLE:
         for words, value in _terms(judge, seen, points, number, point, whole):

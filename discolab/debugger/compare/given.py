@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from ...layouts.layout import ShardLayout, Workers
+from ...layouts.text import parse_value_layout
 from ...runtime.dref import DRef
 from ...runtime.errors import ArgumentError
 from ...runtime.session import Session
 from .contents import replaced
-from .spreads import Shape, Spread, part_of
 
 
 @dataclass(slots=True)
@@ -22,7 +23,7 @@ class Inputs:
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    cuts: dict[str, Spread] = field(default_factory=dict)
+    cuts: dict[str, ShardLayout] = field(default_factory=dict)
 
 
 def session_of(session: Session | None, *given: Any) -> Session:
@@ -113,21 +114,21 @@ def name_of(program: Any, other: str) -> str:
     return str(getattr(program, "__name__", other))
 
 
-def meshes_of(session: Session) -> list[Shape]:
+def meshes_of(session: Session) -> list[Workers]:
     """The grids of workers in which values may be cut, the likeliest first."""
-    found: list[Shape] = [(session.num_workers,)]
+    found = [Workers((session.num_workers,))]
     mesh = session.current_mesh
     if mesh is not None and len([size for size in mesh.sizes if size > 1]) > 1:
-        found.append(tuple(mesh.sizes))
+        found.append(Workers(tuple(mesh.sizes)))
     elif mesh is None and 1 < session.num_groups < session.num_workers:
-        found.append((session.num_groups, session.num_workers // session.num_groups))
+        found.append(Workers((session.num_groups, session.num_workers // session.num_groups)))
     return found
 
 
 def inputs_of(
     session: Session,
     inputs: Any,
-    layout_of: Callable[[str], Spread | None],
+    layout_of: Callable[[str], ShardLayout | None],
     timeout: float | None,
 ) -> Inputs:
     """The inputs of both sides; what the workers have already is fetched.
@@ -146,7 +147,7 @@ def inputs_of(
         args, kwargs = (inputs if isinstance(inputs, tuple) else (inputs,)), {}
     found = Inputs((), {})
 
-    def layout(name: str) -> Spread | None:
+    def layout(name: str) -> ShardLayout | None:
         return layout_of(f"input.{name}") or layout_of("input")
 
     def whole(name: str, value: Any) -> Any:
@@ -154,10 +155,10 @@ def inputs_of(
             value = _fetched(session, value, layout(name), name, timeout)
 
         def cut(leaf: str, tensor: torch.Tensor) -> torch.Tensor:
-            spread = layout(leaf)
-            if spread is not None and tensor.dim() and not spread.sums:
-                part_of(tensor, spread, 0)  # raises if it does not fit
-                found.cuts[leaf] = spread
+            given = layout(leaf)
+            if given is not None and tensor.dim() and not given.is_partial:
+                given.part_of(tensor, 0)  # raises if it does not fit
+                found.cuts[leaf] = given
             return tensor
 
         replaced(value, name, cut, rebuild=False)
@@ -169,16 +170,35 @@ def inputs_of(
 
 
 def _fetched(
-    session: Session, ref: DRef, spread: Spread | None, name: str, timeout: float | None
+    session: Session, ref: DRef, layout: ShardLayout | None, name: str, timeout: float | None
 ) -> Any:
     """The whole of what the workers have."""
     values = session.fetch(ref, None, timeout)
-    if spread is None or not spread.layout.cuts:
+    if layout is None or not layout.layout.cuts:
         return values[0]
-    dims = [dim for dim in spread.layout.dims if dim is not None]
-    if len(spread.sizes) > 1 or len(dims) != 1 or spread.layout.segments:
+    dims = [dim for dim in layout.dims if dim is not None]
+    if len(layout.workers.sizes) > 1 or len(dims) != 1 or layout.layout.segments:
         raise ArgumentError(
-            f"compare: input {name} is a DRef laid out as {spread.words}: give the whole tensor, "
+            f"compare: input {name} is a DRef laid out as {layout.words}: give the whole tensor, "
             "of which each worker then takes its part"
         )
     return torch.cat(values, dims[0])
+
+
+def read_layout(given: Any, meshes: Sequence[Workers]) -> ShardLayout:
+    """A layout that the user has given: placements of torch, or a layout of the loader.
+
+    Raises
+    ------
+    ArgumentError
+        If it is none.
+    """
+    layout = parse_value_layout(given)
+    axes = len(layout.dims)
+    mesh = next((mesh for mesh in meshes if len(mesh.sizes) == axes), meshes[0])
+    if axes > len(mesh.sizes):
+        raise ArgumentError(
+            f"compare: layout {given!r} has {axes} placements, and the workers are in a mesh "
+            f"of {len(mesh.sizes)}: make one with sess.mesh(dp=2, tp=2)"
+        )
+    return ShardLayout(layout, mesh, "given")

@@ -13,16 +13,17 @@ from typing import Any
 
 import torch
 
+from ...layouts.infer import copies_on, fused_layouts, partial_layouts
+from ...layouts.layout import ShardLayout, Workers
 from ...runtime.dref import DRef
 from ...runtime.registers import OWN
 from ...runtime.session import Session
 from ...views.dref.differences import place_of
 from . import remote
-from .laying import alike, spreads_of, sums_of
+from .laying import layouts_of
 from .measuring import EXACT, Row, Tolerance, difference, scale_of, tolerance_for
 from .results import Finding, Point
 from .sides import Fact, Side
-from .spreads import Shape, Spread, fused, part_of
 
 _BATCH = 32 * 2**20  # bytes that a worker of another process is sent at once
 _NEARER = 0.5  # of the error as it lies: a sum with less is what the workers hold terms of
@@ -36,15 +37,14 @@ class Pair:
     point: Point
     number: int  # of the reference's value: pairs of the same values are measured once
     held: dict[int, Fact]
-    spreads: list[Spread]
+    layouts: list[ShardLayout]
     tolerance: Tolerance = EXACT
 
     @property
     def identity(self) -> tuple[Any, ...]:
         """What must be the same for the measurement to be the same."""
         numbers = tuple((rank, fact[3]) for rank, fact in self.held.items())
-        spreads = tuple((s.told(), s.partial, s.source) for s in self.spreads)
-        return self.number, numbers, spreads, self.tolerance
+        return self.number, numbers, tuple(self.layouts), self.tolerance
 
 
 class Judge:
@@ -56,7 +56,7 @@ class Judge:
         ours: Side,
         theirs: DRef,
         token: str,
-        meshes: Sequence[Shape],
+        meshes: Sequence[Workers],
         tolerances: tuple[float | None, float | None],
         timeout: float | None,
     ) -> None:
@@ -74,15 +74,17 @@ class Judge:
 
     # -- how values lie ------------------------------------------------------------------------
 
-    def pair(self, point: Point, number: int, held: dict[int, Fact], given: Spread | None) -> Pair:
+    def pair(
+        self, point: Point, number: int, held: dict[int, Fact], given: ShardLayout | None
+    ) -> Pair:
         """Make a pair; its point has a problem if nothing fits."""
         shapes = {rank: tuple(fact[1]) for rank, fact in held.items()}
-        spreads, problem = spreads_of(
+        layouts, problem = layouts_of(
             point.shape, shapes, held, given, self.meshes, self.session.num_workers
         )
         if problem:
             point = replace(point, problem=problem)
-        return Pair(point, number, held, spreads)
+        return Pair(point, number, held, layouts)
 
     # -- measuring -----------------------------------------------------------------------------
 
@@ -129,14 +131,14 @@ class Judge:
             pair.point = replace(point, scale=max(scale, least))
 
     def _first_round(self, pairs: list[Pair]) -> list[tuple[Pair, Point]]:
-        plain = [pair for pair in pairs if not pair.spreads[0].sums]
+        plain = [pair for pair in pairs if not pair.layouts[0].is_partial]
         rows = dict(
-            zip(map(id, plain), self._measure([(p, p.spreads) for p in plain]), strict=True)
+            zip(map(id, plain), self._measure([(p, p.layouts) for p in plain]), strict=True)
         )
         found = []
         for pair in pairs:
             if id(pair) in rows:
-                point = self._best(pair, rows[id(pair)], pair.spreads)
+                point = self._best(pair, rows[id(pair)], pair.layouts)
             else:
                 point = replace(pair.point, agrees=False)  # a sum: the second round's affair
             found.append((pair, point))
@@ -147,7 +149,8 @@ class Judge:
         again = [
             (pair, point)
             for pair, point in found
-            if not point.agrees and (pair.spreads[0].source == "inferred" or pair.spreads[0].sums)
+            if not point.agrees
+            and (pair.layouts[0].source == "inferred" or pair.layouts[0].is_partial)
         ]
         better = {
             id(pair): point for pair, point in [*self._as_fused(again), *self._as_sums(again)]
@@ -158,11 +161,13 @@ class Judge:
         wanted = []
         for pair, _ in again:
             shapes = {rank: tuple(fact[1]) for rank, fact in pair.held.items()}
-            spreads = [one for s in pair.spreads for one in fused(s, pair.point.shape, shapes)]
-            if spreads and not pair.spreads[0].sums:
-                wanted.append((pair, spreads))
-        for (pair, spreads), rows in zip(wanted, self._measure(wanted), strict=True):
-            point = self._best(pair, rows, spreads)
+            layouts = [
+                one for s in pair.layouts for one in fused_layouts(s, pair.point.shape, shapes)
+            ]
+            if layouts and not pair.layouts[0].is_partial:
+                wanted.append((pair, layouts))
+        for (pair, layouts), rows in zip(wanted, self._measure(wanted), strict=True):
+            point = self._best(pair, rows, layouts)
             if point.agrees:
                 yield pair, point
 
@@ -170,7 +175,11 @@ class Judge:
         """Those of which workers hold the terms; known by samples, so that nothing large moves."""
         wanted = []
         for pair, point in again:
-            sums = [s for spread in alike(pair.spreads, self.meshes) for s in sums_of(spread)]
+            sums = [
+                s
+                for layout in copies_on(pair.layouts, self.meshes)
+                for s in partial_layouts(layout)
+            ]
             if sums:
                 wanted.append((pair, point, sums))
         if not wanted:
@@ -179,12 +188,12 @@ class Judge:
         for (pair, plain, sums), every in zip(wanted, taken, strict=True):
             self._nearer.pop(pair.identity, None)
             parts = {rank: part for rank, part in every.items() if rank in pair.held}
-            for spread in sums:
-                averaged = pair.point.kind == "parameter" and spread.source == "inferred"
-                if averaged and _all_same(spread, parts):
+            for layout in sums:
+                averaged = pair.point.kind == "parameter" and layout.source == "inferred"
+                if averaged and _all_same(layout, parts):
                     continue  # as gradients that were averaged: these are no terms
-                point = self._judged_sum(pair, spread, parts)
-                if point.agrees or spread.source != "inferred":
+                point = self._judged_sum(pair, layout, parts)
+                if point.agrees or layout.source != "inferred":
                     yield pair, point
                     break
                 if point.relative < _NEARER * plain.relative:
@@ -207,46 +216,46 @@ class Judge:
             found.append(point)
         return found
 
-    def _judged_sum(self, pair: Pair, spread: Spread, parts: dict[int, torch.Tensor]) -> Point:
+    def _judged_sum(self, pair: Pair, layout: ShardLayout, parts: dict[int, torch.Tensor]) -> Point:
         """Compare the sums of samples with the reference's."""
         whole = self.ours.value(pair.point.key)
         rows: dict[int, Row] = {}
         wide = Tolerance(2 * pair.tolerance.rtol, 2 * pair.tolerance.atol)
-        teams = spread.teams(tuple(parts))
+        teams = layout.teams(tuple(parts))
         for team in teams:
             total = torch.stack([parts[rank] for rank in team]).sum(0)
-            if "avg" in spread.partial:
+            if "avg" in layout.partial:
                 total = total / len(team)
-            expected = part_of(whole, spread, team[0])
+            expected = layout.part_of(whole, team[0])
             size = expected.numel()
             row = difference(total, remote.sample(expected, remote.MOST_SAMPLES), wide)
             if row["place"] is not None and size > remote.MOST_SAMPLES:
                 row["place"] = int(remote.places(size, remote.MOST_SAMPLES)[row["place"]])
             rows[team[0]] = row
         few = max(len(parts[team[0]]) for team in teams)
-        return self._point(pair, rows, spread, sampled=few)
+        return self._point(pair, rows, layout, sampled=few)
 
-    def _best(self, pair: Pair, rows: dict[int, list[Row]], spreads: list[Spread]) -> Point:
+    def _best(self, pair: Pair, rows: dict[int, list[Row]], layouts: list[ShardLayout]) -> Point:
         """The first layout that agrees, else the one that comes nearest."""
         points = [
-            self._point(pair, {rank: each[number] for rank, each in rows.items()}, spread)
-            for number, spread in enumerate(spreads)
+            self._point(pair, {rank: each[number] for rank, each in rows.items()}, layout)
+            for number, layout in enumerate(layouts)
         ]
         return next((p for p in points if p.agrees), None) or min(
             points, key=lambda p: (sum(row["over"] for row in p.rows.values()), p.error)
         )
 
     def _point(
-        self, pair: Pair, rows: Mapping[int, Row], spread: Spread, sampled: int = 0
+        self, pair: Pair, rows: Mapping[int, Row], layout: ShardLayout, sampled: int = 0
     ) -> Point:
         point = pair.point
         over = tuple(rank for rank, row in rows.items() if row["over"])
-        if spread.sums and over:
+        if layout.is_partial and over:
             over = tuple(sorted(pair.held))
         error = max((row["max_abs"] for row in rows.values()), default=0.0)
         told = {}
         for rank, row in rows.items():
-            cut = spread.cut(point.shape, rank)
+            cut = layout.cut(point.shape, rank)
             index = None
             if row["place"] is not None and cut is not None:
                 index = list(place_of(row["place"], cut.shape))
@@ -254,9 +263,9 @@ class Judge:
         same = [row for rank, row in rows.items() if row["over"]]
         return replace(
             point,
-            layout=spread.words,
-            source=spread.source,
-            partial=spread.sums,
+            layout=layout.words,
+            source=layout.source,
+            partial=layout.is_partial,
             sampled=sampled,
             agrees=not over,
             error=error,
@@ -274,17 +283,17 @@ class Judge:
             return max((row["over"] / max(row["size"], 1) for row in rows.values()), default=0.0)
         return error / point.scale if point.scale else error
 
-    def _measure(self, wanted: list[tuple[Pair, list[Spread]]]) -> list[dict[int, list[Row]]]:
-        """Have the workers compare; for each pair the rows of each worker, one for each spread."""
+    def _measure(self, wanted: list[tuple[Pair, list[ShardLayout]]]) -> list[dict[int, list[Row]]]:
+        """Have the workers compare; for each pair the rows of each worker, one for each layout."""
         found: list[dict[int, list[Row]]] = []
         for batch in self._batches(wanted):
             jobs = [
                 (
                     pair.point.theirs, pair.point.key, pair.point.shape,
-                    [spread.told() for spread in spreads],
+                    [layout.plain for layout in layouts],
                     pair.tolerance.rtol, pair.tolerance.atol,
                 )
-                for pair, spreads in batch
+                for pair, layouts in batch
             ]  # fmt: skip
             sent = self._send(batch) if self._far else None
             call = self.call(remote.measure, self.theirs, self.token, jobs, sent)
@@ -297,13 +306,13 @@ class Judge:
         return found
 
     def _batches(
-        self, wanted: list[tuple[Pair, list[Spread]]]
-    ) -> Iterator[list[tuple[Pair, list[Spread]]]]:
+        self, wanted: list[tuple[Pair, list[ShardLayout]]]
+    ) -> Iterator[list[tuple[Pair, list[ShardLayout]]]]:
         if not self._far:
             if wanted:
                 yield wanted
             return
-        batch: list[tuple[Pair, list[Spread]]] = []
+        batch: list[tuple[Pair, list[ShardLayout]]] = []
         size = 0
         for one in wanted:
             value = self.ours.value(one[0].point.key)
@@ -315,15 +324,15 @@ class Judge:
         if batch:
             yield batch
 
-    def _send(self, batch: list[tuple[Pair, list[Spread]]]) -> DRef:
+    def _send(self, batch: list[tuple[Pair, list[ShardLayout]]]) -> DRef:
         """Give each worker that can't see the reference the parts of it that it should hold."""
         place = self.call(_nothing)
         for rank in self._far:
             parts = []
-            for pair, spreads in batch:
+            for pair, layouts in batch:
                 value = self.ours.value(pair.point.key)
-                if rank in pair.held and len(spreads) == 1:
-                    value = part_of(value, spreads[0], rank)
+                if rank in pair.held and len(layouts) == 1:
+                    value = layouts[0].part_of(value, rank)
                 parts.append(value.cpu().contiguous() if rank in pair.held else None)
             self.session.set_value(place, rank, parts, self.timeout)
         return place
@@ -346,11 +355,11 @@ def as_point(judged: Point, point: Point) -> Point:
     )  # fmt: skip
 
 
-def _all_same(spread: Spread, parts: dict[int, torch.Tensor]) -> bool:
+def _all_same(layout: ShardLayout, parts: dict[int, torch.Tensor]) -> bool:
     """Whether workers hold copies, of which the sum would be a multiple."""
     return all(
         torch.allclose(parts[team[0]], parts[rank], rtol=1e-6, atol=0.0) and bool(parts[rank].any())
-        for team in spread.teams(tuple(parts))
+        for team in layout.teams(tuple(parts))
         for rank in team
     )
 

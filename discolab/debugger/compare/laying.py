@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from typing import Any
 
-from ...loader.plans.layouts import Layout
+from ...layouts.infer import infer_layouts
+from ...layouts.layout import Shape, ShardLayout, Workers
+from ...layouts.text import UnknownPlacementError, layout_of
 from ...runtime.errors import ArgumentError
 from ...views.formats import format_ranks, format_shape
 from .sides import Fact
-from .spreads import Shape, Spread, infer, of_dtensor
 
 
-def spreads_of(
+def layouts_of(
     shape: Shape,
     shapes: dict[int, Shape],
     held: dict[int, Fact],
-    given: Spread | None,
-    meshes: Sequence[Shape],
+    given: ShardLayout | None,
+    meshes: Sequence[Workers],
     num_workers: int,
-) -> tuple[list[Spread], str]:
+) -> tuple[list[ShardLayout], str]:
     """The layouts that a value may have, the likeliest first; or why there is none."""
     if not held:
         return [], "no worker has it"
@@ -34,47 +35,38 @@ def spreads_of(
         if isinstance(found, str):
             return [], found
         return _stated(found, shape, shapes, "the DTensor's layout")
-    spreads = infer(shape, shapes, meshes)
-    if spreads:
-        return spreads, ""
+    layouts = infer_layouts(shape, shapes, meshes)
+    if layouts:
+        return layouts, ""
     return [], f"the shapes fit no layout: {_held_words(shapes)}, reference {_shape(shape)}"
 
 
 def _stated(
-    spread: Spread, shape: Shape, shapes: dict[int, Shape], who: str
-) -> tuple[list[Spread], str]:
-    if spread.fits(shape, shapes):
-        return [spread], ""
+    layout: ShardLayout, shape: Shape, shapes: dict[int, Shape], who: str
+) -> tuple[list[ShardLayout], str]:
+    if layout.fits(shape, shapes):
+        return [layout], ""
     try:
-        wanted = {rank: spread.cut(shape, rank) for rank in shapes}
+        wanted = {rank: layout.cut(shape, rank) for rank in shapes}
     except ArgumentError as error:
         return [], str(error)
     want = {rank: found.shape for rank, found in wanted.items() if found is not None}
     return [], (
-        f"{who} {spread.words} of {_shape(shape)} gives {_held_words(want)}, "
+        f"{who} {layout.words} of {_shape(shape)} gives {_held_words(want)}, "
         f"the workers hold {_held_words(shapes)}"
     )
 
 
-def alike(spreads: list[Spread], meshes: Sequence[Shape]) -> list[Spread]:
-    """These, and for copies on all workers the same in the other grids of workers."""
-    if spreads[0].layout.cuts or spreads[0].sums or spreads[0].source != "inferred":
-        return spreads
-    return [Spread(Layout((None,) * len(sizes)), sizes) for sizes in meshes]
-
-
-def sums_of(spread: Spread) -> list[Spread]:
-    """The sums that a layout may stand for: along each axis that cuts nothing, and along all."""
-    if spread.sums:
-        return [spread]
-    axes = len(spread.sizes)
-    dims = (None,) * (axes - len(spread.layout.dims)) + spread.layout.dims
-    free = [axis for axis in range(axes) if dims[axis] is None and spread.sizes[axis] > 1]
-    choices = [[axis] for axis in reversed(free)] + ([free] if len(free) > 1 else [])
-    return [
-        replace(spread, partial=tuple("sum" if axis in chosen else "" for axis in range(axes)))
-        for chosen in choices
-    ]
+def of_dtensor(said: Sequence[Any], num_workers: int) -> ShardLayout | str:
+    """The layout that a DTensor states, or why it can't be followed."""
+    placements, sizes, ranks, _ = said
+    if tuple(ranks) != tuple(range(num_workers)):
+        return f"a DTensor on a mesh of workers {', '.join(map(str, ranks))}"
+    try:
+        layout = layout_of(placements)
+    except UnknownPlacementError as error:
+        return f"a DTensor with placement {error.kind}"
+    return ShardLayout(layout, Workers(tuple(sizes)), "DTensor")
 
 
 def _shape(shape: Shape) -> str:

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from ...layouts.layout import ShardLayout
 from ...runtime.worker import current_worker
 from .measuring import Row, Tolerance, difference
 from .sides import Fact, Side
-from .spreads import Spread, filling, of_told, part_of
 
 SHELF: dict[str, Side] = {}
 """Sides of the controller of this process, by token."""
@@ -62,7 +62,9 @@ def run_forward(
     rank = current_worker().worker_id
 
     def cut(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return part_of(tensor, of_told(cuts[name]), rank) if name in cuts else tensor
+        if name not in cuts:
+            return tensor
+        return ShardLayout.of_plain(cuts[name]).part_of(tensor, rank)
 
     args, kwargs = given
     side.forward(args, kwargs, seed, cut)
@@ -70,8 +72,11 @@ def run_forward(
 
 
 def run_backward(side: Side, seed: int, starts: dict[str, Any]) -> list[Fact]:
-    """Run backward; `starts` as `Side.backward`, the spreads as they are told."""
-    known = {leaf: (shape, of_told(told), n) for leaf, (shape, told, n) in starts.items()}
+    """Run backward; `starts` as `Side.backward`, with layouts as plain values."""
+    known = {
+        leaf: (shape, ShardLayout.of_plain(layout), number)
+        for leaf, (shape, layout, number) in starts.items()
+    }
     side.backward(seed, known)
     return side.gradient_facts()
 
@@ -97,36 +102,36 @@ def measure(
     Parameters
     ----------
     jobs
-        For each: the key here, the reference's key and its shape, spreads to try, the tolerance.
+        For each: the key here, the reference's key and its shape, layouts to try as
+        plain values, the tolerance.
     sent
         Where the reference can't be seen: its tensors, one for each job; a part already if there
-        is one spread to try.
+        is one layout to try.
 
     Returns
     -------
     list
-        For each job a row for each spread; None where there is no such value here.
+        For each job a row for each layout; None where there is no such value here.
     """
     rank = current_worker().worker_id
     reference = SHELF.get(token)
     found: list[list[Row] | None] = []
-    for number, (key, other, shape, told, rtol, atol) in enumerate(jobs):
+    for number, (key, other, shape, layouts, rtol, atol) in enumerate(jobs):
         if not has(side, key):
             found.append(None)
             continue
         local, tolerance = side.value(key), Tolerance(rtol, atol)
         rows: list[Row] = []
-        for one in told:
-            spread = of_told(one)
+        for layout in map(ShardLayout.of_plain, layouts):
             if reference is not None:
-                expected = part_of(reference.value(other), spread, rank)
+                expected = layout.part_of(reference.value(other), rank)
             else:
                 expected = sent[number]
-                expected = expected if len(told) == 1 else part_of(expected, spread, rank)
+                expected = expected if len(layouts) == 1 else layout.part_of(expected, rank)
             if expected is None or local.shape != expected.shape:  # see `Presence.without_tokens`
                 break
-            rows.append(_measured(local, expected, tuple(shape), spread, tolerance))
-        found.append(rows if len(rows) == len(told) else None)
+            rows.append(_measured(local, expected, tuple(shape), layout, tolerance))
+        found.append(rows if len(rows) == len(layouts) else None)
     return found
 
 
@@ -134,12 +139,12 @@ def _measured(
     local: torch.Tensor,
     expected: torch.Tensor,
     shape: tuple[int, ...],
-    spread: Spread,
+    layout: ShardLayout,
     tolerance: Tolerance,
 ) -> Row:
-    filled = filling(shape, spread, current_worker().worker_id)
-    if filled is not None:  # what fills a dimension up may hold anything
-        local = torch.where(filled.to(local.device), 0, local)
+    padding = layout.padding(shape, current_worker().worker_id)
+    if padding is not None:  # what fills a dimension up may hold anything
+        local = torch.where(padding.to(local.device), 0, local)
     return difference(local, expected, tolerance)
 
 
@@ -167,7 +172,7 @@ def sample(tensor: torch.Tensor, most: int) -> torch.Tensor:
 
 
 def places(size: int, most: int) -> torch.Tensor:
-    """Where samples are taken: spread evenly, each at a random place of its stretch."""
+    """Where samples are taken: layout evenly, each at a random place of its stretch."""
     generator = torch.Generator().manual_seed(0)
     step = size / most
     jitter = torch.empty(most, dtype=torch.float64).uniform_(generator=generator)

@@ -14,11 +14,11 @@ from typing import Any, TypeAlias
 
 import torch
 
+from ...layouts.layout import ShardLayout
 from ...runtime.errors import ArgumentError
 from ...runtime.worker import current_worker_or_none
 from ...views.facts.tensors import is_dtensor
 from .contents import leaves, replaced
-from .spreads import Spread, part_of
 from .tape import Entry, Tape
 
 Fact: TypeAlias = tuple[Any, ...]
@@ -113,7 +113,7 @@ class Side:
         ----------
         starts
             For each tensor in the result, by its leaf: the shape of the whole, what lies here, and
-            which one it is, `(shape, spread or None, number)`.
+            which one it is, `(shape, layout or None, number)`.
         """
         result, self._result = self._result, None
         kept = [(leaf, leaf.grad) for leaf in self._leaf_tensors(result)]
@@ -143,14 +143,14 @@ class Side:
             if not tensor.requires_grad:
                 continue
             if leaf in starts and (tensor.dim() > 0 or tuple(starts[leaf][0]) == ()):
-                shape, spread, number = starts[leaf]
+                shape, layout, number = starts[leaf]
             elif (
                 tensor.dim() == 0 and current_worker_or_none() is not None
             ):  # what `send` gives: its backward waits for a gradient
-                shape, spread, number = (), None, 0
+                shape, layout, number = (), None, 0
             else:
                 continue
-            grad = start_of(tuple(shape), seed + number, spread)
+            grad = start_of(tuple(shape), seed + number, layout)
             tensors.append(tensor)
             grads.append(_like(grad, tensor))
         if tensors:
@@ -229,14 +229,14 @@ def _fact(key: str, value: torch.Tensor, number: int, said: Any) -> Fact:
     return key, tuple(value.shape), str(value.dtype).removeprefix("torch."), number, said
 
 
-def start_of(shape: tuple[int, ...], seed: int, spread: Spread | None) -> torch.Tensor:
+def start_of(shape: tuple[int, ...], seed: int, layout: ShardLayout | None) -> torch.Tensor:
     """The gradient that backward starts from: the same numbers on all sides, a worker's part."""
     if not shape:
         return torch.ones(())
     generator = torch.Generator().manual_seed(seed)
     whole = torch.empty(shape).normal_(generator=generator)
     worker = current_worker_or_none()
-    return whole if spread is None or worker is None else part_of(whole, spread, worker.worker_id)
+    return whole if layout is None or worker is None else layout.part_of(whole, worker.worker_id)
 
 
 def _like(grad: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from ...layouts.layout import REPLICATE, Layout, Workers, check
+from ...layouts.text import WORDS, parse_layout
 from ...runtime.errors import ArgumentError
 from ..catalog import Catalog, Shape
-from .layout_text import WORDS, parse_layout
-from .layouts import REPLICATE, Layout, Workers, check
 from .patterns import MOST_NAMES, matcher
 from .resolved import Resolved
 from .styles import HOOK, WHOLE_MODULE, Style, style_named, style_of

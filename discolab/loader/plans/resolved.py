@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import torch
 
+from ...layouts.layout import Cut, Layout, Workers, cached_cut
 from ...runtime.errors import ArgumentError
 from ..catalog import Catalog
-from .layouts import Cut, Layout, Workers, cut
 from .patterns import matcher, unknown_names
-
-# the layers of a model are alike, and so are the cuts of their parameters
-_cut = lru_cache(maxsize=16_384)(cut)
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,7 @@ class Resolved:
         """
         if name not in self.layouts:
             raise unknown_names([name], self.layouts)
-        return _cut(self.layouts[name], self.catalog.entries[name].shape, self.workers, rank)
+        return cached_cut(self.layouts[name], self.catalog.entries[name].shape, self.workers, rank)
 
     def bytes_on(self, rank: int, dtype: torch.dtype | None = None) -> int:
         """Bytes of all tensors of a worker.

@@ -8,10 +8,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from itertools import pairwise
 
+from ...layouts.layout import Layout, Workers, chunk, cut
 from ...views.formats import format_shape
 from ...views.parts import Grid, Part, Text, Tile
 from ..catalog import Entry
-from ..plans.layouts import Layout, Workers, chunk, cut
 
 _MOST_TILES = 64
 _THINNEST = 12  # parts of the whole: so high is a box at least, that its label fits

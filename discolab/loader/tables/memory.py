@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..plans.layouts import Cut, Layout, Workers, cut
+from ...layouts.layout import Cut, Layout, Workers, cut
 
 if TYPE_CHECKING:
     from ..plans.resolved import Resolved

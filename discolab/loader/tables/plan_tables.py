@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ...layouts.layout import Cut, Workers
 from ...views.formats import cut as shorten
 from ...views.formats import format_bytes, format_ranks, format_shape
 from ...views.parts import Column, Details, Line, Part, Row, Table, Text, VStack
 from ..catalog import Catalog, Entry
-from ..plans.layouts import Cut, Workers
 from .drawing import draw
 from .folding import Fold, fold, fold_names
 from .memory import Cuts

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
+from ...layouts.layout import Workers
 from ...runtime.drawn import Pictured
 from ...runtime.errors import ArgumentError
 from ...views import Part
 from ..catalog import Catalog
 from ..formats import open_checkpoint
 from ..formats.dtypes import cast_dtype
-from ..plans.layouts import Workers
 from ..plans.patterns import matcher
 from ..plans.plan import Plan, Resolved
 from ..presharded import is_presharded, logical, sharding_of

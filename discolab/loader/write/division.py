@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from ...layouts.layout import Layout, Workers, cut
 from ..catalog import Shape
-from ..plans.layouts import Layout, Workers, cut
 from ..presharded import Sharding, shard_name
 from .records import Slot
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from ...layouts.layout import cut
 from ...runtime.errors import ArgumentError
 from ..catalog import Catalog, Shape
 from ..formats import open_checkpoint
 from ..formats.checks import MAX_DEPTH
 from ..formats.dtypes import SAFETENSORS_NAMES, TENSOR_CACHE_NAMES
-from ..plans.layouts import cut
 from ..presharded import KEY, Sharding, shard_name
 from . import safetensors_writer, tensor_cache_writer
 from .atomic import Replacement

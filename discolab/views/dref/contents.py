@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ...layouts.join import ShardMap
 from ..formats import format_ranks, format_workers
 from ..parts import Text
-from .layout import Plan
 
 #: Kinds of record that stand for a worker without a value, and what is said of it.
 NO_VALUE = {
@@ -109,7 +109,7 @@ def _sequence(classes: Mapping[int, str], num_workers: int, odd: Sequence[int]) 
     return f"{' '.join(letters)} ({format_workers(odd)})"
 
 
-def plan_verdict(classes: Mapping[int, str], num_workers: int, plans: Sequence[Plan]) -> Text:
+def plan_verdict(classes: Mapping[int, str], num_workers: int, plans: Sequence[ShardMap]) -> Text:
     """Say whether what must be equal by the placements is equal."""
     sets = [ranks for plan in plans for ranks in plan.replicas]
     odd = sorted(rank for ranks in sets for rank in odd_ranks(classes, ranks))

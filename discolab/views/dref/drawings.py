@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...layouts.infer import AxisPattern
+from ...layouts.join import ShardMap
 from ..facts.thumbnails import Scale, heat_of, shared_scale
 from ..formats import format_number, format_shape, format_workers
 from ..parts import Grid, Heat, Legend, Part, Text, Tile
-from .inference import AxisPattern
-from .layout import Plan, draw_plan, drawn_dims, layout_caption
+from .layout import draw_plan, drawn_dims, layout_caption
 
 _MOST_PLANS = 4
 _MOST_PICTURES = 16
@@ -75,13 +76,16 @@ def _alt(rank: int, record: Mapping[str, Any]) -> str:
 
 
 def draw_plans(
-    plans: Sequence[Plan], classes: Mapping[int, str] | None, pictures: Pictures, suffix: str = ""
+    plans: Sequence[ShardMap],
+    classes: Mapping[int, str] | None,
+    pictures: Pictures,
+    suffix: str = "",
 ) -> Drawing:
     """Draw known layouts, one logical tensor each.
 
     Parameters
     ----------
-    plans : sequence of Plan
+    plans : sequence of ShardMap
         More than one if groups hold one tensor each.
     classes : mapping of rank to letter, or None
         Which contents are equal, if known.
@@ -104,7 +108,7 @@ def draw_plans(
     return Drawing(tuple(parts), not set(pictures.heats) <= seen)
 
 
-def draw_replicas(plan: Plan, pictures: Pictures) -> Drawing:
+def draw_replicas(plan: ShardMap, pictures: Pictures) -> Drawing:
     """Draw values that proved equal on all workers as one rectangle."""
     caption = f"replicated (inferred), {format_shape(list(plan.logical))}"
     grid = draw_plan(plan, caption)
@@ -117,7 +121,7 @@ def draw_replicas(plan: Plan, pictures: Pictures) -> Drawing:
 
 
 def _draw_one(
-    plan: Plan,
+    plan: ShardMap,
     caption: str,
     classes: Mapping[int, str] | None,
     heats: Mapping[int, Heat],
@@ -127,7 +131,7 @@ def _draw_one(
         return [], set()
     shown = [tile for row in grid.tiles for tile in row]
     if plan.partial and len(shown) == 1 and len(plan.replicas) == len(plan.keys) <= _MOST_PICTURES:
-        ops = {place.op for place in plan.placements if place.kind == "partial"}
+        ops = set(filter(None, plan.layout.partial))
         terms = [Tile(shown[0].label, (rank,), heats.get(rank)) for rank in plan.keys]
         between = "+" if ops == {"sum"} else ""
         sizes = grid.heights * len(terms), grid.widths * len(terms)

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ...layouts.infer import AxisPattern, infer_axes, infer_maps
+from ...layouts.join import ShardMap, join_shards
+from ...layouts.text import layout_of, read_placements
 from ..formats import cut, format_shape
 from ..parts import Text
 from ..summary import summarize
 from .contents import NO_VALUE, content_classes, group_ranks, grouped, structure_key
-from .inference import AxisPattern, infer_axes, infer_plans
-from .layout import Plan, make_plan, placements_of, read_placements
 
 _NAME_LIMIT = 80
 
@@ -53,7 +54,7 @@ class ValueSummary:
     good: dict[int, Mapping[str, Any]]
     bad: dict[int, Mapping[str, Any]]
     classes: dict[int, str] | None
-    plans: tuple[Plan, ...]
+    plans: tuple[ShardMap, ...]
     plan_note: Text | None
     inferred: bool
     pattern: AxisPattern | None
@@ -110,7 +111,7 @@ def summarize_value(
     full = {rank: records.get(rank, {"kind": "missing"}) for rank in range(num_workers)}
     bad = {rank: record for rank, record in full.items() if record.get("kind") in NO_VALUE}
     good = {rank: record for rank, record in full.items() if rank not in bad}
-    plans: tuple[Plan, ...] = ()
+    plans: tuple[ShardMap, ...] = ()
     note = None
     disagree = False
     try:
@@ -134,7 +135,7 @@ def summarize_value(
     inferred = False
     shapes = _known_shapes(good)
     if not plans and note is None and not bad and shapes and shapes[0]:
-        plans = infer_plans(shapes, classes, num_groups, axes)
+        plans = infer_maps(shapes, classes, num_groups, axes)
         inferred = bool(plans)
         if not inferred and classes is not None:
             size = num_workers // max(num_groups, 1)
@@ -219,7 +220,7 @@ def own_plans(
     records: Mapping[int, Mapping[str, Any]],
     shapes: Mapping[int, Sequence[int]],
     told: Mapping[int, Mapping[str, Any]],
-) -> tuple[Plan, ...]:
+) -> tuple[ShardMap, ...]:
     """One plan for each mesh that the workers' DTensors are on.
 
     Raises
@@ -227,12 +228,12 @@ def own_plans(
     DTensorsDisagreeError
         If what the workers hold does not make up the shape that the DTensors state.
     ValueError
-        As `make_plan`.
+        As `join_shards`.
     """
     meshes = dict.fromkeys(tuple(sharding["ranks"]) for sharding in told.values())
     first = next(iter(told.values()))
-    read = placements_of(first["placements"], len(next(iter(shapes.values()))))
-    plans = tuple(make_plan(shapes, ranks, read, first["mesh"]) for ranks in meshes)
+    read = layout_of(first["placements"], len(next(iter(shapes.values()))))
+    plans = tuple(join_shards(shapes, ranks, read, first["mesh"]) for ranks in meshes)
     for plan in plans:
         stated = {rank: records[rank].get("logical_shape") for rank in plan.keys}
         words = {rank: format_shape(shape) for rank, shape in stated.items() if shape is not None}
@@ -249,12 +250,12 @@ def contradiction(placements: Any, told: Mapping[int, Mapping[str, Any]], ndim: 
     """Say that ``.placements`` are not those of the DTensors; nothing if they are, or unset."""
     if placements is None:
         return ""
-    own = placements_of(next(iter(told.values()))["placements"], ndim)
+    own = layout_of(next(iter(told.values()))["placements"], ndim)
     try:
-        said = read_placements(placements, ndim)
+        said = layout_of(read_placements(placements), ndim)
     except ValueError as error:
         return f".placements say otherwise: {error}"
-    return "" if said == own else f".placements say otherwise: {', '.join(map(str, said))}"
+    return "" if said == own else f".placements say otherwise: {said.words(len(said.dims))}"
 
 
 def said_plans(
@@ -263,7 +264,7 @@ def said_plans(
     placements: Any,
     num_groups: int,
     mesh_shape: Sequence[int] | None,
-) -> tuple[Plan, ...]:
+) -> tuple[ShardMap, ...]:
     """The layout by ``.placements``; parameters as `dref_parts`.
 
     Raises
@@ -271,22 +272,23 @@ def said_plans(
     ValueError
         If they do not fit the session or the shapes.
     """
-    read = read_placements(placements, len(next(iter(shapes.values()))))
-    if mesh_shape is None and len(read) == 1:
+    read = layout_of(read_placements(placements), len(next(iter(shapes.values()))))
+    axes = len(read.dims)
+    if mesh_shape is None and axes == 1:
         groups = group_ranks(num_workers, num_groups)
-        return tuple(make_plan(shapes, ranks, read, (len(ranks),)) for ranks in groups)
+        return tuple(join_shards(shapes, ranks, read, (len(ranks),)) for ranks in groups)
     if mesh_shape is None and num_groups == 1:
         raise ValueError(
-            f"{len(read)} placements, but the session has neither groups nor a mesh of "
-            f"{len(read)} axes: see sess.mesh"
+            f"{axes} placements, but the session has neither groups nor a mesh of "
+            f"{axes} axes: see sess.mesh"
         )
     mesh = mesh_shape or (num_groups, num_workers // max(num_groups, 1))
-    return (make_plan(shapes, range(num_workers), read, mesh),)
+    return (join_shards(shapes, range(num_workers), read, mesh),)
 
 
-def over_all(plans: Sequence[Plan], axes: Mapping[str, int] | None) -> str:
+def over_all(plans: Sequence[ShardMap], axes: Mapping[str, int] | None) -> str:
     """A word on one placement in a session with a mesh of several axes: it may be of one axis."""
-    if len(plans) != 1 or len(plans[0].placements) != 1 or len(axes or ()) < 2:
+    if len(plans) != 1 or len(plans[0].layout.dims) != 1 or len(axes or ()) < 2:
         return ""
     words = f"the mesh has axes {', '.join(axes or ())}"
     return f"taken over all workers (1 placement; {words})"

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from ...layouts.infer import infer_maps
+from ...layouts.join import ShardMap, join_shards
+from ...layouts.layout import REPLICATE
 from ...runtime.errors import ArgumentError
 from ..dref.contents import content_classes
-from ..dref.inference import infer_plans
-from ..dref.layout import Plan, make_plan, placements_of
 from ..dref.summary import contradiction, dtensor_layout, over_all, own_plans, said_plans
 from ..formats import format_ranks, format_shape
 from .regions import Cut
@@ -161,7 +162,7 @@ def make_sheet(
     plans, note = _plans(tensors, shapes, num_workers, placements, num_groups, mesh_shape, axes)
     joined = plans[0] if len(plans) == 1 else None
     shape = joined.logical if joined else shapes[min(shapes)]
-    cut_dims = [place.dim for place in joined.placements if place.kind == "shard"] if joined else []
+    cut_dims = [dim for dim in joined.layout.dims if dim is not None] if joined else []
     drawn = _dims(len(shape), dims, cut_dims)
     at = _index(shape, drawn, index)
     replicas: Replicas = "equal"
@@ -197,7 +198,7 @@ def _plans(
     num_groups: int,
     mesh_shape: Sequence[int] | None,
     axes: Mapping[str, int] | None,
-) -> tuple[Sequence[Plan], str]:
+) -> tuple[Sequence[ShardMap], str]:
     """The one plan that joins all tensors, else none or several; with what there is to say of it.
 
     The words say why the tensors are not joined, or what to know of how they are.
@@ -217,26 +218,26 @@ def _plans(
     except ValueError as error:
         return [], str(error)
     if num_workers == 1 and len(shapes) == 1:
-        return [make_plan(shapes, [0], (placements_of([("Replicate", "")], 0)[0],), (1,))], ""
+        return [join_shards(shapes, [0], REPLICATE, (1,))], ""
     if len(tensors) < num_workers:
         return [], _UNKNOWN if placements is None else ""
-    plan = next(iter(infer_plans(shapes, content_classes(tensors))), None)
+    plan = next(iter(infer_maps(shapes, content_classes(tensors))), None)
     return ([], _UNKNOWN) if plan is None else ([plan], "")
 
 
-def _replicas(plan: Plan, classes: Mapping[int, str]) -> Replicas:
+def _replicas(plan: ShardMap, classes: Mapping[int, str]) -> Replicas:
     told = [{classes.get(rank) for rank in ranks} for ranks in plan.replicas if len(ranks) > 1]
     if any(len(letters - {None}) > 1 for letters in told):
         return "differ"
     return "not compared" if any(None in letters for letters in told) else "equal"
 
 
-def _several(plans: Sequence[Plan]) -> str:
+def _several(plans: Sequence[ShardMap]) -> str:
     return f"each of {len(plans)} groups has a tensor of its own" if len(plans) > 1 else ""
 
 
-def _reduction(plan: Plan) -> str:
-    return next((place.op for place in plan.placements if place.kind == "partial"), "")
+def _reduction(plan: ShardMap) -> str:
+    return next(filter(None, plan.layout.partial), "")
 
 
 def _dims(ndim: int, dims: Sequence[int] | None, cut: Sequence[int]) -> tuple[int, int]:
@@ -279,7 +280,7 @@ def _size(shape: Sequence[int], drawn: tuple[int, int]) -> tuple[int, int]:
     return down, across
 
 
-def _joined(plan: Plan, drawn: tuple[int, int], at: tuple[int, ...]) -> tuple[Shard, ...]:
+def _joined(plan: ShardMap, drawn: tuple[int, int], at: tuple[int, ...]) -> tuple[Shard, ...]:
     places: dict[object, list[tuple[int, ...]]] = {}
     for ranks in plan.replicas:
         places.setdefault(plan.keys[ranks[0]], []).append(ranks)
@@ -291,7 +292,7 @@ def _joined(plan: Plan, drawn: tuple[int, int], at: tuple[int, ...]) -> tuple[Sh
 
 
 def _shard_of(
-    plan: Plan, terms: list[tuple[int, ...]], drawn: tuple[int, int], at: tuple[int, ...]
+    plan: ShardMap, terms: list[tuple[int, ...]], drawn: tuple[int, int], at: tuple[int, ...]
 ) -> Shard | None:
     keys = plan.keys[terms[0][0]]
     spans = [plan.spans[dim][key] for dim, key in enumerate(keys)]

@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 from discolab import compare
+from discolab.debugger.compare.given import read_layout
 from discolab.debugger.compare.measuring import _RTOL
-from discolab.debugger.compare.spreads import read_layout
+from discolab.loader import Workers
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
@@ -52,7 +53,7 @@ def test_its_layouts_can_be_read() -> None:
     found = re.findall(r'"(shard\([^"…]*\))"', TEXT)
     assert found
     for text in found:
-        assert read_layout(text, [(4,)]).layout.cuts
+        assert read_layout(text, [Workers((4,))]).layout.cuts
 
 
 def test_its_tolerances_are_those_of_the_program() -> None:

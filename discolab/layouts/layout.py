@@ -1,24 +1,30 @@
-"""How a parameter is laid out over workers, and which boxes of it each worker holds. Pure.
+"""How a tensor lies over workers, and which boxes of it each worker holds. Pure.
 
 A `Layout` has a placement of torch for each axis of a mesh of workers, and what torch has no word
-for: segments of a fused weight, heads that stay whole, padding, the stage that holds it.
+for: segments of a fused weight, heads that stay whole, padding, the stage that holds it. It is a
+recipe: rules of a plan give it before anybody knows the workers. On a mesh (`Workers`) it is a
+`ShardLayout`, which says for a tensor of any shape what each worker holds.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeAlias
 
-from ...runtime.errors import ArgumentError
-from ..catalog import Shape
+import torch
+
+from ..runtime.errors import ArgumentError
+
+Shape: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the parts of a parameter go.
+    """Where the parts of a tensor go.
 
     Attributes
     ----------
@@ -36,6 +42,9 @@ class Layout:
         The dimension is filled up with zeros to a multiple of this before it is cut; 0: it is not.
     stage
         The group of workers (pipeline stage) that holds it; None: every one.
+    partial
+        For each axis of `dims` the operation that makes the value of what the workers along it
+        hold, as ``"sum"``, or "". Empty: they hold parts or copies. A parameter never is partial.
     """
 
     dims: tuple[int | None, ...] = (None,)
@@ -43,6 +52,7 @@ class Layout:
     heads: tuple[int, ...] = ()
     pad_to: int = 0
     stage: int | None = None
+    partial: tuple[str, ...] = ()
 
     @property
     def cuts(self) -> bool:
@@ -59,9 +69,11 @@ class Layout:
             if value not in ((), None)
         ]  # fmt: skip
         words = [
-            "replicate" if dim is None else f"shard({', '.join([str(dim), *more])})"
-            for dim in self.dims
-        ]
+            f"partial({op})" if op
+            else "replicate" if dim is None
+            else f"shard({', '.join([str(dim), *more])})"
+            for dim, op in zip(self.dims, _operations(self, len(self.dims)), strict=True)
+        ]  # fmt: skip
         if not self.cuts and more:
             words[-1] = f"replicate({', '.join(more)})"
         return words[0] if len(words) == 1 else f"[{', '.join(words)}]"
@@ -70,10 +82,27 @@ class Layout:
         """The same in torch's words, for a mesh of so many axes; None where it has none."""
         from torch.distributed.tensor import Replicate, Shard
 
-        if self.segments or self.heads or self.pad_to or self.stage is not None:
+        special = self.segments or self.heads or self.pad_to or self.partial
+        if special or self.stage is not None:
             return None
         dims = _for_axes(self, axes)
         return tuple(Replicate() if dim is None else Shard(dim) for dim in dims)
+
+    def words(self, axes: int) -> str:
+        """The same as a text, with more where torch has no word: ``Shard(0, segments=3)``."""
+        more = ""
+        for name, value in (
+            ("segments", self.segments), ("heads", self.heads), ("pad_to", self.pad_to or None),
+        ):  # fmt: skip
+            if value not in ((), None):
+                more += f", {name}={_in_words(name, value)}"
+        words = []
+        for dim, op in zip(_for_axes(self, axes), _operations(self, axes), strict=True):
+            if op:
+                words.append(f"Partial({op})")
+            else:
+                words.append("Replicate()" if dim is None else f"Shard({dim}{more})")
+        return ", ".join(words)
 
 
 def _in_words(name: str, value: tuple[int, ...] | int | None) -> str:
@@ -199,13 +228,20 @@ class Workers:
             found.append(index)
         return tuple(reversed(found))
 
+    def rank(self, coordinate: Sequence[int]) -> int:
+        """The worker at a place in the mesh."""
+        rank = 0
+        for index, size in zip(coordinate, self.sizes, strict=True):
+            rank = rank * size + index
+        return rank
+
     def group(self, rank: int) -> int:
         """The pipeline stage of a worker."""
         return rank // (self.count // self.groups)
 
 
 def cut(layout: Layout, shape: Shape, workers: Workers, rank: int) -> Cut | None:
-    """What worker `rank` holds of a parameter; None if its stage does not hold it.
+    """What worker `rank` holds of a tensor; None if its stage does not hold it.
 
     Parts are as even as `torch.chunk` makes them: the first ones are equal, later ones may be
     smaller or empty.
@@ -237,6 +273,10 @@ def cut(layout: Layout, shape: Shape, workers: Workers, rank: int) -> Cut | None
     return Cut(local, _boxes(runs, shape))
 
 
+# The layers of a model are alike, and so are the cuts of their parameters.
+cached_cut = lru_cache(maxsize=16_384)(cut)
+
+
 def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
     """Start and length of part `index`, as `torch.chunk` cuts."""
     step = -(-size // parts)
@@ -245,7 +285,7 @@ def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
 
 
 def check(layout: Layout, shape: Shape, workers: Workers) -> None:
-    """Whether a layout fits a parameter and workers.
+    """Whether a layout fits a tensor and workers.
 
     Raises
     ------
@@ -317,6 +357,10 @@ def _for_axes(layout: Layout, axes: int) -> tuple[int | None, ...]:
     return (None,) * (axes - len(layout.dims)) + layout.dims
 
 
+def _operations(layout: Layout, axes: int) -> tuple[str, ...]:
+    return ("",) * (axes - len(layout.partial)) + layout.partial
+
+
 def _cutting_axis(layout: Layout, axes: int) -> int:
     return next(i for i, dim in enumerate(_for_axes(layout, axes)) if dim is not None)
 
@@ -369,3 +413,116 @@ def _boxes(runs: Sequence[Sequence[tuple[int, int]]], shape: Shape) -> tuple[Box
         if math.prod(box.shape):
             boxes.append(box)
     return tuple(boxes)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLayout:
+    """A layout on a mesh of workers: what each of them holds of a tensor.
+
+    Attributes
+    ----------
+    layout
+        What is cut, and what is partial, along the axes of the mesh.
+    workers
+        The mesh.
+    source
+        Who says so: ``given`` by the user, a ``DTensor``, or ``inferred`` from shapes.
+    """
+
+    layout: Layout
+    workers: Workers
+    source: str = "inferred"
+
+    @property
+    def dims(self) -> tuple[int | None, ...]:
+        """For each axis of the mesh the dimension that it cuts."""
+        return _for_axes(self.layout, len(self.workers.sizes))
+
+    @property
+    def partial(self) -> tuple[str, ...]:
+        """For each axis of the mesh the operation that makes a value of its terms, or ""."""
+        return _operations(self.layout, len(self.workers.sizes))
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the value is the sum (or mean) of what workers hold."""
+        return any(self.layout.partial)
+
+    @property
+    def words(self) -> str:
+        """In torch's words where it has one: ``Shard(1)``."""
+        return self.layout.words(len(self.workers.sizes))
+
+    @property
+    def plain(self) -> tuple[Any, ...]:
+        """The same as plain values, which may be arguments of a command; see `of_plain`."""
+        layout = self.layout
+        how = (layout.dims, layout.segments, layout.heads, layout.pad_to, layout.partial)
+        return how, self.workers.sizes
+
+    @classmethod
+    def of_plain(cls, plain: Sequence[Any]) -> ShardLayout:
+        """The layout that `plain` is of, without its stage and its source."""
+        (dims, segments, heads, pad_to, partial), sizes = plain
+        layout = Layout(tuple(dims), tuple(segments), tuple(heads), pad_to, None, tuple(partial))
+        return cls(layout, Workers(tuple(sizes)))
+
+    def cut(self, shape: Shape, rank: int) -> Cut | None:
+        """What a worker holds of a value of that shape.
+
+        Raises
+        ------
+        ArgumentError
+            If the layout does not fit the shape.
+        """
+        return cached_cut(self.layout, shape, self.workers, rank)
+
+    def fits(self, shape: Shape, shapes: Mapping[int, Shape]) -> bool:
+        """Whether workers with values of these shapes may hold one of `shape` this way."""
+        try:
+            cuts = {rank: self.cut(shape, rank) for rank in shapes}
+        except ArgumentError:
+            return False
+        return all(part is not None and part.shape == shapes[r] for r, part in cuts.items())
+
+    def teams(self, ranks: Sequence[int]) -> list[tuple[int, ...]]:
+        """Those of `ranks` whose terms make one value, for each such value."""
+        teams: dict[Shape, list[int]] = {}
+        for rank in ranks:
+            place = zip(self.workers.coordinate(rank), self.partial, strict=True)
+            teams.setdefault(tuple(at for at, op in place if not op), []).append(rank)
+        return [tuple(team) for team in teams.values()]
+
+    def part_of(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
+        """What worker `rank` should hold of a tensor: a view if it lies in one piece.
+
+        Raises
+        ------
+        ArgumentError
+            If the layout does not fit the tensor.
+        """
+        part = self.cut(tuple(tensor.shape), rank)
+        assert part is not None
+        if part.shape == tuple(tensor.shape) and len(part.boxes) <= 1:
+            return tensor
+        pieces = [(box, tensor[_slices(box.start, box.shape)]) for box in part.boxes]
+        if len(pieces) == 1 and pieces[0][0].shape == part.shape:
+            return pieces[0][1]
+        made = tensor.new_zeros(part.shape)
+        for box, piece in pieces:
+            made[_slices(box.at, box.shape)] = piece
+        return made
+
+    def padding(self, shape: Shape, rank: int) -> torch.Tensor | None:
+        """Which elements of a worker's part come from nowhere, as a mask; None: none do."""
+        part = self.cut(shape, rank)
+        if part is None or not part.padded:
+            return None
+        mask = torch.ones(part.shape, dtype=torch.bool)
+        for box in part.boxes:
+            mask[_slices(box.at, box.shape)] = False
+        return mask
+
+
+def _slices(start: Shape, shape: Shape) -> tuple[slice, ...]:
+    return tuple(slice(first, first + size) for first, size in zip(start, shape, strict=True))

@@ -1,4 +1,7 @@
-"""Layouts from what people write: text, torch's placements, dicts. Pure."""
+"""Reads layouts: from what people write (text, torch's placements, dicts), and of DTensors. Pure.
+
+torch's placements are read by their public methods, so that its module need not be imported.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...runtime.errors import ArgumentError
-from .layouts import Layout
+from ..runtime.errors import ArgumentError
+from .layout import Layout
 
 FORMS = (
     "replicate", "shard(0)", "shard(0, segments=[8, 2, 2], heads=[8, 2, 2])",
@@ -171,6 +174,8 @@ def _whole(parts: list[Layout], given: Any) -> Layout:
             _only(parts, lambda part: part.pad_to, "pad_to", given),
             _only(parts, lambda part: part.stage, "stage", given),
         )
+    if any(made.partial):
+        raise _refused(given, "is no way to hold a parameter: use Shard(dim) or Replicate()")
     if not made.cuts and (made.segments or made.heads or made.pad_to):
         raise _refused(given, "has segments, heads or padding, and cuts nothing")
     return made
@@ -191,3 +196,78 @@ def _refused(given: Any, why: str) -> ArgumentError:
     near = difflib.get_close_matches(given.lower(), FORMS, 2, 0.6) if isinstance(given, str) else []
     mean = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
     return ArgumentError(f"layout {shown} {why}{mean} Layouts are written {', '.join(FORMS)}")
+
+
+# -- with terms of a sum, as values between parameters may lie -------------------------------------
+
+
+class UnknownPlacementError(ValueError):
+    """A placement of a `kind` that is neither Shard nor Replicate nor Partial."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(f"no drawing for {kind}")
+        self.kind = kind
+
+
+def parse_value_layout(given: Any) -> Layout:
+    """As `parse_layout`, for a value that may be partial: torch's `Partial`, or ``"partial"``.
+
+    Raises
+    ------
+    ArgumentError
+        As `parse_layout`.
+    """
+    each = list(given) if isinstance(given, list | tuple) else [given]
+    ops = tuple(_operation(one) for one in each)
+    if not any(ops):
+        return parse_layout(given)
+    dims = [None if op else parse_layout(one).dims[0] for one, op in zip(each, ops, strict=True)]
+    return Layout(tuple(dims), partial=ops)
+
+
+def _operation(given: Any) -> str:
+    """The operation of a `Partial`, or of the word for it; "" of anything else."""
+    if isinstance(given, str) and given.strip().lower().rstrip("()") == "partial":
+        return "sum"
+    if type(given).__name__ == "Partial":
+        return str(getattr(given, "reduce_op", "sum"))
+    return ""
+
+
+def read_placements(placements: Any) -> list[tuple[str, Any]]:
+    """The names and details of torch's placements, one or several: ``("Shard", 0)``."""
+    if not isinstance(placements, list | tuple):
+        placements = (placements,)
+    return [
+        (type(place).__name__, getattr(place, "dim", getattr(place, "reduce_op", "")))
+        for place in placements
+    ]
+
+
+def layout_of(placements: Sequence[Sequence[Any]], ndim: int | None = None) -> Layout:
+    """The layout of placements given by name and detail: ``("Shard", 0)``, ``("Partial", "sum")``.
+
+    Parameters
+    ----------
+    ndim
+        Of the tensor: negative dims are counted from its end. None: dims stay as they are.
+
+    Raises
+    ------
+    UnknownPlacementError
+    ValueError
+        For a dim out of range.
+    """
+    dims: list[int | None] = []
+    partial: list[str] = []
+    for kind, detail in placements:
+        if kind not in ("Shard", "Replicate", "Partial"):
+            raise UnknownPlacementError(kind)
+        dim = int(detail) if kind == "Shard" else None
+        if dim is not None and ndim is not None:
+            if not -ndim <= dim < ndim:
+                raise ValueError(f"Shard({dim}) of a tensor with {ndim} dims")
+            dim %= ndim
+        dims.append(dim)
+        partial.append(str(detail) if kind == "Partial" else "")
+    return Layout(tuple(dims), partial=tuple(partial) if any(partial) else ())
