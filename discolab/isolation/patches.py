@@ -129,7 +129,7 @@ def _mentioned(values: tuple[Any, ...], wanted: Collection[int]) -> list[int]:
     they are, and only those that share a slot with one of the wanted become numbers of Python.
     """
     array = (ctypes.c_ssize_t * len(values)).from_address(id(values) + tuple.__basicsize__)
-    slots = np.frombuffer(array, np.intp) >> 4 & _SLOTS - 1
+    slots = np.frombuffer(memoryview(array), np.intp) >> 4 & _SLOTS - 1
     is_wanted = np.zeros(_SLOTS, np.bool_)
     is_wanted[np.fromiter(wanted, np.intp, len(wanted)) >> 4 & _SLOTS - 1] = True
     places: list[int] = np.flatnonzero(is_wanted[slots]).tolist()
