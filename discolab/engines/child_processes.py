@@ -28,7 +28,7 @@ _KILLED = -int(signal.SIGKILL)
 
 
 class CrashBuffer:
-    """What a worker runs, and has printed and not sent yet, where it survives the worker.
+    """Keeps what a worker runs, and has printed but not sent, where it survives the worker.
 
     Memory that the controller's process shares with a worker's: u64 commands done, u32 bytes used,
     then text. A process that crashes takes with it what is in its own memory; what it ran and
@@ -42,13 +42,13 @@ class CrashBuffer:
 
     @classmethod
     def new(cls) -> tuple[CrashBuffer, int]:
-        """A buffer, and a descriptor for the other process."""
+        """Make a buffer, and a descriptor for the other process."""
         fd = new_memory()
         os.ftruncate(fd, _BUFFER_SIZE)
         return cls(os.dup(fd)), fd
 
     def note(self, text: str) -> None:
-        """Add to it; what does not fit pushes out what was there."""
+        """Append text; what does not fit pushes out what was there."""
         data = text[-_ROOM:].encode("utf-8", "replace")[-_ROOM:]
         (used,) = _USED.unpack_from(self._memory, _USED_AT)
         if used + len(data) > _ROOM:
@@ -57,11 +57,11 @@ class CrashBuffer:
         _USED.pack_into(self._memory, _USED_AT, used + len(data))
 
     def clear(self) -> None:
-        """What was noted has been sent."""
+        """Empty it: what was noted has been sent."""
         _USED.pack_into(self._memory, _USED_AT, 0)
 
     def set_done(self, count: int) -> None:
-        """So many commands are done."""
+        """Set how many commands are done."""
         _DONE.pack_into(self._memory, 0, count)
 
     def done(self) -> int:
@@ -70,7 +70,7 @@ class CrashBuffer:
         return count
 
     def read(self) -> str:
-        """What is in it."""
+        """The text in it."""
         used = min(_USED.unpack_from(self._memory, _USED_AT)[0], _ROOM)
         return self._memory[_TEXT_AT : _TEXT_AT + used].decode("utf-8", "replace")
 
@@ -101,7 +101,7 @@ class Children:
         fds: Sequence[int] = (),
         timeout: float = 60.0,
     ) -> int:
-        """Fork one.
+        """Start a process: have the server fork it.
 
         Parameters
         ----------
@@ -135,7 +135,7 @@ class Children:
             return -1
 
     def look(self) -> dict[int, int]:
-        """Those that have ended since the last look, with how; never waits for one to end."""
+        """Find those that have ended since the last look, and how; never waits for one to end."""
         news: dict[int, int] = {}
         for server in set(self._servers.values()):
             alive = [n for n, s in self._servers.items() if s is server and n not in self.codes]
@@ -149,7 +149,7 @@ class Children:
         return news
 
     def await_end(self, number: int) -> None:
-        """Wait a moment for one that is just ending, so that it is known how."""
+        """Wait a moment for a process that is just ending, and record how it did."""
         server = self._servers.get(number)
         if server is not None and number not in self.codes:
             try:
@@ -160,7 +160,7 @@ class Children:
                 self.codes[number] = code
 
     def exit_reason(self, number: int) -> str:
-        """What became of one: ``was killed by SIGKILL``."""
+        """Why a process has ended: ``was killed by SIGKILL``."""
         return how_it_ended(self.codes.get(number))
 
     def commands_done(self, number: int) -> int:
@@ -172,7 +172,7 @@ class Children:
         return self._buffers[number].read() if number in self._buffers else ""
 
     def states(self) -> dict[int, str]:
-        """A letter for each that lives, as Linux has it: R runs, T is stopped."""
+        """The state of each that lives, one letter as in Linux: R runs, T is stopped."""
         return {n: process_state(pid) for n, pid in self.pids.items() if n not in self.codes}
 
     def end(self) -> None:
@@ -188,7 +188,7 @@ class Children:
 
 
 def how_it_ended(code: int | None) -> str:
-    """In words: exit code, or minus a signal's number; None: it is not known."""
+    """Describe an exit code, or minus a signal's number; None: it is not known."""
     if code is None:
         return "has gone"
     if code < 0:
@@ -200,7 +200,7 @@ def how_it_ended(code: int | None) -> str:
 
 
 def process_state(pid: int | None) -> str:
-    """One letter, as Linux has it: R runs, S sleeps, T is stopped …; "" if it is not known."""
+    """The state of a process as Linux's letter: R runs, S sleeps, T is stopped …; "": unknown."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0]
@@ -209,7 +209,7 @@ def process_state(pid: int | None) -> str:
 
 
 def silence(where: str, state: str, seconds: float) -> str:
-    """That a worker's process has been silent, and why; "" if that is no reason to worry."""
+    """Say that a worker's process has been silent, and why; "" if that is no reason to worry."""
     if state == "R":
         return ""  # it computes, in a call that holds Python's lock
     text = f"{where} has given no sign of life for {seconds:.0f} s"

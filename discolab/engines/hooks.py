@@ -42,12 +42,12 @@ _before: dict[str, Any] = {}
 
 
 def enter(worker: Worker) -> None:
-    """On a worker's own thread, before its first command."""
+    """Prepare a worker's own thread, on it, before its first command."""
     table.enter(worker)
 
 
 def leave(worker: Worker) -> None:
-    """On a worker's own thread: it ends."""
+    """Clean up a worker's own thread, on it, as it ends."""
     for function in tuple(at_leave):
         function(worker)
     table.leave(worker)
@@ -79,7 +79,7 @@ def hold(session: Session | None, threads: Iterable[threading.Thread]) -> None:
 
 
 def _begin() -> None:
-    """The first worker of the process is about to begin; under the lock."""
+    """Prepare the process for its first worker; under the lock."""
     global _ending
     _before["interval"] = sys.getswitchinterval()
     _before["num_threads"] = torch.get_num_threads()
@@ -119,7 +119,7 @@ def _keep_house(rest: threading.Event) -> None:
 
 
 def _in_child() -> None:
-    """A forked child has no worker and no housekeeper: put all back, so it can have its own."""
+    """Put all back in a forked child: it has no worker and no housekeeper, but may get its own."""
     global _lock, _ending
     _lock = threading.RLock()  # another thread may have held them
     _ending = threading.Event()

@@ -88,7 +88,7 @@ def _check_private(file: Path, status: os.stat_result) -> None:
 
 
 def _make(file: Path) -> None:
-    """Make the file as a whole or not at all; of several processes at once the first wins."""
+    """Make the file atomically; of several processes at once the first wins."""
     text = json.dumps({"about": _ABOUT, **Keys.fresh().as_dict()}, indent=2) + "\n"
     draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     try:

@@ -32,7 +32,7 @@ _QUIET = 2.5  # seconds of silence of a node that says each second that it lives
 
 
 def versions() -> dict[str, str]:
-    """What must be equal on all machines: functions travel as Python's byte code."""
+    """The versions that must be equal on all machines: functions travel as Python's byte code."""
     return {
         "discolab": sys.modules[__name__.partition(".")[0]].__version__,
         "torch": torch.__version__.partition("+")[0],
@@ -121,7 +121,7 @@ class Membership:
         self.complete = wanted == 0
 
     def join(self, node: bytes, hello: dict[str, Any]) -> str:
-        """A process says what it is and brings; "" if it is taken in, else why not.
+        """Take in a process that says what it is and brings; "" if it may join, else why not.
 
         All of the hello is checked, so that another version's is an error in words.
         """
@@ -139,7 +139,7 @@ class Membership:
         return ""
 
     def leave(self, node: bytes) -> Member | None:
-        """A connection has ended; gives the member whose it was."""
+        """Remove the member whose connection has ended; gives it."""
         if self.complete:
             return self.members.get(node)
         return self.members.pop(node, None)
@@ -159,7 +159,7 @@ class Membership:
         return ", ".join(names[:8]) + more if names else "nobody yet"
 
     def validate(self) -> None:
-        """What must hold."""
+        """Assert what must hold."""
         assert self._brought() <= self.wanted
         assert self.complete == (self._brought() == self.wanted)
         given = [m.rank for m in self.members.values() if m.rank is not None]
@@ -217,7 +217,7 @@ class Membership:
 
 
 def _member(node: bytes, hello: dict[str, Any], each: int) -> tuple[Member, dict[str, str]]:
-    """What a node says of itself.
+    """Check what a node says of itself, and make a member of it.
 
     Raises
     ------
@@ -274,7 +274,7 @@ class Nodes:
     # -- on the reader thread --------------------------------------------------------------------
 
     def node_said(self, node: bytes, message: dict[str, Any] | None) -> None:
-        """A node says something, or has gone."""
+        """Take a node's message, or its end."""
         if message is None:
             self._lose(node, "has ended, or the connection to it was cut")
             return
@@ -307,7 +307,7 @@ class Nodes:
                 self.transport.end(rank)
 
     def child_ended(self) -> None:
-        """A process of this machine has ended."""
+        """Take note that a process of this machine has ended."""
         for rank in self.children.look():
             if rank > 0:  # the others are nodes, of which their connection tells
                 self.transport.end(rank)
@@ -421,5 +421,5 @@ class Nodes:
 
 
 def _by_rank(values: Any) -> dict[int, Any]:
-    """JSON has no numbers for keys."""
+    """Make numbers of the keys, which JSON has as text."""
     return {int(rank): value for rank, value in dict(values).items()}

@@ -28,7 +28,7 @@ Item = tuple[Any, ...]  # ("stdout" | "stderr", text), or what a layer above has
 
 
 class OutputBuffer:
-    """What this process has put out and not sent.
+    """The output of this process that is not sent yet.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class OutputBuffer:
         self._on_first = on_first
 
     def add(self, item: Item) -> None:
-        """Keep one thing."""
+        """Append an item."""
         items = self.items
         items.append(item)
         if self.crash_buffer is not None and item[0] in _TEXTS:
@@ -58,7 +58,7 @@ class OutputBuffer:
             self._on_first()
 
     def take(self) -> list[Item]:
-        """All that is kept, texts of one stream in a row joined."""
+        """Remove and return all of it, texts of one stream in a row joined."""
         if not self.items:
             return []
         items, self.items = self.items, []
@@ -77,7 +77,7 @@ class OutputBuffer:
         return joined
 
     def clear(self) -> None:
-        """Forget it."""
+        """Drop all of it."""
         self.items.clear()
 
 
@@ -103,10 +103,10 @@ class Stream:
             self.write(line)
 
     def flush(self) -> None:
-        """Nothing: the link sends what is kept, soon."""
+        """Do nothing: the link soon sends what is kept."""
 
     def isatty(self) -> bool:
-        """No."""
+        """False: it is no terminal."""
         return False
 
     def __getattr__(self, name: str) -> Any:
@@ -139,7 +139,7 @@ class LastOutput:
         self.decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def add(self, text: str) -> None:
-        """Keep the end of it. As a terminal does, what follows a carriage return replaces."""
+        """Keep the end of the text. As in a terminal, what follows a carriage return replaces."""
         *lines, begun = (self._begun + text).split("\n")
         self._lines.extend(
             line.rpartition("\r")[2][:_LONGEST_LINE] for line in lines[-_MOST_LINES:]

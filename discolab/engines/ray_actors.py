@@ -58,7 +58,7 @@ class Slot:
 
     @property
     def bundle(self) -> Bundle:
-        """As Ray has it."""
+        """The slot as a bundle of Ray's."""
         return {name: n for name, n in (("CPU", self.cpus), ("GPU", self.gpus)) if n}
 
     def __str__(self) -> str:
@@ -127,7 +127,7 @@ class Actors(Service):
         self._group = self._ray.util.placement_group(list(bundles), strategy="PACK")
 
     def reserved(self) -> bool:
-        """Whether they are ours; waits a second for it."""
+        """Whether the slots are reserved; waits up to a second for it."""
         return bool(self._group.wait(1))
 
     def room(self, slot: Slot) -> tuple[int, str]:
@@ -166,7 +166,7 @@ class Actors(Service):
         self._asked = [actor.about.remote(path) for actor in self._actors]
 
     def answers(self, timeout: float) -> list[dict[str, Any]] | None:
-        """What each says of itself, once all have; None: not yet.
+        """What each actor says of itself, once all have answered; None: not yet.
 
         Raises
         ------
@@ -208,7 +208,7 @@ class Actors(Service):
     # -- what becomes of them ------------------------------------------------------------------
 
     def _has_ended(self, rank: int, future: Any) -> None:
-        """On a thread of Ray's."""
+        """Note that an actor has ended; on a thread of Ray's."""
         self._fates[rank] = _fate(future.exception())
         self.connections.look_soon()
 
@@ -231,7 +231,7 @@ class Actors(Service):
                 self._due[rank] = float("inf")
 
     def _where(self, rank: int) -> str:
-        """A worker's process in words."""
+        """Describe a worker's process."""
         facts = self.facts.get(rank)
         if facts is None:
             return "(a Ray actor)"
@@ -313,7 +313,7 @@ class Actors(Service):
 
 
 def _fate(exc: BaseException | None) -> str:
-    """How an actor has ended, in words, from what Ray says."""
+    """Describe how an actor has ended, from what Ray says."""
     text = str(exc or "")
     if exc is None or "exit_actor()" in text:
         return _ENDED

@@ -137,7 +137,7 @@ def join(address: Any, slots: int, timeout: float, say: Say) -> Cluster:
 
 
 def leave(cluster: Cluster, wait: bool = True) -> None:
-    """A session has ended; the last one leaves what we have joined, and ends what we have started.
+    """End a session's use of it; the last one leaves what we joined, and ends what we started.
 
     Without `wait` that goes on when this returns.
     """
@@ -154,7 +154,7 @@ def leave(cluster: Cluster, wait: bool = True) -> None:
 
 
 def import_ray() -> Any:
-    """The package.
+    """Import the package.
 
     Raises
     ------
@@ -186,7 +186,7 @@ def import_ray() -> Any:
 
 
 def in_short(exc: BaseException) -> str:
-    """What Ray says, in a line or two: the reason comes after the facts."""
+    """Shorten what Ray says to a line or two: the reason comes after the facts."""
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
     reasons = [line for line in lines if "because" in line or "exit" in line.lower()]
     text = " ".join((reasons or lines or [type(exc).__name__])[-1].split())
@@ -317,7 +317,7 @@ def _job(ray: Any) -> str:
 
 
 def _at_exit() -> None:
-    """This process ends, and its workers with it: that is not to be reported any more."""
+    """Stop reporting what ends: this process ends, and its workers with it."""
     report_no_deaths()
     if _keeper is not None:
         _keeper.end.set()

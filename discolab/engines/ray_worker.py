@@ -20,7 +20,7 @@ _END_WITHIN = 3.0  # seconds that the end of the process may take
 
 
 def about() -> dict[str, Any]:
-    """Of the machine and of what is installed there; for the session that places workers."""
+    """Describe the machine and what is installed there, for the session that places workers."""
     import ray
 
     context = ray.get_runtime_context()

@@ -152,7 +152,7 @@ class RemoteSession(Session):
             self._progress(text)
 
     def _starting(self, missing: set[int], seconds: float) -> str:
-        """A line for people about which workers are ready and which are missing."""
+        """Say in a line which workers are ready and which are missing."""
         ready = self.num_workers - len(missing)
         return (
             f"starting {self.num_workers} workers: {ready} ready, waiting for "
@@ -291,7 +291,7 @@ class RemoteSession(Session):
         return super()._look_up(name, site)
 
     def _forget(self, ids: tuple[int, ...]) -> None:
-        """Remote workers forget with the next command that goes to them; under the lock."""
+        """Have remote workers forget with the next command that goes to them; under the lock."""
         if self._closed:
             return
         with shield():
@@ -388,7 +388,7 @@ _sessions: weakref.WeakSet[RemoteSession] = weakref.WeakSet()
 
 
 def _in_child() -> None:
-    """A forked child has copies of our connections: what it sends would pass for its parent's."""
+    """Leave the connections in a forked child: what it sends would pass for its parent's."""
     for session in list(_sessions):
         session._closed = True
         session._connections.leave()

@@ -221,7 +221,7 @@ class SocketSession(RemoteSession):
             )
 
     def _place(self) -> None:
-        """All nodes are there: what each worker computes on, where it is, and with what share."""
+        """Settle each worker's machine, device and share of it; all nodes are there."""
         names = [str(device) for device in self._devices]
         self.hosts = [machine()] * self._here
         self._threads = {machine(): torch.get_num_threads()}

@@ -32,7 +32,7 @@ _CELL = re.compile(r"Cell In\[\d+\](\.\d+)?")
 
 
 def _cell_name(filename: str) -> str | None:
-    """The cells of the notebook are compiled here under the names that people know."""
+    """Name a cell of the notebook, which is compiled here under the name that people know."""
     match = _CELL.fullmatch(filename)
     return filename.removesuffix(match[1] or "") if match else None
 

@@ -145,7 +145,7 @@ class _Stop:
 
 
 def leave_thread(worker: Worker) -> None:
-    """On a worker's own thread, after its last command."""
+    """Clean up a worker's own thread, on it, after its last command."""
     try:
         hooks.leave(worker)
     finally:

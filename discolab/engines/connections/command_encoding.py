@@ -64,7 +64,7 @@ _known: dict[bytes, tuple[Any, ...]] = {}
 
 
 class SentFunction:
-    """A function that a worker has received and not opened yet; it knows what it is called."""
+    """A function that a worker has received and not unpickled yet, with its name."""
 
     def __init__(self, pickled: serialize.LazyPickle, name: str, own_text: str) -> None:
         self.pickled = pickled
@@ -83,7 +83,7 @@ class EncodedArguments(tuple[Any, ...]):
 
 
 def site_for_people(site: Any) -> tuple[str, int] | None:
-    """A call site as it can travel."""
+    """Turn a call site into what can be sent."""
     try:
         return _site_for_people(site, len(namers))
     except TypeError:  # what can't be hashed is no site of ours
@@ -122,7 +122,7 @@ def encode_call(func: Any, args: Any, kwargs: Any, site: Any) -> EncodedArgument
 
 
 def _texts_of(func: Any) -> tuple[str, str]:
-    """What a function is called, and its own text for people as a command, "" if it has none."""
+    """The name of a function, and its own text for people as a command, "" if it has none."""
     if type(func) is FunctionType:  # to ask it for these runs no code of the user's
         name, own_text = func.__qualname__, func.__dict__.get("disco_command")
     else:
@@ -174,7 +174,7 @@ def pack_command(
 
 
 def unpack_command(body: Any, frames: list[Any]) -> tuple[Command, tuple[int, ...], int]:
-    """What `pack_command` was given: the command, the registers to forget before it, its turn."""
+    """Decode a command's frame: the command, the registers to forget before it, its turn."""
     action, reg, turn, count = _HEAD.unpack_from(body)
     forget = struct.unpack_from(f"<{count}Q", body, _HEAD.size) if count else ()
     packed = body[_HEAD.size + 8 * count :]
@@ -194,12 +194,12 @@ def unpack_command(body: Any, frames: list[Any]) -> tuple[Command, tuple[int, ..
 
 
 def pack_done(ticket: int, received: int) -> Frame:
-    """The reply of a command without a failure, after `received` commands."""
+    """Encode the reply of a command without a failure, after `received` commands."""
     return Frame(DONE.pack(b"DONE", ticket, received))
 
 
 def unpack_done(data: Any) -> tuple[int, int] | None:
-    """The ticket's number and the count of commands, if `data` is such a reply."""
+    """Decode such a reply: the ticket's number and the count of commands; None if it is another."""
     if len(data) != DONE.size or data[:4] != b"DONE":
         return None
     _, ticket, received = DONE.unpack(data)
@@ -245,7 +245,7 @@ def _failure_fields(failure: Failure) -> tuple[Any, ...]:
 
 
 def failure_of(*fields: Any) -> Failure:
-    """Put together what `_failure_fields` has taken apart."""
+    """Rebuild what `_failure_fields` has taken apart."""
     failure = Failure(*fields)
     if failure.exception is not None:
         try:
@@ -261,5 +261,5 @@ serialize.register_plain(Failure, _failure_fields, failure_of)
 
 
 def text_of(exc: BaseException) -> str:
-    """An exception in a line."""
+    """Describe an exception in a line."""
     return f"{type(exc).__name__}: {safe_str(exc)}"

@@ -60,7 +60,7 @@ class WorkerProcesses(Protocol):
     connections: WorkerConnections
 
     def exit_reason(self, rank: int) -> str:
-        """What became of a worker's process: ``was killed by SIGKILL``; on the reader thread."""
+        """Why a worker's process has ended: ``was killed by SIGKILL``; on the reader thread."""
 
     def frozen(self, rank: int, seconds: float) -> str:
         """Why a worker may have been silent so long; "" if that is no reason to worry."""
@@ -117,11 +117,11 @@ class RemoteChannel:
         raise NotImplementedError
 
     def pending(self) -> int:
-        """How many commands the worker has not done, as far as is known."""
+        """How many commands the worker has not done yet, as far as is known."""
         return self.sent - self.done
 
     def knows_done(self, count: int) -> None:
-        """The worker is gone, and exactly so many commands were done."""
+        """Record, of a worker that is gone, exactly how many commands it had done."""
         self.done, self._exact = count, True
 
     def last_command(self) -> str:
@@ -317,7 +317,7 @@ class WorkerConnections:
         self._thread.start()
 
     def processes_started(self) -> None:
-        """All processes are there, or will connect: commands can be sent to them."""
+        """Begin to send: all processes are there, or will connect."""
         for channel in self._all:
             channel.write = self.transport.sender(channel.rank)
 
@@ -344,7 +344,7 @@ class WorkerConnections:
         self.transport.close()
 
     def end_later(self) -> None:
-        """The session is gone: have the workers end when they are done, and then everything here.
+        """Have the workers end when they are done, then everything here: the session was dropped.
 
         Takes no lock, so that a finalizer may call it.
         """
@@ -353,7 +353,7 @@ class WorkerConnections:
             self.transport.loop.wake()
 
     def leave(self) -> None:
-        """This process was forked from the controller's: never touch the connections again."""
+        """Never touch the connections again: this process was forked from the controller's."""
         self.closing = self._stopped = True
         for channel in self._all:
             channel.write = _drop
@@ -383,7 +383,7 @@ class WorkerConnections:
                 traceback.print_exc()  # a fault of ours; the session goes on
 
     def _end_dropped(self, end: Callable[[], None]) -> bool:
-        """Of a session that was dropped, end what is done; whether that is everything."""
+        """End what is done of a session that was dropped; whether that is everything."""
         if not self.closing:
             self.closing = True
             self.send_all((DiscoAction.SHUTDOWN, 0))
@@ -394,7 +394,7 @@ class WorkerConnections:
         return True
 
     def _dropped(self, rank: int, number: int) -> None:
-        """Nothing of a worker's buffer is held here any more; in a finalizer."""
+        """Note that nothing here uses a worker's buffer any more; in a finalizer."""
         if self._stopped:
             return
         self._free.append((rank, number))
@@ -514,7 +514,7 @@ class WorkerConnections:
     # -- health ------------------------------------------------------------------------------
 
     def _lose(self, rank: int, why: str = "") -> None:
-        """A worker is gone; on the reader thread."""
+        """Record that a worker is gone, and tell the services; on the reader thread."""
         if rank in self.lost:
             return
         self.lost[rank] = why if self.closing or why else self._processes.exit_reason(rank)
@@ -539,7 +539,7 @@ class WorkerConnections:
 
 @atexit.register
 def report_no_deaths() -> None:
-    """This process ends, and its workers with it: do not report that any more."""
+    """Stop reporting workers that end: this process ends, and they end with it."""
     for connections in list(_running):
         connections.closing = connections._stopped = True
         connections.transport.loop.wake()
@@ -557,7 +557,7 @@ class _LinkHere:
         self._told_in = -1  # the last call that has told something
 
     def take(self, service: str, value: Any) -> None:
-        """A service says something to the worker."""
+        """Pass on what a service says to the worker."""
         self._dispatcher.dispatch(self.worker, service, value)
 
     def tell(self, service: str, value: Any) -> None:

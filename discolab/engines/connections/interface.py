@@ -21,16 +21,16 @@ Received = tuple[Any, Sequence[int]]
 
 
 class Receiver(Protocol):
-    """What a transport tells of; called on the thread that turns its loop."""
+    """Takes what a transport receives; called on the thread that turns its loop."""
 
     def received(self, rank: int, data: Any, fd: int | None) -> None:
-        """A worker has sent a frame, perhaps with the descriptor of a shared buffer."""
+        """Take a worker's frame, perhaps with the descriptor of a shared buffer."""
 
     def written(self, rank: int, data: bytes) -> None:
-        """A worker's process has written to its file descriptors 1 and 2."""
+        """Take what a worker's process has written to its file descriptors 1 and 2."""
 
     def ended(self, rank: int) -> None:
-        """A worker's connection has ended, after all that came on it."""
+        """Take note that a worker's connection has ended, after all that came on it."""
 
 
 class Transport(ABC):
@@ -56,7 +56,7 @@ class Transport(ABC):
 
     @abstractmethod
     def sender(self, rank: int) -> Callable[[Frame], object]:
-        """What queues a command for a worker: never blocks, and drops it if the worker is gone.
+        """A function that queues a command for a worker; never blocks, drops it if that is gone.
 
         One thread at a time may call it, once the worker's process is started.
         """

@@ -101,7 +101,7 @@ class TcpTransport(Transport):
     # -- receiving ---------------------------------------------------------------------------
 
     def _greet(self, connection: bytes, data: Any) -> Any:
-        """The first message on a connection: a worker's hello, or what a node says."""
+        """Take the first message on a connection: a worker's hello, or a node's message."""
         data = bytes(data)
         if not is_hello(data):
             return connection if self._hear_node(connection, data) else None
@@ -140,13 +140,13 @@ class TcpTransport(Transport):
             self.end(peer[0])
 
     def end(self, rank: int) -> None:
-        """A worker is lost, whatever its connections say; any thread."""
+        """Treat a worker as lost, whatever its connections say; any thread."""
         if rank not in self._ended and rank not in self._broken:
             self._broken[rank] = time.monotonic() + _PATIENCE
             self.loop.soon(lambda: self._end_broken(rank))
 
     def _end_broken(self, rank: int) -> None:
-        """Tell of a worker's end, once it is known what became of it."""
+        """Report a worker's end, once it is known why it ended."""
         until = self._broken.get(rank)
         if until is None:  # another thread has said so too
             return

@@ -73,7 +73,7 @@ class WorkerChannel:
         return command
 
     def _receive(self) -> tuple[Any, Sequence[int]]:
-        """Wait for a frame; the others of its bundle are kept."""
+        """Wait for a frame, and keep the others of its bundle."""
         received = self._end.recv_command()
         if received is None:
             end_process()
@@ -138,7 +138,7 @@ class WorkerLink:
     # -- saying ------------------------------------------------------------------------------
 
     def say(self, kind: int, *contents: Any) -> None:
-        """Send a message, after all that was put out before it."""
+        """Send a message, after all output that came before it."""
         self._send(command_encoding.pack_message(kind, *contents, shared=self._shared))
 
     def reply(self, ticket: int, received: int, value: Any) -> None:
@@ -168,7 +168,7 @@ class WorkerLink:
         self.say(command_encoding.TELL, PROBES, probe_answer(self._worker, question))
 
     def flush(self) -> None:
-        """Send what was put out."""
+        """Send the output that is waiting."""
         with self._out:
             self._send_output()
 
@@ -208,7 +208,7 @@ class WorkerLink:
             self._failed_since = True
 
     def tell_state(self) -> None:
-        """Say what the worker is now."""
+        """Send the worker's state."""
         assert self._channel is not None
         self._failed_since = False
         with self._out:
@@ -272,7 +272,7 @@ def _pieces(item: tuple[str, str]) -> list[tuple[str, str]]:
 
 
 def end_process() -> Any:
-    """The controller is gone: end, with all that was started from here."""
+    """End this process, with all that it has started: the controller is gone."""
     try:
         if os.getpgrp() == os.getpid():  # else the group is not ours
             os.killpg(0, signal.SIGKILL)
