@@ -236,7 +236,7 @@ def _active_ddp(module: ModuleType, patches: Patches) -> None:
 
     def inside_over(_: Any) -> Any:
         @contextlib.contextmanager
-        @module.torch._disable_dynamo(recursive=False)
+        @module.torch._disable_dynamo(recursive=False)  # type: ignore[untyped-decorator]
         def inside(self: Any) -> Iterator[None]:
             before, local.active = getattr(local, "active", None), self
             try:
