@@ -89,12 +89,12 @@ def _add_node(commands: Any) -> None:
 def _node(args: argparse.Namespace) -> int:
     from .engines.keys import load_keys
     from .engines.node_agent import run_nodes
-    from .runtime.rank_from_environment import place_of
+    from .runtime.rank_from_environment import launcher_rank
 
     if args.workers is not None and args.workers < 1:
         raise ArgumentError(f"--workers is how many workers to run here, 1 or more: {args.workers}")
     signal.signal(signal.SIGTERM, _end)
-    place = place_of(os.environ)
+    place = launcher_rank(os.environ)
     workers, rank = args.workers, args.rank
     if place is not None:
         workers = 1 if workers is None else workers

@@ -23,7 +23,7 @@ import torch
 import zmq
 
 from ..runtime.errors import ArgumentError, DiscoError
-from ..runtime.rank_from_environment import SERVED_BEFORE, Place
+from ..runtime.rank_from_environment import SERVED_BEFORE, LauncherRank
 from ..runtime.services import PRELOAD
 from ..transport.handshake import WITHIN, Keys
 from ..transport.machine import (
@@ -90,7 +90,7 @@ class Node:
         workers: int | None = None,
         devices: Sequence[str] | str | None = None,
         rank: int | None = None,
-        place: Place | None = None,
+        place: LauncherRank | None = None,
         wait: float = WAIT,
         say: Say = print,
     ) -> None:

@@ -1,4 +1,4 @@
-"""What torchrun, srun and mpirun tell a process of its place, in its environment; pure."""
+"""Reads the rank of a process from the environment that torchrun, srun or mpirun gave it; pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SERVED_BEFORE = "DISCOLAB_NODE_SERVED_BEFORE"
 
 
 @dataclass(frozen=True)
-class Place:
+class LauncherRank:
     """Which of a launcher's processes this one is."""
 
     launcher: str
@@ -30,22 +30,22 @@ class Place:
     local_rank: int
 
 
-def place_of(environ: Mapping[str, str]) -> Place | None:
-    """The place that a launcher has given to the process with this environment; None: no launcher.
+def launcher_rank(environ: Mapping[str, str]) -> LauncherRank | None:
+    """The rank that a launcher has given to the process with this environment; None: no launcher.
 
     Examples
     --------
-    >>> place_of({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
-    Place(launcher='torchrun', rank=3, size=8, local_rank=1)
-    >>> place_of({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}).local_rank
+    >>> launcher_rank({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
+    LauncherRank(launcher='torchrun', rank=3, size=8, local_rank=1)
+    >>> launcher_rank({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}).local_rank
     0
-    >>> place_of({"RANK": "0"}) is None
+    >>> launcher_rank({"RANK": "0"}) is None
     True
     """
     for launcher, *names in _NAMES:
         rank, size, local_rank = (_number(environ.get(name)) for name in names)
         if rank is not None and size is not None and rank < size:
-            return Place(launcher, rank, size, local_rank or 0)
+            return LauncherRank(launcher, rank, size, local_rank or 0)
     return None
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from discolab.engines.membership import Membership, versions
-from discolab.runtime.rank_from_environment import place_of
+from discolab.runtime.rank_from_environment import launcher_rank
 
 HELLO: dict[str, Any] = {
     "versions": versions(),
@@ -159,7 +159,7 @@ def test_devices() -> None:
     ],
 )
 def test_places(environ: dict[str, str], found: tuple[Any, ...] | None) -> None:
-    place = place_of(environ)
+    place = launcher_rank(environ)
     if found is None:
         assert place is None
     else:

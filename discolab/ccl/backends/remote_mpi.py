@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ...runtime.errors import DiscoError, WaitTimeoutError
-from ...runtime.rank_from_environment import SERVED_BEFORE, place_of
+from ...runtime.rank_from_environment import SERVED_BEFORE, launcher_rank
 from ...runtime.worker import Worker
 from .mpi import INSTALL, Communicator, MpiBackend
 
@@ -49,7 +49,7 @@ def standing(worker: Worker) -> Standing:
         return Standing(_own_obstacle())
     own = dict(os.environ)
     own.pop("RANK", None)  # every worker has one, for torch.distributed
-    place = place_of(own)
+    place = launcher_rank(own)
     if place is None:
         return Standing("it was not started by mpirun")
     if SERVED_BEFORE in os.environ:
