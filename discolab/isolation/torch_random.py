@@ -73,14 +73,20 @@ def _take_away() -> None:
 
 
 @functools.cache
-def _from_own(name: str) -> Callable[..., Any]:
-    """What is registered for one operator: it draws from the generator of the worker that calls."""
+def _operator(name: str) -> tuple[Callable[..., Any], int]:
+    """How one is called without the interpreter lock, and the generator's place, -1: by name."""
     base, _, overload = name.partition(".")
     find: Any = torch._C._dispatch_find_schema_or_throw
-    redispatch = find(f"aten::{base}", overload).redispatch_boxed  # without the interpreter lock
     schema = torch._C._get_schema(f"aten::{base}", overload)
     place = [arg.name for arg in schema.arguments if not arg.kwarg_only]
     position = place.index("generator") if "generator" in place else -1
+    return find(f"aten::{base}", overload).redispatch_boxed, position
+
+
+def _from_own(name: str) -> Callable[..., Any]:
+    """What is registered for one operator: it draws from the generator of the worker that calls."""
+    base = name.partition(".")[0]
+    redispatch, position = _operator(name)
     defaults: Any = (_default._cdata, _GENERATOR._cdata)  # type: ignore[attr-defined]
     cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
     known: dict[int, tuple[Any, bool]] = {}
