@@ -20,15 +20,16 @@ from typing import Any
 import torch
 from torch import _tensor_str, _weights_only_unpickler, hub
 from torch.backends import mha, opt_einsum
-from torch.distributions import Distribution
+from torch.distributions import Distribution, kl
 from torch.nn.modules import module as nn_module
 from torch.nn.utils import parametrize
 from torch.optim import optimizer
+from torch.utils.data._utils import collate
 
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .imports import worker_unless_importing
-from .own import OF_SCRIPT, OwnSetting
+from .own import OF_SCRIPT, DictOfWorkers, OwnSetting
 from .patches import Patches, refused
 from .table import Row, Treatment
 
@@ -237,6 +238,26 @@ class _PackagesOfCaller:
 
     def __len__(self) -> int:
         return len(list(iter(self)))
+
+
+# -- functions that are found by types -------------------------------------------------------------
+
+_REGISTRIES = ((kl, "_KL_REGISTRY"), (collate, "default_collate_fn_map"))
+
+
+def _registry_over(registry: Any, name: str) -> DictOfWorkers:
+    return DictOfWorkers(name, registry)
+
+
+def _install_registries(patches: Patches) -> None:
+    for module, name in _REGISTRIES:
+        patches.replace(module, name, functools.partial(_registry_over, name=name))
+    patches.replace(kl, "_KL_MEMOIZE", lambda found: DictOfWorkers("_KL_MEMOIZE", found, dict))
+
+
+def _inherit_registries(worker: Worker) -> None:
+    for module, name in _REGISTRIES:
+        getattr(module, name).update(worker.process_state.get(f"{OF_SCRIPT}{name}", {}))
 
 
 # -- parametrizations that are computed once -------------------------------------------------------
@@ -549,6 +570,17 @@ table.add(
         install=lambda patches: patches.replace(
             torch.serialization, "_package_registry", _PackagesOfCaller
         ),
+    )
+)
+table.add(
+    Row(
+        state="`torch.distributions.register_kl`, `default_collate_fn_map`",
+        treatment=Treatment.PER_WORKER,
+        meaning="Each worker gets the functions that it has registered. What a module registers "
+        "when it is imported, and the notebook, is there on all.",
+        test="tests/isolation/test_torch_settings.py::test_each_worker_registers_functions",
+        install=_install_registries,
+        in_child=_inherit_registries,
     )
 )
 table.add(

@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn, optim
-from torch.distributions import Distribution, Normal
+from torch.distributions import (
+    Distribution,
+    Gumbel,
+    Laplace,
+    Normal,
+    kl_divergence,
+    register_kl,
+)
 from torch.nn.modules import module as nn_module
 from torch.nn.utils import parametrizations, parametrize
 from torch.optim import optimizer as optimizers
@@ -21,6 +28,8 @@ from torch.utils.checkpoint import (
     set_checkpoint_debug_enabled,
     set_checkpoint_early_stop,
 )
+from torch.utils.data import DataLoader
+from torch.utils.data._utils import collate
 
 from discolab import Session, WorkerError, ccl, current_worker
 from discolab.notebook.script import read_script, run_script
@@ -395,3 +404,44 @@ def test_the_notebook_keeps_its_packages(sess: Session) -> None:
     assert list(torch.serialization._package_registry) == before
     sess.shutdown()
     assert torch.serialization._package_registry == before
+
+
+class Collated:
+    """What a worker's own function puts into a batch."""
+
+
+def register_functions() -> tuple[float, list[int]]:
+    """Functions for types that all workers share: what this worker gets, also in its loader."""
+    rank = together()
+
+    def divergence(p: Laplace, q: Gumbel) -> torch.Tensor:
+        return torch.tensor(float(rank))
+
+    register_kl(Laplace, Gumbel)(divergence)
+    collate.default_collate_fn_map[Collated] = lambda batch, *, collate_fn_map=None: (
+        rank + len(batch)
+    )
+    together()
+    found = kl_divergence(Laplace(0.0, 1.0), Gumbel(0.0, 1.0)).item()
+    data: Any = [Collated()] * 4
+    batches = [*DataLoader(data, 2), *DataLoader(data, 2, num_workers=1)]
+    together()
+    return found, batches
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_each_worker_registers_functions(sess: Session) -> None:
+    found = sess.call_packed(register_functions).debug_get_from_all()
+    assert found == [(float(rank), [rank + 2] * 4) for rank in range(4)]
+
+
+@pytest.mark.one_process
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_the_notebook_keeps_its_functions(sess: Session) -> None:
+    sess.call_packed(register_functions).debug_get_from_all()
+    assert Collated not in collate.default_collate_fn_map
+    with pytest.raises(NotImplementedError):
+        kl_divergence(Laplace(0.0, 1.0), Gumbel(0.0, 1.0))
+    sess.shutdown()
+    assert type(collate.default_collate_fn_map) is dict
+    assert Collated not in collate.default_collate_fn_map
