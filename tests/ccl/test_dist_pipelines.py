@@ -163,6 +163,30 @@ def test_a_checkpoint_is_loaded_in_another_layout(start: Start, tmp_path: Path) 
     assert torch.equal(whole["rows"], torch.arange(52.0).reshape(13, 4))
 
 
+@pytest.mark.any_engine
+def test_each_worker_keeps_its_plan(start: Start, tmp_path: Path) -> None:
+    def save_twice_and_load() -> None:
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+        from torch.distributed.tensor import Shard, distribute_tensor, zeros
+
+        mesh, x = dist.init_device_mesh("cpu", (N,)), torch.arange(26.0).reshape(13, 2)
+        for turn in range(3):
+            dcp.save(
+                {"rows": distribute_tensor(x + turn, mesh, [Shard(0)]), "plain": x * turn},
+                checkpoint_id=tmp_path / str(turn),
+                planner=DefaultSavePlanner(enable_plan_caching=True),
+            )
+        for turn in range(3):
+            rows = zeros(13, 2, device_mesh=mesh, placements=[Shard(1)])
+            state: dict[str, Any] = {"rows": rows, "plain": torch.zeros(13, 2)}
+            dcp.load(state, checkpoint_id=tmp_path / str(turn))
+            assert torch.equal(state["rows"].full_tensor(), x + turn)
+            assert torch.equal(state["plain"], x * turn)
+
+    everywhere(start, save_twice_and_load, turns=1)
+
+
 def test_a_sharded_model_and_its_optimizer_are_saved(start: Start, tmp_path: Path) -> None:
     def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
         for step in steps:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ...isolation import table
+from ...isolation.own import DictOfWorkers
 from ...isolation.patches import Patches, refused
 from ...isolation.table import Row, Treatment
 from ...runtime.errors import SessionError
@@ -313,6 +314,28 @@ table.add(
         test="tests/ccl/test_dist_models.py::test_fsdp2_after_a_backward_that_was_cut_short",
         on_import={"torch.distributed.fsdp._fully_shard._fsdp_state": _fsdp_state},
         in_own_process=True,
+    )
+)
+
+
+def _plans(module: ModuleType, patches: Patches) -> None:
+    """Plans of checkpoints are kept in a class, under the planner's name: each rank has its own."""
+    planner = module.SavePlanner
+    for name in [name for name in vars(planner) if name.startswith("_cached_")]:
+        patches.replace(planner, name, functools.partial(_own_plans, name))
+
+
+def _own_plans(name: str, of_process: Any) -> DictOfWorkers:
+    return DictOfWorkers(f"SavePlanner.{name}", of_process, dict)
+
+
+table.add(
+    Row(
+        state="the plans of `torch.distributed.checkpoint` (`enable_plan_caching`)",
+        treatment=Treatment.PER_WORKER,
+        meaning="Each worker saves by the plan of its own rank.",
+        test="tests/ccl/test_dist_pipelines.py::test_each_worker_keeps_its_plan",
+        on_import={"torch.distributed.checkpoint.planner": _plans},
     )
 )
 table.add(
