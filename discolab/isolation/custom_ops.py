@@ -22,6 +22,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -405,6 +406,27 @@ def _leave(worker: Worker) -> None:
         del worker.process_state[name]
 
 
+@contextmanager
+def overrides_as_before(worker: Worker) -> Iterator[None]:
+    """At its end the worker's kernels for operators of the process are those that it had."""
+    before = _overrides_of(worker)
+    try:
+        yield
+    finally:
+        with _lock:
+            _clear_away()
+            for override in _overrides_of(worker):
+                if override in before:
+                    override.functions[worker] = before[override]
+                else:
+                    override.forget(worker)
+
+
+def _overrides_of(worker: Worker) -> dict[_Override, Any]:
+    overrides = tuple(_overrides.values())
+    return {found: found.functions[worker] for found in overrides if worker in found.functions}
+
+
 def _after_fork() -> None:
     """A child must not wait for a thread that only its parent has."""
     global _lock
@@ -422,7 +444,7 @@ table.add(
         meaning="Workers that define an operator of one name and schema each call their own "
         "functions; of another schema it is an error. What a module defines while it is imported "
         "is for all. A kernel that a worker gives to an operator of torch or of a module "
-        "(`Library.impl`) is called for that worker alone.",
+        "(`Library.impl`) is called for that worker alone, until its script ends.",
         test="tests/isolation/test_custom_ops.py::test_each_worker_defines_an_operator",
         install=lambda patches: patches.replace(torch._C, "_dispatch_library", _library_over),
         on_import={

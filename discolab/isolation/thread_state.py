@@ -7,15 +7,18 @@ that leaves gradients switched off must not have the next one train nothing.
 from __future__ import annotations
 
 import contextvars
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch.overrides import _get_current_function_mode_stack, _pop_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 T = TypeVar("T")
 
+_OURS = f"{__package__.partition('.')[0]}."
 _DEVICES = ("cpu", "cuda")  # for which there is autocast
 
 
@@ -26,15 +29,20 @@ def in_new_context(function: Callable[..., T], *args: Any) -> T:
 
 @contextmanager
 def thread_as_before() -> Iterator[None]:
-    """At its end torch's settings of the calling thread are what they were."""
+    """At its end torch's and Python's settings of the calling thread are what they were."""
     grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     device, threads = torch.get_default_device(), torch.get_num_threads()
     autocast = [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICES]
     cached, warns = torch.is_autocast_cache_enabled(), torch.is_warn_always_enabled()
     modes, hooks = len(_get_current_function_mode_stack()), _saved_tensors_hooks()
+    dispatch_modes = torch._C._len_torch_dispatch_stack()
+    observers = sys.gettrace(), sys.getprofile()
     try:
         yield
     finally:
+        _end_observers(*observers)
+        while torch._C._len_torch_dispatch_stack() > dispatch_modes:
+            TorchDispatchMode.__exit__(_get_current_dispatch_mode(), None, None, None)
         torch.set_grad_enabled(grad)
         if torch.get_default_dtype() is not dtype:
             torch.set_default_dtype(dtype)
@@ -57,3 +65,13 @@ def thread_as_before() -> Iterator[None]:
 
 def _saved_tensors_hooks() -> Any:
     return torch._C._autograd._top_saved_tensors_default_hooks(False)
+
+
+def _end_observers(trace: Any, profile: Any) -> None:
+    """Put back what observes the thread, if the script has set another; a debugger's may go on."""
+    now = sys.gettrace()
+    ours = (getattr(now, "__module__", None) or "").startswith(_OURS)
+    if now not in (None, trace) and not ours:
+        sys.settrace(trace)
+    if sys.getprofile() not in (None, profile):
+        sys.setprofile(profile)

@@ -28,6 +28,7 @@ import torch
 from ..ccl.distributed import environ
 from ..debugger import raised
 from ..isolation import logs_and_warnings, main_module
+from ..isolation.custom_ops import overrides_as_before
 from ..isolation.fresh_random import fresh_random_state
 from ..isolation.programs import run_at_end, use_command_line
 from ..isolation.switches import as_before
@@ -130,6 +131,7 @@ def _as_new(worker: Worker) -> Iterator[None]:
             logs_and_warnings.fresh_logging(worker),
             warnings.catch_warnings(),
             own_settings_as_before(worker),
+            overrides_as_before(worker),
             torch.autograd.set_detect_anomaly(False),
             thread_as_before(),
             as_before(),

@@ -158,12 +158,19 @@ def test_workers_parse_at_the_same_time(sess: Session) -> None:
 
 
 LEAVES = """
-import decimal, numpy, torch
+import decimal, numpy, sys, torch
+from torch.utils._python_dispatch import TorchDispatchMode
+class Doubles(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        return out * 2 if func is torch.ops.aten.sin.default else out
 def state():
     return [torch.is_grad_enabled(), torch.get_default_dtype(), torch.is_autocast_enabled("cpu"),
             torch.get_autocast_dtype("cpu"), torch.get_num_threads(), numpy.geterr()["divide"],
             decimal.getcontext().prec, torch._C._autograd._top_saved_tensors_default_hooks(False),
-            len(torch.overrides._get_current_function_mode_stack()), str(torch.ones(1).device)]
+            len(torch.overrides._get_current_function_mode_stack()), str(torch.ones(1).device),
+            torch.ones(1).sin().item(), torch._C._len_torch_dispatch_stack(),
+            sys.gettrace() is None, sys.getprofile() is None]
 found = state()
 torch.set_grad_enabled(False)
 torch.set_default_dtype(torch.float64)
@@ -174,6 +181,19 @@ torch.set_num_threads(7)
 numpy.seterr(divide="raise")
 decimal.getcontext().prec = 3
 torch.autograd.graph.save_on_cpu().__enter__()
+Doubles().__enter__()
+sys.settrace(lambda *_: None)
+sys.setprofile(lambda *_: None)
+"""
+
+OVERRIDES = """
+import torch, warnings
+found = torch.sinc(torch.ones(1)).item()
+if not found > 5:
+    warnings.simplefilter("ignore")
+    lib = torch.library.Library("aten", "IMPL")
+    lib.impl("sinc", lambda x: torch.full_like(x, 7.0), "CPU")
+    assert torch.sinc(torch.ones(1)).item() == 7
 """
 
 
@@ -190,6 +210,16 @@ def test_a_script_leaves_its_thread_as_it_was(sess: Session, tmp_path: Path) -> 
         seen.append(sess.call_packed(found).debug_get_from_all())
     assert seen[0] == seen[1]
     assert sess.call_packed(torch.is_grad_enabled).debug_get_from_all() == [True] * 4
+
+
+@pytest.mark.one_process
+def test_a_script_takes_its_kernels_with_it(sess: Session, tmp_path: Path) -> None:
+    path = tmp_path / "overrides.py"
+    path.write_text(OVERRIDES)
+    for _ in range(2):
+        run(sess, path)
+        found = sess.call_packed(lambda: current_worker().namespace["found"]).debug_get_from_all()
+        assert all(abs(value) < 1e-6 for value in found)
 
 
 POOL = """
