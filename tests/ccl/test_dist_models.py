@@ -579,3 +579,23 @@ def test_each_worker_is_in_the_forward_of_its_own_ddp(start: Start) -> None:
 
     with start(2) as sess:
         assert sess.call_packed(program).debug_get_from_all() == [([True, True], True)] * 2
+
+
+@pytest.mark.any_engine
+def test_each_worker_wraps_with_its_own(start: Start) -> None:
+    def wrap_layers() -> list[str]:
+        from torch.distributed.fsdp.wrap import enable_wrap, wrap
+
+        class Wrapper(nn.Sequential):
+            pass
+
+        rank = dist.get_rank()
+        with enable_wrap(wrapper_cls=Wrapper) if rank < 2 else contextlib.nullcontext():
+            dist.barrier()
+            kinds = [type(wrap(nn.Linear(1, 1))).__name__]
+            dist.barrier()
+        return [*kinds, type(wrap(nn.Linear(1, 1))).__name__]
+
+    with start(4) as sess:
+        found = sess.call_packed(wrap_layers).debug_get_from_all()
+    assert found == [["Wrapper", "Linear"]] * 2 + [["Linear", "Linear"]] * 2

@@ -192,6 +192,32 @@ def _state_dict_profiler(module: ModuleType, patches: Patches) -> None:
         patches.replace(torchs, name, method_over)
 
 
+def _auto_wrap(module: ModuleType, patches: Patches) -> None:
+    """`enable_wrap` keeps what to wrap with in a class: each thread has one of its own."""
+    local = threading.local()
+    torchs = module._ConfigAutoWrap
+
+    def mine() -> Any:
+        if not hasattr(local, "config"):
+            state = {"in_autowrap_context": False, "wrapper_cls": None, "kwargs": {}}
+            local.config = type(torchs.__name__, (torchs,), state)
+        return local.config
+
+    class ConfigOfThread:
+        """In the place of the class."""
+
+        def __call__(self, **kwargs: Any) -> Any:
+            return mine()(**kwargs)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(mine(), name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            setattr(mine(), name, value)
+
+    patches.replace(module, "_ConfigAutoWrap", lambda _: ConfigOfThread())
+
+
 def _fsdp_state(module: ModuleType, patches: Patches) -> None:
     """A backward that was cut short leaves a sharded module that reduces no gradients any more.
 
@@ -303,6 +329,15 @@ table.add(
         meaning="The older FSDP's `state_dict` and `load_state_dict` on several workers at once.",
         test="tests/ccl/test_dist_models.py::test_state_dicts_of_the_older_fsdp",
         on_import={"torch.distributed.fsdp._debug_utils": _state_dict_profiler},
+    )
+)
+table.add(
+    Row(
+        state="`enable_wrap` and `wrap` of `torch.distributed.fsdp.wrap`",
+        treatment=Treatment.PER_WORKER,
+        meaning="A worker wraps with what its own `enable_wrap` was given.",
+        test="tests/ccl/test_dist_models.py::test_each_worker_wraps_with_its_own",
+        on_import={"torch.distributed.fsdp.wrap": _auto_wrap},
     )
 )
 table.add(
