@@ -641,3 +641,13 @@ table.add(
         install=_install_values,
     )
 )
+table.add(
+    Row(
+        state="`torch.set_warn_always`, `torch.distributed.set_debug_level`, "
+        "`torch.utils._pytree.register_pytree_node`",
+        treatment=Treatment.SHARED,
+        meaning="One for all. The first two change no number, only what is told. A class that a "
+        "module defines is registered once, by the first worker; one of a cell or script is each "
+        "worker's own.",
+    )
+)
