@@ -133,8 +133,8 @@ _SHARED = {
     "`socket.setdefaulttimeout`, `tempfile.tempdir`, "
     "`torch.multiprocessing.set_sharing_strategy`": "One for all; give the timeout, folder or "
     "context to the call where workers differ.",
-    "`os.umask`, `time.tzset`, `logging.raiseExceptions`, `logging.lastResort`": "One for all; give "
-    "`os.open` the mode, `datetime` the zone, and a logger a handler, where workers differ.",
+    "`os.umask`, `time.tzset`, `logging.raiseExceptions`, `logging.lastResort`": "One for all; "
+    "give `os.open` the mode, `datetime` the zone, and a logger a handler, where workers differ.",
     "`copyreg.pickle`": "One table for all; a class of a cell or script is each worker's own.",
     "`sys.path`, modules, their variables and caches (`functools.lru_cache`)": "A module is one "
     "object for all workers. A worker imports for all; scripts of two folders do not run at once.",

@@ -251,7 +251,8 @@ def _registry_over(registry: Any, name: str) -> DictOfWorkers:
 
 def _install_registries(patches: Patches) -> None:
     for module, name in _REGISTRIES:
-        patches.replace(module, name, functools.partial(_registry_over, name=name))
+        over = functools.partial(_registry_over, name=name)
+        patches.replace(module, name, over, everywhere=True)
     patches.replace(kl, "_KL_MEMOIZE", lambda found: DictOfWorkers("_KL_MEMOIZE", found, dict))
 
 
