@@ -42,7 +42,8 @@ def thread_as_before() -> Iterator[None]:
     finally:
         _end_observers(*observers)
         while torch._C._len_torch_dispatch_stack() > dispatch_modes:
-            TorchDispatchMode.__exit__(_get_current_dispatch_mode(), None, None, None)
+            left: Any = _get_current_dispatch_mode()
+            TorchDispatchMode.__exit__(left, None, None, None)
         torch.set_grad_enabled(grad)
         if torch.get_default_dtype() is not dtype:
             torch.set_default_dtype(dtype)

@@ -199,7 +199,11 @@ def _auto_wrap(module: ModuleType, patches: Patches) -> None:
 
     def mine() -> Any:
         if not hasattr(local, "config"):
-            state = {"in_autowrap_context": False, "wrapper_cls": None, "kwargs": {}}
+            state: dict[str, Any] = {
+                "in_autowrap_context": False,
+                "wrapper_cls": None,
+                "kwargs": {},
+            }
             local.config = type(torchs.__name__, (torchs,), state)
         return local.config
 
@@ -260,10 +264,9 @@ def _active_ddp(module: ModuleType, patches: Patches) -> None:
     forward would put back what another one had there.
     """
     local = threading.local()
+    not_compiled: Any = module.torch._disable_dynamo(recursive=False)
 
     def inside_over(_: Any) -> Any:
-        @contextlib.contextmanager
-        @module.torch._disable_dynamo(recursive=False)  # type: ignore[untyped-decorator]
         def inside(self: Any) -> Iterator[None]:
             before, local.active = getattr(local, "active", None), self
             try:
@@ -271,7 +274,7 @@ def _active_ddp(module: ModuleType, patches: Patches) -> None:
             finally:
                 local.active = before
 
-        return inside
+        return contextlib.contextmanager(not_compiled(inside))
 
     kind = module.DistributedDataParallel
     patches.replace(kind, "_inside_ddp_forward", inside_over)
