@@ -137,7 +137,8 @@ _SHARED = {
     "give `os.open` the mode, `datetime` the zone, and a logger a handler, where workers differ.",
     "`copyreg.pickle`": "One table for all; a class of a cell or script is each worker's own.",
     "`sys.path`, modules, their variables and caches (`functools.lru_cache`)": "A module is one "
-    "object for all workers. A worker imports for all; scripts of two folders do not run at once.",
+    "object for all workers, but for those beside a script. A worker imports for all; scripts of "
+    "two folders do not run at once. What a script adds to `sys.path` goes at its end.",
     "attributes of `builtins`": "One for all; `get_ipython` is there on a worker thread too.",
     "`sys.excepthook`, `threading.excepthook`, `faulthandler`": "One for all; what they print in "
     "a worker's thread bears its rank.",

@@ -1,10 +1,10 @@
 """Run a script on every worker, as torchrun would in processes: a worker function.
 
 The script runs as ``__main__`` with its own globals, command line and end on each worker
-(isolation/main_module.py, programs.py). The first entry of ``sys.path``, the working folder and
-imported modules belong to the process: the first worker that begins sets the path; the last one
-that ends puts back what was there, and has modules of the script's folder forgotten, so that the
-next run reads them afresh. `_lock` guards `_running` and `_before`.
+(isolation/main_module.py, programs.py), and so do the modules beside it (script_modules.py).
+``sys.path`` and the working folder belong to the process: the first worker that begins sets the
+path; the last one that ends puts back what was there, and has modules of the script's folder
+forgotten, so that the next run reads them afresh. `_lock` guards `_running` and `_before`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 
 from ..ccl.distributed import environ
 from ..debugger import raised
-from ..isolation import logs_and_warnings, main_module
+from ..isolation import logs_and_warnings, main_module, script_modules
 from ..isolation.custom_ops import overrides_as_before
 from ..isolation.fresh_random import fresh_random_state
 from ..isolation.programs import run_at_end, use_command_line
@@ -165,7 +165,7 @@ def _imports_beside(path: str) -> Iterator[None]:
         if not _running:
             _before.update(modules=set(sys.modules), folder=os.getcwd())
             _before.update(recursion_limit=sys.getrecursionlimit())
-            sys.path.insert(0, folder)
+            script_modules.begin(folder)
         _running.append(folder)
     try:
         yield
@@ -173,8 +173,7 @@ def _imports_beside(path: str) -> Iterator[None]:
         with _lock:
             _running.pop()
             if not _running:
-                if folder in sys.path:
-                    sys.path.remove(folder)
+                script_modules.end()
                 os.chdir(_before["folder"])
                 sys.setrecursionlimit(_before["recursion_limit"])
                 _forget_modules(folder, _before["modules"])
@@ -184,6 +183,7 @@ def _forget_modules(folder: str, before: set[str]) -> None:
     """Drop the modules that a script has imported from its own folder."""
     for name in set(sys.modules) - before:
         file = getattr(sys.modules.get(name), "__file__", None)
-        if file and Path(folder) in Path(file).parents:
+        inside = Path(file).parents if file else ()
+        if Path(folder) in inside and Path(sys.prefix) not in inside:  # a .venv may be in it
             del sys.modules[name]
     importlib.invalidate_caches()
