@@ -86,6 +86,40 @@ def test_each_worker_composes_with_a_hydra_of_its_own(four: Session, tmp_path: P
         assert values == [(rank, rank, False, True) for rank in range(4)]
 
 
+def test_each_worker_stores_its_own_configurations(four: Session, tmp_path: Path) -> None:
+    pytest.importorskip("hydra")
+    folder = str(tmp_path)
+
+    def program() -> Any:
+        import dataclasses
+
+        from hydra import compose, initialize_config_dir
+        from hydra.core.config_store import ConfigStore
+        from omegaconf import OmegaConf
+
+        rank = current_worker().worker_id
+
+        @dataclasses.dataclass
+        class Config:
+            lr: int = rank
+            db: str = "?"
+
+        store = ConfigStore.instance()
+        store.store(name="base", node=Config)
+        store.store(group="db", name="mine", node={"db": f"of {rank}"}, package="_global_")
+        ccl.barrier()
+        with initialize_config_dir(config_dir=folder, version_base=None):
+            config = compose("base", overrides=["+db=mine"])
+        return isinstance(OmegaConf.to_object(config), Config), config.lr, config.db
+
+    values = four.call_packed(program).debug_get_from_all()
+    assert values == [(True, rank, f"of {rank}") for rank in range(4)]
+    from hydra.core.config_store import ConfigStore
+
+    assert not {"base.yaml", "db"} & set(ConfigStore.instance().repo)
+    assert "hydra" in ConfigStore.instance().repo  # what its modules have stored
+
+
 def test_a_model_is_whole_though_others_load_theirs(four: Session, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(

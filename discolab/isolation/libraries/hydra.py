@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import threading
 from collections import ChainMap
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from ...runtime.worker import current_worker_or_none
 from .. import table
-from ..own import DictOfWorkers, PerWorker
+from ..imports import worker_unless_importing
+from ..own import OF_SCRIPT, DictOfWorkers, PerWorker
 from ..patches import Patches
 from ..table import Row, Treatment
 
-# the others, plugins and stored configurations, are entered when modules are imported
+# of the others plugins are entered when modules are imported; `_Repository` is of the stored ones
 _OWN = ("GlobalHydra", "HydraConfig")
 
 
@@ -57,6 +62,71 @@ def _singletons(module: ModuleType, patches: Patches) -> None:
     patches.at_undo(put_back)
 
 
+class _Tree(dict[str, Any]):
+    """Configurations by their names, in groups; a copy has groups of its own."""
+
+    def __copy__(self) -> _Tree:
+        return _Tree({n: copy.copy(v) if isinstance(v, _Tree) else v for n, v in self.items()})
+
+    def fill_in(self, shared: dict[str, Any]) -> _Tree:
+        """Add what is not there."""
+        for name, value in shared.items():
+            if isinstance(value, dict):
+                group = self.setdefault(name, _Tree())
+                if isinstance(group, _Tree):
+                    group.fill_in(value)
+            else:
+                self.setdefault(name, value)
+        return self
+
+
+class _Scanning(threading.local):
+    """Of each thread: whether hydra executes its plugins, by other ways than imports."""
+
+    plugins = False
+
+
+_scanning = _Scanning()
+
+
+def _scan_for_all(module: ModuleType, patches: Patches) -> None:
+    def scan_over(scan: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(scan)
+        def scan_for_all(*args: Any, **kwargs: Any) -> Any:
+            before, _scanning.plugins = _scanning.plugins, True
+            try:
+                return scan(*args, **kwargs)
+            finally:
+                _scanning.plugins = before
+
+        return scan_for_all
+
+    patches.replace(module.Plugins, "_initialize", scan_over)
+
+
+class _Repository:
+    """``ConfigStore.repo``: on a worker what it has stored, beside what is there for all."""
+
+    key = f"{OF_SCRIPT}ConfigStore"
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None:
+            return self
+        shared: dict[str, Any] = vars(instance)["repo"]
+        worker = worker_unless_importing()
+        if worker is None or _scanning.plugins:
+            return shared
+        own: _Tree = worker.process_state.setdefault(self.key, _Tree())
+        return own.fill_in(shared)
+
+    def __set__(self, instance: Any, value: dict[str, Any]) -> None:
+        vars(instance)["repo"] = value
+
+
+def _stored(module: ModuleType, patches: Patches) -> None:
+    patches.add(module.ConfigStore, "repo", _Repository())
+
+
 def _resolvers(module: ModuleType, patches: Patches) -> None:
     patches.replace(
         module.BaseContainer, "_resolvers", lambda shared: DictOfWorkers("resolvers", shared)
@@ -79,10 +149,22 @@ table.add(
     Row(
         state="hydra's `GlobalHydra` and `HydraConfig`",
         treatment=Treatment.PER_WORKER,
-        meaning="Each worker initializes hydra for itself. `ConfigStore` and plugins are shared: "
-        "modules fill them when they are imported.",
+        meaning="Each worker initializes hydra for itself. Plugins are shared: modules enter them "
+        "when they are imported.",
         test="tests/isolation/test_libraries.py::test_each_worker_composes_with_a_hydra_of_its_own",
         on_import={"hydra.core.singleton": _singletons},
+        library="hydra",
+    )
+)
+table.add(
+    Row(
+        state="hydra's `ConfigStore`",
+        treatment=Treatment.PER_WORKER,
+        meaning="What a worker stores is its own, and so are the classes of it; what a module "
+        "stores when it is imported, and the notebook, is there on all. A script's end takes away "
+        "what it has stored.",
+        test="tests/isolation/test_libraries.py::test_each_worker_stores_its_own_configurations",
+        on_import={"hydra.core.config_store": _stored, "hydra.core.plugins": _scan_for_all},
         library="hydra",
     )
 )
