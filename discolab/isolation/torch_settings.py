@@ -20,10 +20,11 @@ from typing import Any
 import torch
 from torch import _tensor_str, _weights_only_unpickler, hub
 from torch.backends import mha, opt_einsum
-from torch.distributions import Distribution, kl
+from torch.distributions import Distribution, constraint_registry, kl
 from torch.nn.modules import module as nn_module
 from torch.nn.utils import parametrize
 from torch.optim import optimizer
+from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data._utils import collate
 
 from ..runtime.worker import Worker, current_worker_or_none
@@ -242,23 +243,26 @@ class _PackagesOfCaller:
 
 # -- functions that are found by types -------------------------------------------------------------
 
-_REGISTRIES = ((kl, "_KL_REGISTRY"), (collate, "default_collate_fn_map"))
-
-
-def _registry_over(registry: Any, name: str) -> DictOfWorkers:
-    return DictOfWorkers(name, registry)
+_REGISTRIES = (  # what holds it, its name there, whether other modules have it by that name too
+    (kl, "_KL_REGISTRY", True),
+    (collate, "default_collate_fn_map", True),
+    (constraint_registry.biject_to, "_registry", False),
+    (constraint_registry.transform_to, "_registry", False),
+    (IterDataPipe, "functions", False),
+    (MapDataPipe, "functions", False),
+)
 
 
 def _install_registries(patches: Patches) -> None:
-    for module, name in _REGISTRIES:
-        over = functools.partial(_registry_over, name=name)
-        patches.replace(module, name, over, everywhere=True)
-    patches.replace(kl, "_KL_MEMOIZE", lambda found: DictOfWorkers("_KL_MEMOIZE", found, dict))
+    for number, (owner, name, everywhere) in enumerate(_REGISTRIES):
+        over = functools.partial(DictOfWorkers, f"{name} {number}")
+        patches.replace(owner, name, over, everywhere=everywhere)
+    patches.replace(kl, "_KL_MEMOIZE", lambda shared: DictOfWorkers("_KL_MEMOIZE", shared, dict))
 
 
 def _inherit_registries(worker: Worker) -> None:
-    for module, name in _REGISTRIES:
-        getattr(module, name).update(worker.process_state.get(f"{OF_SCRIPT}{name}", {}))
+    for number, (owner, name, _) in enumerate(_REGISTRIES):
+        getattr(owner, name).update(worker.process_state.get(f"{OF_SCRIPT}{name} {number}", {}))
 
 
 # -- parametrizations that are computed once -------------------------------------------------------
@@ -575,7 +579,8 @@ table.add(
 )
 table.add(
     Row(
-        state="`torch.distributions.register_kl`, `default_collate_fn_map`",
+        state="`torch.distributions.register_kl`, `biject_to.register`, `transform_to.register`, "
+        "`functional_datapipe`, `default_collate_fn_map`",
         treatment=Treatment.PER_WORKER,
         meaning="Each worker gets the functions that it has registered. What a module registers "
         "when it is imported, and the notebook, is there on all.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -445,3 +446,31 @@ def test_the_notebook_keeps_its_functions(sess: Session) -> None:
     sess.shutdown()
     assert type(collate.default_collate_fn_map) is dict
     assert Collated not in collate.default_collate_fn_map
+
+
+def test_each_worker_registers_its_own(make: Callable[..., Session]) -> None:
+    sess = make(4)
+
+    def program() -> tuple[float, list[int]]:
+        from torch.distributions import Cauchy, Normal, kl_divergence, register_kl
+        from torch.utils.data import IterDataPipe, functional_datapipe
+        from torch.utils.data.datapipes.iter import IterableWrapper
+
+        rank = current_worker().rank
+        register_kl(Normal, Cauchy)(lambda p, q: torch.tensor(float(rank)))
+
+        @functional_datapipe("times_rank")
+        class Times(IterDataPipe):
+            def __init__(self, source: Any) -> None:
+                self.source = source
+
+            def __iter__(self) -> Any:
+                return (rank * value for value in self.source)
+
+        ccl.barrier()
+        divergence = kl_divergence(Normal(0.0, 1.0), Cauchy(0.0, 1.0)).item()
+        return divergence, list(IterableWrapper([1, 2]).times_rank())
+
+    values = sess.call_packed(program).debug_get_from_all()
+    assert values == [(rank, [rank, 2 * rank]) for rank in range(4)]
+    assert "times_rank" not in torch.utils.data.IterDataPipe.functions
