@@ -293,3 +293,45 @@ def test_each_worker_registers_a_colormap(four: Session) -> None:
     values = four.call_packed(program).debug_get_from_all()
     assert values == [(rank / 4, True) for rank in range(4)]
     assert "of_rank" not in matplotlib.colormaps
+
+
+def test_each_worker_switches_datasets(four: Session) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def program() -> tuple[bool, bool]:
+        rank = current_worker().worker_id
+        datasets.disable_caching() if rank % 2 else datasets.enable_caching()
+        datasets.enable_progress_bars() if rank % 2 else datasets.disable_progress_bars()
+        ccl.barrier()
+        return datasets.is_caching_enabled(), datasets.are_progress_bars_disabled()
+
+    values = four.call_packed(program).debug_get_from_all()
+    assert values == [(rank % 2 == 0, rank % 2 == 0) for rank in range(4)]
+    assert datasets.is_caching_enabled()
+    assert not datasets.are_progress_bars_disabled()
+
+
+def test_each_worker_has_options_of_pandas(four: Session) -> None:
+    pandas = pytest.importorskip("pandas")
+    precision, rows = pandas.get_option("display.precision"), pandas.options.display.max_rows
+
+    def program() -> tuple[str, int, int]:
+        rank = current_worker().worker_id
+        pandas.options.display.max_rows = 10 + rank
+        with contextlib.ExitStack() as stack:
+            for _ in range(rank + 1):  # workers leave one after the other
+                stack.enter_context(pandas.option_context("display.precision", 1 + rank))
+                ccl.barrier()
+            text = repr(pandas.Series([1 / 3]))
+            for _ in range(3 - rank):
+                ccl.barrier()
+        return (
+            text.split()[1],
+            pandas.get_option("display.precision"),
+            pandas.options.display.max_rows,
+        )
+
+    values = four.call_packed(program).debug_get_from_all()
+    assert values == [(f"0.{'3' * (1 + r)}", precision, 10 + r) for r in range(4)]
+    assert pandas.get_option("display.precision") == precision
+    assert pandas.options.display.max_rows == rows

@@ -3,4 +3,12 @@
 from __future__ import annotations
 
 # each enters its rows
-from . import accelerate, hydra, lightning, matplotlib, transformers  # noqa: F401
+from . import (  # noqa: F401
+    accelerate,
+    datasets,
+    hydra,
+    lightning,
+    matplotlib,
+    pandas,
+    transformers,
+)
