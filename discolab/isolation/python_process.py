@@ -129,16 +129,22 @@ table.add(
 
 _SHARED = {
     "`locale.setlocale`, `sys.setrecursionlimit`, `gc`'s settings": "They are of the interpreter; "
-    "numbers do not depend on them.",
+    "numbers do not depend on them. A script's end puts them back.",
     "`socket.setdefaulttimeout`, `tempfile.tempdir`, "
     "`torch.multiprocessing.set_sharing_strategy`": "One for all; give the timeout, folder or "
-    "context to the call where workers differ.",
+    "context to the call where workers differ. A script's end puts the first two back.",
     "`os.umask`, `time.tzset`, `logging.raiseExceptions`, `logging.lastResort`": "One for all; "
     "give `os.open` the mode, `datetime` the zone, and a logger a handler, where workers differ.",
     "`copyreg.pickle`": "One table for all; a class of a cell or script is each worker's own.",
     "`sys.path`, modules, their variables and caches (`functools.lru_cache`)": "A module is one "
     "object for all workers, but for those beside a script. A worker imports for all; scripts of "
     "two folders do not run at once. What a script adds to `sys.path` goes at its end.",
+    "`os.getpid`, locks of `fcntl.lockf`": "Workers are one process, to which such a lock belongs; "
+    "name files by the rank, and lock them with `fcntl.flock`, as `filelock` does.",
+    "registries of libraries (adapters of `sqlite3`, constructors of yaml, styles and "
+    "scales of matplotlib), `mpmath.mp`, `threadpoolctl`, `rich`'s console, places of `tqdm`'s "
+    "bars": "One for all, also within their context managers; where ranks differ, register other "
+    "names, or make a context (`mpmath.MPContext()`), `Console()` or loader class for each rank.",
     "attributes of `builtins`": "One for all; `get_ipython` is there on a worker thread too.",
     "`sys.excepthook`, `threading.excepthook`, `faulthandler`": "One for all; what they print in "
     "a worker's thread bears its rank.",

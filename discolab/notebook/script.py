@@ -2,22 +2,27 @@
 
 The script runs as ``__main__`` with its own globals, command line and end on each worker
 (isolation/main_module.py, programs.py), and so do the modules beside it (script_modules.py).
-``sys.path`` and the working folder belong to the process: the first worker that begins sets the
-path; the last one that ends puts back what was there, and has modules of the script's folder
-forgotten, so that the next run reads them afresh. `_lock` guards `_running` and `_before`.
+``sys.path``, the working folder and settings of the interpreter belong to the process: the first
+worker that begins sets the path; the last one that ends puts back what was there, and has modules
+of the script's folder forgotten, so that the next run reads them afresh. `_lock` guards `_running`
+and `_before`.
 """
 
 from __future__ import annotations
 
 import builtins
+import gc
 import importlib
+import locale
 import multiprocessing
 import os
+import socket
 import sys
+import tempfile
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -41,6 +46,18 @@ from .cells import keep_source
 _lock = threading.Lock()
 _running: list[str] = []  # the folder of each script that a worker runs
 _before: dict[str, Any] = {}
+
+# Of the interpreter, which workers share; a script's end leaves none of them to the notebook.
+_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (sys.getrecursionlimit, sys.setrecursionlimit),
+    (sys.getswitchinterval, sys.setswitchinterval),
+    (sys.get_int_max_str_digits, sys.set_int_max_str_digits),
+    (gc.get_threshold, lambda thresholds: gc.set_threshold(*thresholds)),
+    (gc.isenabled, lambda enabled: gc.enable() if enabled else gc.disable()),
+    (socket.getdefaulttimeout, socket.setdefaulttimeout),
+    (lambda: locale.setlocale(locale.LC_ALL), lambda name: locale.setlocale(locale.LC_ALL, name)),
+    (lambda: tempfile.tempdir, lambda folder: setattr(tempfile, "tempdir", folder)),
+)
 
 
 def read_script(path: str) -> tuple[str, str]:
@@ -164,7 +181,7 @@ def _imports_beside(path: str) -> Iterator[None]:
             )
         if not _running:
             _before.update(modules=set(sys.modules), folder=os.getcwd())
-            _before.update(recursion_limit=sys.getrecursionlimit())
+            _before.update(settings=[get() for get, _ in _SETTINGS])
             script_modules.begin(folder)
         _running.append(folder)
     try:
@@ -175,7 +192,9 @@ def _imports_beside(path: str) -> Iterator[None]:
             if not _running:
                 script_modules.end()
                 os.chdir(_before["folder"])
-                sys.setrecursionlimit(_before["recursion_limit"])
+                for (get, set_), value in zip(_SETTINGS, _before["settings"], strict=True):
+                    if get() != value:
+                        set_(value)
                 _forget_modules(folder, _before["modules"])
 
 

@@ -1,8 +1,12 @@
 """Modules beside a script are each worker's own, as in processes of torchrun."""
 
+import gc
 import importlib
 import json
+import locale
+import socket
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
@@ -134,3 +138,31 @@ with multiprocessing.get_context("fork").Pool(1) as pool:
         assert run(sess, project, text) == [
             [[[10 * r + 1, 10 * r]], [[10 * r], [10 * r + 1]]] for r in range(2)
         ]
+
+
+def test_a_script_leaves_the_interpreter_as_it_was(project: Path) -> None:
+    text = """
+import gc, locale, socket, sys, tempfile
+sys.setrecursionlimit(5000), sys.set_int_max_str_digits(9000), sys.setswitchinterval(0.01)
+gc.disable(), gc.set_threshold(1, 2, 3), socket.setdefaulttimeout(3)
+tempfile.tempdir = "/nowhere"
+locale.setlocale(locale.LC_ALL, "C")
+result = gc.isenabled()
+"""
+
+    def settings() -> list[Any]:
+        return [
+            sys.getrecursionlimit(),
+            sys.get_int_max_str_digits(),
+            sys.getswitchinterval(),
+            gc.isenabled(),
+            gc.get_threshold(),
+            socket.getdefaulttimeout(),
+            tempfile.tempdir,
+            locale.setlocale(locale.LC_ALL),
+        ]
+
+    with ThreadedSession(2, devices="cpu", timeout=60) as sess:
+        before = settings()
+        assert run(sess, project, text) == [False] * 2
+        assert settings() == before
