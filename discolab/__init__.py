@@ -47,9 +47,9 @@ from .runtime.services import PRELOAD, SERVICES
 if TYPE_CHECKING:
     from . import debugger, rpc, trace, views
     from .ccl.doctor import Diagnosis, doctor
+    from .comparison import compare, note
     from .debugger import Debugger, DebuggerError, Evaluated, Stop, debugger_of
     from .debugger.assertions import disco_assert
-    from .debugger.compare import compare, note
     from .notebook.widgets.plot import plot
     from .views import view
 
@@ -61,11 +61,11 @@ _LATER = {
     "Diagnosis": ".ccl.doctor",
     "Evaluated": ".debugger",
     "Stop": ".debugger",
-    "compare": ".debugger.compare",
+    "compare": ".comparison",
     "debugger_of": ".debugger",
     "disco_assert": ".debugger.assertions",
     "doctor": ".ccl.doctor",
-    "note": ".debugger.compare",
+    "note": ".comparison",
     "plot": ".notebook.widgets.plot",
     "view": ".views",
 }

@@ -37,7 +37,7 @@ for name in discolab.__all__:
 print("all")
 """
     assert run(program) == "all\n"
-    assert discolab.compare.__module__.startswith("discolab.debugger.compare")
+    assert discolab.compare.__module__.startswith("discolab.comparison")
 
 
 def test_a_value_is_drawn_where_nothing_else_was_imported() -> None:

@@ -27,6 +27,7 @@ LAYERS = (
     "loader",
     "rpc",
     "trace",
+    "comparison",
     "debugger",
     "notebook",
 )

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 from ..runtime.errors import ArgumentError, WorkerInterrupted
+from ..runtime.user_code import is_user
 from ..runtime.worker import Worker
 from ..views import describe
 from ..views.facts.guard import type_name
 from .given import GIVEN, given_here
 from .records import Spot
-from .scope import is_user
 from .watch import is_comprehension, watch_of
 
 Record = dict[str, object]

@@ -32,6 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import isolation
 from ..runtime.failures import is_own_file
+from ..runtime.user_code import is_user
 from ..runtime.worker import Worker
 from ..views.facts.describe import describe
 from ..views.facts.tensors import describe_tensor
@@ -51,7 +52,6 @@ from .nan_checks import (
     outputs,
     unwraps,
 )
-from .scope import is_user
 from .stopping import stop_here
 
 _ISOLATION = str(Path(isolation.__file__).parent)  # its functions stand in the place of torch's

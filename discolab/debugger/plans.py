@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from types import CodeType, FrameType, MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..runtime.user_code import is_user
 from .breaks import Break
 from .loops import Loop, loops_of
-from .scope import is_user
 from .watch import is_comprehension
 
 if TYPE_CHECKING:

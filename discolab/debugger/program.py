@@ -11,13 +11,13 @@ from typing import Any
 
 from ..runtime.errors import WorkerInterrupted
 from ..runtime.failures import safe_str
+from ..runtime.user_code import is_user
 from ..runtime.worker import Worker, current_worker
 from . import nan_hunt, raised, recording
 from .frames import stack_of_frames
 from .lockstep import ABORTED, DONE, ERROR
 from .port import Port, port_of
 from .records import Arrival, Options
-from .scope import is_user
 from .tracer import Tracer
 
 _STANCE = "discolab.debugger.stance"

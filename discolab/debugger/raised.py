@@ -21,13 +21,13 @@ import torch
 
 from ..runtime.failures import safe_str
 from ..runtime.services import probe
+from ..runtime.user_code import is_user
 from ..runtime.worker import Worker, current_worker
 from ..views import describe
 from ..views.formats import cut
 from .frames import evaluate, stack_of_frames, variables
 from .port import ALONE
 from .records import Spot
-from .scope import is_user
 
 _SHARED = "discolab.debugger.raised"  # in `Worker.shared`: rank -> Raised, weakly
 _MOST_FRAMES = 60  # kept of an endless recursion: these innermost ones

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from types import FrameType
 
 from ..runtime.actions import Command, DiscoAction
+from ..runtime.user_code import is_user
 from ..runtime.worker import Worker, current_worker_or_none
 from .port import Port, port_of
-from .scope import is_user
 from .tracer import Tracer
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..debugger.compare import Comparison, compare
+from ..comparison import ProgramComparison, compare
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError
 from ..runtime.worker import current_worker
@@ -33,7 +33,7 @@ class Comparing(Debugging):
         layouts: Mapping[str, Any] | None = None,
         session: str | None = None,
         **options: Any,
-    ) -> Comparison:
+    ) -> ProgramComparison:
         """Compare what the workers compute with a reference in the notebook.
 
         Parameters
@@ -54,7 +54,7 @@ class Comparing(Debugging):
 
         Returns
         -------
-        Comparison
+        ProgramComparison
 
         Raises
         ------

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from discolab.debugger.breaks import Break, BreakTable, break_of, find_file, parse_break
-from discolab.debugger.scope import is_user_file
 from discolab.runtime import sources
 from discolab.runtime.errors import ArgumentError
+from discolab.runtime.user_code import is_user_file
 from tests.debugger.scripted import Program
 
 SOURCE = """\

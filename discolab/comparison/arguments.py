@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from ...layouts.layout import ShardLayout, Workers
-from ...layouts.text import parse_value_layout
-from ...runtime.dref import DRef
-from ...runtime.errors import ArgumentError
-from ...runtime.session import Session
-from .contents import replaced
+from ..layouts.layout import ShardLayout, Workers
+from ..layouts.text import parse_value_layout
+from ..loader.plans.patterns import matcher
+from ..runtime.dref import DRef
+from ..runtime.errors import ArgumentError
+from ..runtime.session import Session
+from .recorder import replaced
 
 
 @dataclass(slots=True)
@@ -202,3 +203,24 @@ def read_layout(given: Any, meshes: Sequence[Workers]) -> ShardLayout:
             f"of {len(mesh.sizes)}: make one with sess.mesh(dp=2, tp=2)"
         )
     return ShardLayout(layout, mesh, "given")
+
+
+class GivenLayouts:
+    """The layouts that the user has given: by a pattern of names, the first that matches counts."""
+
+    def __init__(self, layouts: Mapping[str, Any], meshes: Sequence[Workers]) -> None:
+        self._rules = [(p, matcher(p), read_layout(v, meshes)) for p, v in layouts.items()]
+        self._unused = set(layouts)
+
+    def find(self, name: str) -> ShardLayout | None:
+        """The layout that is given for a name."""
+        for pattern, matches, layout in self._rules:
+            if matches(name):
+                self._unused.discard(pattern)
+                return layout
+        return None
+
+    @property
+    def unused(self) -> list[str]:
+        """The patterns that have matched no name."""
+        return sorted(self._unused)

@@ -4,18 +4,59 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-from ...runtime.errors import ArgumentError
+from ..layouts.layout import ShardLayout
+from ..runtime.errors import ArgumentError
+from ..views.formats import format_workers
+from .measure import EXACT, Tolerance
+from .results import Point
 from .sides import Fact
 
-Held = dict[str, dict[int, Fact]]
+FactsByKey: TypeAlias = dict[str, dict[int, Fact]]
 """By key, then by rank."""
 
 
-def by_key(facts: Sequence[Iterable[Fact]]) -> Held:
+@dataclass(slots=True)
+class Pair:
+    """A value of the reference and what the workers hold of it.
+
+    Attributes
+    ----------
+    number
+        Of the reference's value: pairs of the same values are measured once.
+    held
+        By rank.
+    layouts
+        That the value may have, the likeliest first.
+    """
+
+    point: Point
+    number: int
+    held: dict[int, Fact]
+    layouts: list[ShardLayout]
+    tolerance: Tolerance = EXACT
+
+    @property
+    def shapes(self) -> dict[int, tuple[int, ...]]:
+        """What each worker holds."""
+        return {rank: tuple(fact[1]) for rank, fact in self.held.items()}
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What must be the same for the measurement to be the same."""
+        numbers = tuple((rank, fact[3]) for rank, fact in self.held.items())
+        return self.number, numbers, tuple(self.layouts), self.tolerance
+
+    def layout_named(self, words: str) -> ShardLayout:
+        """The layout that a point of this pair was found to have."""
+        return next((each for each in self.layouts if each.words == words), self.layouts[0])
+
+
+def by_key(facts: Sequence[Iterable[Fact]]) -> FactsByKey:
     """The facts of all workers by their key."""
-    found: Held = {}
+    found: FactsByKey = {}
     for rank, each in enumerate(facts):
         for fact in each:
             found.setdefault(str(fact[0]), {})[rank] = fact
@@ -92,7 +133,7 @@ class Names:
                 return ".".join(filter(None, parts)) + hash_sign + call
         return name
 
-    def find(self, key: str, held: Held, ours: set[str], theirs: set[str]) -> str | None:
+    def find(self, key: str, held: FactsByKey, ours: set[str], theirs: set[str]) -> str | None:
         """The key among `held` that belongs to a key of the reference.
 
         Parameters
@@ -154,8 +195,6 @@ def only_in(first: Iterable[str], second: Iterable[str]) -> tuple[str, ...]:
 
 def settings_words(ours: tuple[Any, ...], theirs: Mapping[int, tuple[Any, ...]]) -> list[str]:
     """How the settings of one module differ, between workers or from the reference."""
-    from ...views.formats import format_workers
-
     words: list[str] = []
     groups: dict[tuple[Any, ...], list[int]] = {}
     for rank, about in theirs.items():

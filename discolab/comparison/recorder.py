@@ -1,10 +1,10 @@
-"""What one run of a program leaves behind: the values between its modules, and their gradients.
+"""Records what one run of a program computes: the values between its modules, their gradients.
 
-A `Tape` is made for one run, of the reference on the controller or of the sharded program on a
-worker, and written by the thread that runs it (on a GPU the gradients by autograd's threads).
-Hooks on the modules take inputs and outputs, `note` takes what has no module. A value is copied
-when it is seen, since a program may write over it later; one tensor under several names is copied
-once.
+An `ActivationRecorder` is made for one run, of the reference on the controller or of the sharded
+program on a worker, and written by the thread that runs it (on a GPU the gradients by autograd's
+threads). Hooks on the modules take inputs and outputs, `note` takes what has no module. A value is
+copied when it is seen, since a program may write over it later; one tensor under several names is
+copied once. `leaves` and its kin name the tensors that are in a value.
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-from ...views.facts.tensors import is_dtensor
-from .contents import is_huge, leaves, plain_leaves, replaced
+from ..views.facts.tensors import is_dtensor
 
 V = TypeVar("V")
 
-Said: TypeAlias = tuple[Any, ...]
+Sharding: TypeAlias = tuple[Any, ...]
 """How a DTensor lies: placements, shape and ranks of its mesh, its logical shape."""
 
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
@@ -46,9 +45,9 @@ def note(name: str, value: V) -> V:
     value
         A tensor, or a list, tuple or dict of tensors.
     """
-    tape: Tape | None = getattr(_here, "tape", None)
-    if tape is not None:
-        tape.take("note", str(name), value)
+    recorder: ActivationRecorder | None = getattr(_here, "recorder", None)
+    if recorder is not None:
+        recorder.take("note", str(name), value)
     return value
 
 
@@ -57,17 +56,17 @@ class Gradient:
     """The gradient of a value, once it has come, and as which one."""
 
     value: torch.Tensor | None = None
-    said: Said | None = None
+    sharding: Sharding | None = None
     order: int = -1
 
 
 @dataclass(slots=True)
-class Held:
-    """A tensor that was seen: what it held then. `number` is its own on the tape."""
+class Snapshot:
+    """What a tensor held when it was seen. `number` is its own in the recording."""
 
     number: int
     value: torch.Tensor
-    said: Said | None
+    sharding: Sharding | None
     version: int
     source: Callable[[], torch.Tensor | None]
     gradient: Gradient = field(default_factory=Gradient)
@@ -86,7 +85,7 @@ class Entry:
     kind: str
     name: str
     leaf: str
-    held: Held
+    snapshot: Snapshot
     gradient: Gradient
     number: str = ""  # "python float" for a number that is no tensor
 
@@ -96,15 +95,15 @@ class Entry:
         return f"{self.kind}|{_safe(self.name)}|{_safe(self.leaf)}"
 
 
-class Tape:
+class ActivationRecorder:
     """The values of one run, in the order in which they came."""
 
     def __init__(self, gradients: bool) -> None:
         self.gradients = gradients
         self.entries: dict[str, Entry] = {}
         self.modules: dict[str, tuple[str, str, bool]] = {}
-        self.told: dict[str, tuple[str, str]] = {}
-        self._seen: dict[int, Held] = {}
+        self.plain_values: dict[str, tuple[str, str]] = {}
+        self._seen: dict[int, Snapshot] = {}
         self._calls: dict[tuple[str, str], int] = {}
         self._numbers = 0
         self._order = 0
@@ -117,14 +116,14 @@ class Tape:
         """Take what goes through the submodules of `module` on this thread, and what is noted."""
         hooks: list[Any] = []
         thread = threading.get_ident()
-        before = getattr(_here, "tape", None)
-        _here.tape = self
+        before = getattr(_here, "recorder", None)
+        _here.recorder = self
         try:
             for path, inner in module.named_modules() if module is not None else ():
                 hooks += self._hook(plain_path(path), inner, thread)
             yield
         finally:
-            _here.tape = before
+            _here.recorder = before
             for hook in hooks:
                 hook.remove()
             self._seen.clear()
@@ -136,7 +135,7 @@ class Tape:
         def before(_: Any, args: Any, kwargs: Any) -> Any:
             if torch.compiler.is_compiling():  # what is compiled now would have this hook in it
                 return None
-            if threading.get_ident() != thread or getattr(_here, "tape", None) is not self:
+            if threading.get_ident() != thread or getattr(_here, "recorder", None) is not self:
                 return None
             stack.append(self._numbered("module", path))
             return self._take_inputs(stack[-1], args, kwargs)
@@ -160,32 +159,35 @@ class Tape:
         if kind in ("result", "note"):
             self._enter_plain(kind, name, value)
         for leaf, tensor in leaves(value):
-            held = self._hold(tensor)
-            if self.gradients and tensor.requires_grad and not held.hooked:
-                held.hooked = True
-                tensor.register_hook(self._receiver(held.gradient))
-            self._add(Entry(kind, name, leaf, held, held.gradient))
+            snapshot = self._snapshot(tensor)
+            if self.gradients and tensor.requires_grad and not snapshot.hooked:
+                snapshot.hooked = True
+                tensor.register_hook(self._receiver(snapshot.gradient))
+            self._add(Entry(kind, name, leaf, snapshot, snapshot.gradient))
 
     def _enter_plain(self, kind: str, name: str, value: Any) -> None:
         """Enter numbers as tensors without a dimension, and keep in words what is no number."""
         for leaf, one in plain_leaves(value):
             if isinstance(one, bool | int | float) and not is_huge(one):
                 dtype = torch.float64 if isinstance(one, float) else None
-                held = self._hold(torch.tensor(one, dtype=dtype))
+                snapshot = self._snapshot(torch.tensor(one, dtype=dtype))
                 label = f"python {type(one).__name__}"
-                self._add(Entry(kind, name, leaf, held, held.gradient, label))
+                self._add(Entry(kind, name, leaf, snapshot, snapshot.gradient, label))
             elif one is None or isinstance(one, str | bytes | int):
-                self.told[f"{kind}|{_safe(name)}|{_safe(leaf)}"] = "value", f"{one!r}"
+                self.plain_values[f"{kind}|{_safe(name)}|{_safe(leaf)}"] = "value", f"{one!r}"
             else:
-                self.told[f"{kind}|{_safe(name)}|{_safe(leaf)}"] = "type", type(one).__name__
+                self.plain_values[f"{kind}|{_safe(name)}|{_safe(leaf)}"] = (
+                    "type",
+                    type(one).__name__,
+                )
 
     def _take_inputs(self, name: str, args: Any, kwargs: Any) -> Any:
         """Enter a module's inputs; each gets a view of its own, for the gradient is by module."""
         lone = len(leaves((args, kwargs))) == 1
 
         def taken(leaf: str, tensor: torch.Tensor) -> torch.Tensor:
-            held, gradient = self._hold(tensor), Gradient()
-            self._add(Entry("input", name, "" if lone else leaf, held, gradient))
+            snapshot, gradient = self._snapshot(tensor), Gradient()
+            self._add(Entry("input", name, "" if lone else leaf, snapshot, gradient))
             if not (self.gradients and tensor.requires_grad and torch.is_grad_enabled()):
                 return tensor
             if isinstance(tensor, torch.nn.Parameter):
@@ -193,7 +195,7 @@ class Tape:
             view = tensor.view_as(tensor)
             view.register_hook(self._receiver(gradient))
             self._seen[id(view)] = dataclasses.replace(
-                held, source=weakref.ref(view), version=_version(view), hooked=False,
+                snapshot, source=weakref.ref(view), version=_version(view), hooked=False,
                 gradient=Gradient(),
             )  # fmt: skip
             return view
@@ -212,23 +214,27 @@ class Tape:
         count = self._calls[kind, name] = self._calls.get((kind, name), 0) + 1
         return name if count == 1 else f"{name}#{count}"
 
-    def _hold(self, tensor: torch.Tensor) -> Held:
-        held = self._seen.get(id(tensor))
+    def _snapshot(self, tensor: torch.Tensor) -> Snapshot:
+        snapshot = self._seen.get(id(tensor))
         version = _version(tensor)
-        if held is not None and held.source() is tensor and held.version == version >= 0:
-            return held
-        value, said = local_copy(tensor)
+        if (
+            snapshot is not None
+            and snapshot.source() is tensor
+            and snapshot.version == version >= 0
+        ):
+            return snapshot
+        value, sharding = local_copy(tensor)
         self._numbers += 1
-        held = Held(self._numbers, value, said, version, weakref.ref(tensor))
-        self._seen[id(tensor)] = held
-        return held
+        snapshot = Snapshot(self._numbers, value, sharding, version, weakref.ref(tensor))
+        self._seen[id(tensor)] = snapshot
+        return snapshot
 
     def _receiver(self, gradient: Gradient) -> Callable[[torch.Tensor], None]:
         def receive(grad: torch.Tensor) -> None:
             with self._lock:
                 self._order += 1
                 gradient.order = self._order
-            gradient.value, gradient.said = local_copy(grad)
+            gradient.value, gradient.sharding = local_copy(grad)
 
         return receive
 
@@ -243,10 +249,10 @@ class Tape:
             ("buffer", module.named_buffers(remove_duplicate=False)),
         ):
             for name, tensor in found:
-                value, said = local_of(tensor)
+                value, sharding = local_of(tensor)
                 self._numbers += 1
-                held = Held(self._numbers, value, said, 0, weakref.ref(tensor))
-                self._add(Entry(kind, plain_path(name), "", held, held.gradient))
+                snapshot = Snapshot(self._numbers, value, sharding, 0, weakref.ref(tensor))
+                self._add(Entry(kind, plain_path(name), "", snapshot, snapshot.gradient))
 
     def take_parameter_gradients(self, module: torch.nn.Module | None) -> None:
         """Enter what backward has left in the ``.grad`` of the parameters."""
@@ -255,7 +261,7 @@ class Tape:
         for name, parameter in module.named_parameters(remove_duplicate=False):
             entry = self.entries.get(f"parameter|{plain_path(name)}|")
             if entry is not None and parameter.grad is not None:
-                entry.gradient.value, entry.gradient.said = local_of(parameter.grad)
+                entry.gradient.value, entry.gradient.sharding = local_of(parameter.grad)
 
 
 def plain_path(path: str) -> str:
@@ -269,13 +275,13 @@ def _safe(text: str) -> str:
     return f"{text[:-5]}_grad" if text.endswith(".grad") else text
 
 
-def local_of(tensor: torch.Tensor) -> tuple[torch.Tensor, Said | None]:
+def local_of(tensor: torch.Tensor) -> tuple[torch.Tensor, Sharding | None]:
     """What of a tensor lies here, and how it lies if it says so."""
     if not is_dtensor(tensor):
         return tensor.detach(), None
     whole: Any = tensor
     mesh = whole.device_mesh
-    said = (
+    sharding = (
         tuple(
             (type(p).__name__, getattr(p, "dim", getattr(p, "reduce_op", "")))
             for p in whole.placements
@@ -285,16 +291,16 @@ def local_of(tensor: torch.Tensor) -> tuple[torch.Tensor, Said | None]:
         tuple(whole.shape),
     )
     local = whole._local_tensor
-    return getattr(local, "wait", lambda: local)().detach(), said
+    return getattr(local, "wait", lambda: local)().detach(), sharding
 
 
-def local_copy(tensor: torch.Tensor) -> tuple[torch.Tensor, Said | None]:
+def local_copy(tensor: torch.Tensor) -> tuple[torch.Tensor, Sharding | None]:
     """As `local_of`, for a tensor that may change later."""
     with torch.no_grad():
-        value, said = local_of(tensor)
+        value, sharding = local_of(tensor)
         if value.layout is not torch.strided:
             value = value.to_dense()
-        return value.clone(memory_format=torch.contiguous_format), said
+        return value.clone(memory_format=torch.contiguous_format), sharding
 
 
 def _version(tensor: torch.Tensor) -> int:
@@ -307,3 +313,73 @@ def _extra(module: torch.nn.Module) -> str:
         return str(module.extra_repr())[:200]
     except Exception:
         return ""
+
+
+# -- what is in a value: its tensors and the rest, by names as ``hidden.1`` ------------------------
+
+
+def leaves(value: Any, name: str = "") -> list[tuple[str, torch.Tensor]]:
+    """The tensors in a value; names like ``0`` and ``hidden.1``, empty if it is a tensor."""
+    tensors: list[tuple[str, torch.Tensor]] = []
+
+    def take(leaf: str, tensor: torch.Tensor) -> torch.Tensor:
+        tensors.append((leaf, tensor))
+        return tensor
+
+    replaced(value, name, take, rebuild=False)
+    return tensors
+
+
+def plain_leaves(value: Any, name: str = "") -> list[tuple[str, Any]]:
+    """All in a value that is no tensor and no container; names as of `leaves`."""
+    inner = f"{name}." if name else ""
+    if isinstance(value, torch.Tensor):
+        return []
+    if isinstance(value, Mapping):
+        return [item for key, v in value.items() for item in plain_leaves(v, f"{inner}{key}")]
+    if isinstance(value, list | tuple):
+        return [item for i, v in enumerate(value) for item in plain_leaves(v, f"{inner}{i}")]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [
+            item
+            for field_ in dataclasses.fields(value)
+            for item in plain_leaves(getattr(value, field_.name, None), f"{inner}{field_.name}")
+        ]
+    return [(name, value)]
+
+
+def is_huge(number: float) -> bool:
+    """Whether a number is an integer that no tensor holds."""
+    return isinstance(number, int) and abs(number) >= 2**63
+
+
+def replaced(
+    value: Any, name: str, change: Callable[[str, torch.Tensor], torch.Tensor], rebuild: bool = True
+) -> Any:
+    """A value with all its tensors changed; what is in a container of an unknown type is not."""
+    if isinstance(value, torch.Tensor):
+        return change(name, value)
+    inner = f"{name}." if name else ""
+    if isinstance(value, Mapping):
+        items = {key: replaced(v, f"{inner}{key}", change, rebuild) for key, v in value.items()}
+        if not rebuild or all(items[key] is v for key, v in value.items()):
+            return value
+        return items if type(value) is dict else _like_mapping(value, items)
+    if isinstance(value, list | tuple):
+        parts = [replaced(v, f"{inner}{i}", change, rebuild) for i, v in enumerate(value)]
+        if not rebuild or all(a is b for a, b in zip(parts, value, strict=True)):
+            return value
+        if hasattr(value, "_fields"):
+            return type(value)(*parts)
+        return type(value)(parts)
+    if not rebuild and dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for part in dataclasses.fields(value):
+            replaced(getattr(value, part.name, None), f"{inner}{part.name}", change, rebuild)
+    return value
+
+
+def _like_mapping(value: Any, items: dict[Any, Any]) -> Any:
+    try:
+        return type(value)(items)
+    except Exception:  # a mapping of its own kind: its tensors stay as they were
+        return value

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from ...views.formats import format_workers
-from .judging import Pair
-from .matching import Held, is_number
+from ..views.formats import format_workers
+from .pairs import FactsByKey, Pair, is_number
 from .results import Point
 
-Told = Mapping[str, tuple[str, str]]
+PlainValues = Mapping[str, tuple[str, str]]
 """By key: ``value`` and its repr, or ``type`` and its name."""
 
 _MOST = 3
@@ -25,12 +25,13 @@ class Presence:
     """Which worker has run what, and what could not be compared for that."""
 
     num_workers: int
+    modules: list[dict[str, tuple[Any, ...]]] = field(default_factory=list)  # of each worker
     ran: list[set[str]] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     plain: int = 0  # values that are no tensors and the same
     no_result: set[int] = field(default_factory=set)  # stages from which no backward can start
 
-    def learn(self, held: Held) -> None:
+    def learn(self, held: FactsByKey) -> None:
         """Take in what the workers have of forward."""
         self.ran = [set() for _ in range(self.num_workers)]
         for key, facts in held.items():
@@ -45,7 +46,7 @@ class Presence:
 
     # -- tensors -------------------------------------------------------------------------------
 
-    def without_tokens(self, point: Point, held: Held, key: str) -> None:
+    def without_tokens(self, point: Point, held: FactsByKey, key: str) -> None:
         """Leave out the tensors without a dimension that stages give, as `send` makes them."""
         facts = held.get(key, {})
         tokens = [rank for rank, fact in facts.items() if tuple(fact[1]) == ()]
@@ -91,9 +92,7 @@ class Presence:
         problem = f"{format_workers(absent)} {_have(absent)} no gradient of it"
         return replace(point, problem=problem, agrees=False, ranks=tuple(absent))
 
-    def not_run(
-        self, module: str, ranks: Sequence[int], modules: Sequence[Mapping[str, object]]
-    ) -> str:
+    def not_run(self, module: str, ranks: Sequence[int]) -> str:
         """Which modules in a module workers that differ did not run, though they have them."""
         inside = f"{module.split('#')[0]}." if module else ""
         told: dict[str, list[int]] = {}
@@ -101,7 +100,7 @@ class Presence:
             path = name.split("#")[0]
             if not name.startswith(inside) or any(name.startswith(f"{n}.") for n in told):
                 continue
-            idle = [r for r in ranks if name not in self.ran[r] and path in modules[r]]
+            idle = [r for r in ranks if name not in self.ran[r] and path in self.modules[r]]
             if idle and name:
                 told[name] = idle
         words = [f"{format_workers(idle)} did not run {name}" for name, idle in told.items()]
@@ -110,7 +109,11 @@ class Presence:
     # -- what is no tensor ---------------------------------------------------------------------
 
     def other_values(
-        self, ours: Told, theirs: Sequence[Told], held: Held, rename: Callable[[str, str], str]
+        self,
+        ours: PlainValues,
+        theirs: Sequence[PlainValues],
+        held: FactsByKey,
+        rename: Callable[[str, str], str],
     ) -> Iterator[Point]:
         """Points for what the reference gives that is no tensor, where the workers' is another."""
         for key, (what, words) in ours.items():
@@ -134,9 +137,7 @@ class Presence:
             ranks = tuple(sorted(rank for each in groups.values() for rank in each))
             yield replace(point, problem=f"the reference gives {words}, {told}", ranks=ranks)
 
-    def tell_parameters(
-        self, pairs: Mapping[str, Pair], modules: Sequence[Mapping[str, object]]
-    ) -> None:
+    def tell_parameters(self, pairs: Mapping[str, Pair]) -> None:
         """Tell of parameters and buffers that workers do not have, though they have the module."""
         missing: dict[tuple[int, ...], list[str]] = {}
         for pair in pairs.values():
@@ -145,7 +146,7 @@ class Presence:
                 continue
             owner = point.theirs.split("|")[1].rpartition(".")[0]
             ranks = tuple(
-                rank for rank, known in enumerate(modules)
+                rank for rank, known in enumerate(self.modules)
                 if rank not in pair.held and owner in known
             )  # fmt: skip
             if ranks:
@@ -159,7 +160,6 @@ class Presence:
         ours: Iterable[str],
         keys: Iterable[str],
         matched: set[str],
-        modules: Sequence[Mapping[str, object]],
     ) -> None:
         """Tell of what is only on workers: calls, results; and which worker did not run what.
 
@@ -176,7 +176,7 @@ class Presence:
             path = name.split("#")[0]
             absent = [rank for rank in range(self.num_workers) if name not in self.ran[rank]]
             for has in (True, False):
-                ranks = tuple(rank for rank in absent if (path in modules[rank]) == has)
+                ranks = tuple(rank for rank in absent if (path in self.modules[rank]) == has)
                 if ranks:
                     missing.setdefault((ranks, has), []).append(name)
         for (ranks, has), names in missing.items():

@@ -8,7 +8,7 @@ import pytest
 
 import discolab
 from discolab import Session, compare
-from tests.debugger.compare.transformer import make_reference, make_sharded, tokens
+from tests.comparison.transformer import make_reference, make_sharded, tokens
 
 BUGS = [
     # what it is, the module that has it, how it is found, what is said of it

@@ -15,6 +15,7 @@ import torch
 
 Row: TypeAlias = dict[str, Any]
 
+MOST_SAMPLES = 65_536  # elements of a worker's tensor that are looked at by the controller
 _CHUNK = 2**22  # elements compared at once
 _STICKS_OUT = 100  # times the typical element
 _GAP = 1e4  # between the elements of a mask and the others
@@ -171,3 +172,23 @@ def _wide(one: torch.Tensor, other: torch.Tensor) -> torch.dtype:
 def _number(element: torch.Tensor) -> Any:
     value = element.item()
     return str(value) if isinstance(value, complex) else value
+
+
+# -- samples ---------------------------------------------------------------------------------------
+
+
+def sample(tensor: torch.Tensor, most: int) -> torch.Tensor:
+    """Elements of a tensor at the places that `sample_places` gives, as float64 on the CPU."""
+    flat = tensor.detach().reshape(-1)
+    if flat.numel() > most:
+        flat = flat[sample_places(flat.numel(), most).to(flat.device)]
+    kind = torch.complex128 if flat.is_complex() else torch.float64
+    return flat.to("cpu", kind)
+
+
+def sample_places(size: int, most: int) -> torch.Tensor:
+    """Where samples are taken: layout evenly, each at a random place of its interval."""
+    generator = torch.Generator().manual_seed(0)
+    step = size / most
+    jitter = torch.empty(most, dtype=torch.float64).uniform_(generator=generator)
+    return ((torch.arange(most, dtype=torch.float64) + jitter) * step).long().clamp_(max=size - 1)

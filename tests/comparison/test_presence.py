@@ -13,8 +13,8 @@ from torch import nn
 import discolab
 from discolab import Session, compare, note
 from discolab.ccl import autograd as dist_fn
-from discolab.debugger.compare import Comparison
-from tests.debugger.compare.transformer import make_reference, make_sharded, place, tokens
+from discolab.comparison import ProgramComparison
+from tests.comparison.transformer import make_reference, make_sharded, place, tokens
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 
@@ -28,7 +28,7 @@ def two() -> Iterator[Session]:
 Program = Callable[[torch.Tensor], Any]
 
 
-def run(session: Session, ours: Program, theirs: Program) -> Comparison:
+def run(session: Session, ours: Program, theirs: Program) -> ProgramComparison:
     return compare(ours, theirs, X, session=session)
 
 

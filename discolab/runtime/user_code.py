@@ -13,8 +13,8 @@ from types import CodeType
 
 import torch
 
-from ..runtime.failures import is_own_file
-from ..runtime.sources import is_cell, is_installed
+from .failures import is_own_file
+from .sources import is_cell, is_installed
 
 
 def is_user(code: CodeType) -> bool:

@@ -12,7 +12,7 @@ from torch import nn
 import discolab
 from discolab import ArgumentError, DRef, Session, WorkerError, ccl, compare, note
 from discolab.ccl import autograd as dist_fn
-from tests.debugger.compare.transformer import (
+from tests.comparison.transformer import (
     LENGTH,
     Column,
     Row,
@@ -246,10 +246,10 @@ def test_functions_are_compared_by_what_they_note(four: Session) -> None:
 
 
 def test_a_registered_function_and_named_arguments(four: Session) -> None:
-    discolab.register_func("tests.compare.add", lambda a, b: a + b, override=True)
+    discolab.register_func("tests.comparison.add", lambda a, b: a + b, override=True)
     inputs = {"a": torch.ones(3), "b": torch.ones(3)}
-    assert compare(lambda a, b: a + b, "tests.compare.add", inputs, session=four)
-    found = compare(lambda a, b: a + 2 * b, "tests.compare.add", inputs, session=four)
+    assert compare(lambda a, b: a + b, "tests.comparison.add", inputs, session=four)
+    found = compare(lambda a, b: a + 2 * b, "tests.comparison.add", inputs, session=four)
     assert found.first is not None
     assert found.first.point.kind == "result"
 

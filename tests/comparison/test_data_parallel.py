@@ -12,8 +12,8 @@ from torch.distributed.tensor import Replicate, Shard
 
 import discolab
 from discolab import Session, ccl, compare
-from discolab.debugger.compare import Comparison
-from tests.debugger.compare.transformer import place
+from discolab.comparison import ProgramComparison
+from tests.comparison.transformer import place
 
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
 State = dict[str, torch.Tensor]
@@ -85,7 +85,9 @@ def total(out: torch.Tensor) -> torch.Tensor:
     return out.square().sum()
 
 
-def run(session: Session, make: Any, *how: Any, loss: Any = None, **options: Any) -> Comparison:
+def run(
+    session: Session, make: Any, *how: Any, loss: Any = None, **options: Any
+) -> ProgramComparison:
     torch.manual_seed(1)
     reference = Net()
     model = session.call_packed(make, reference.state_dict(), *how)

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 from discolab import compare
-from discolab.debugger.compare.given import read_layout
-from discolab.debugger.compare.measuring import _RTOL
+from discolab.comparison.arguments import read_layout
+from discolab.comparison.measure import _RTOL
 from discolab.loader import Workers
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
 
 

@@ -1,0 +1,458 @@
+"""Says which difference comes first, where in the program that is, and why.
+
+On the controller, after all was measured. A value of which workers hold terms is as it should be
+in the middle of a program; where the next whole value differs from worker to worker, or the
+program ends, the sum was forgotten, and the first such term is named. The evidence for the cause is
+gathered from the workers, as samples; causes.py says what it shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ..views.formats import format_workers
+from .causes import Evidence, Tensors, causes_of, missing_sum
+from .matcher import Matcher
+from .measure import MOST_SAMPLES, sample
+from .pairs import Pair
+from .results import Finding, Point
+
+_TERMS_BEFORE = 10  # values before a difference that may have been added wrongly
+_WHOLE = 2**22  # elements: of larger values only samples are looked at for causes
+_MOST_SETTINGS, _MOST_DETOURS = 8, 4
+_LARGE = 0.1  # of a typical element: this does not vanish by itself
+_ROUNDING = 1e-4
+_ONE_NUMBER = 1e-5
+_UNSUMMED = 1e-2  # of a typical element: with a sum left out a shard is off by more
+
+
+@dataclass
+class Compared:
+    """All points of a comparison, in the order of the reference's program."""
+
+    parameters: list[Point] = field(default_factory=list)
+    points: list[Point] = field(default_factory=list)
+    gradients: list[Point] = field(default_factory=list)
+
+    @property
+    def runs(self) -> tuple[list[Point], list[Point], list[Point]]:
+        """Parameters, forward, backward."""
+        return self.parameters, self.points, self.gradients
+
+    @property
+    def every(self) -> list[Point]:
+        """All of them."""
+        return [point for points in self.runs for point in points]
+
+
+def first_divergence(matcher: Matcher, compared: Compared) -> Finding | None:
+    """The first difference, in the order of the reference's program; None if there is none."""
+    first = _first(matcher, compared)
+    if first is None or first.point.gradient or first.point.kind not in ("output", "result"):
+        return first
+    idle = matcher.presence.not_run(matcher.names.rename(first.point.module), first.ranks)
+    return replace(first, causes=(idle, *first.causes)) if idle else first
+
+
+def _first(matcher: Matcher, compared: Compared) -> Finding | None:
+    for points in compared.runs:
+        for number, point in enumerate(points):
+            if not _wrong(point) or _rejoined(points, number) is not None:
+                continue
+            earlier = _unsummed(matcher, points, number) if _may_lack_sum(points, number) else None
+            if earlier is not None:
+                return _finding(matcher, compared, points, earlier, points[earlier], True)
+            return _finding(matcher, compared, points, number, point, False)
+    return None
+
+
+def _wrong(point: Point) -> bool:
+    if point.problem:
+        return not point.agrees or (point.kind == "result" and not point.gradient)
+    return not point.agrees or point.ends_unsummed
+
+
+def _rejoined(points: Sequence[Point], number: int) -> Point | None:
+    """Where a program agrees again that did something in another way, as to add a bias later.
+
+    That is the output of a module around it, or the result; in backward the gradient of an input.
+    What is off by little may agree again because the tolerance is wider than that: it must come
+    down to rounding.
+    """
+    point = points[number]
+    ends = ["parameter", "buffer", "argument" if point.gradient else "result"]
+    if not point.gradient:
+        ends.append("note")  # named by the user: it should be the same
+    if point.problem or point.agrees or point.kind in ends:
+        return None
+    for later in points[number + 1 :]:
+        if later.problem or not later.agrees or later.partial or not _around(later, point):
+            continue
+        if "float" not in later.dtype and "complex" not in later.dtype:
+            continue  # as an argmax, which is often the same for others
+        if later.size == 1:  # as a loss, which many differences leave nearly as it was
+            if later.relative <= _ONE_NUMBER * point.relative:
+                return later
+        elif point.relative > _LARGE or later.relative <= _ROUNDING * point.relative:
+            return later
+    return None
+
+
+def _around(later: Point, point: Point) -> bool:
+    """Whether all that comes of one value goes into the other."""
+    if later.kind == ("argument" if later.gradient else "result"):
+        return True
+    if later.kind != ("input" if point.gradient else "output"):
+        return False
+    path = point.module.split("#")[0]
+    if later.module == point.module:
+        return point.kind != later.kind
+    return not later.module or path.startswith(f"{later.module.split('#')[0]}.")
+
+
+def _may_lack_sum(points: Sequence[Point], number: int) -> bool:
+    """Whether terms that were not summed may be why a value differs.
+
+    The workers then differ among themselves, and not by little; and what the value comes from
+    does not agree yet. (That the parts of a shard differ among themselves says nothing.)
+    """
+    point = points[number]
+    shard = "Shard" in point.layout
+    if not point.partial and (not point.unlike or (shard and point.relative < _UNSUMMED)):
+        return False
+    owner = point.module
+    if point.kind == "parameter":
+        owner = point.module.rpartition(".")[0]
+    before = [p for p in points[:number] if not p.problem]
+    inner = f"{owner.split('#')[0]}." if owner else ""
+    if any(p.module.split("#")[0].startswith(inner) and p.kind in ("input", "output")
+           and p.module != owner for p in before):  # fmt: skip
+        return True  # what lies inside may be where the terms are
+    comes_in = "output" if point.gradient else "input"
+    origin = [p for p in before if p.module == owner and p.kind == comes_in]
+    return not origin or not all(p.agrees and not p.partial for p in origin)
+
+
+def _unsummed(matcher: Matcher, points: Sequence[Point], number: int) -> int | None:
+    """The first of the terms that lead up to a difference, if there are any."""
+    found = None
+    for place in range(number - 1, -1, -1):
+        point = points[place]
+        if point.problem or (point.kind in ("parameter", "buffer") and not point.gradient):
+            continue
+        if point.partial and point.source == "inferred":
+            found = place
+        elif "Shard" not in point.layout:
+            break
+    if found is None and points[number].gradient:  # one of several modules that a value goes to
+        entries = matcher.ours.recorder.entries
+        held = entries[points[number].key.removesuffix(".grad")].snapshot.number
+        for place, point in enumerate(points[:number]):
+            entry = entries[point.key.removesuffix(".grad")]
+            same = entry.kind == "input" and entry.snapshot.number == held
+            if same and point.partial and point.source == "inferred":
+                return place
+    return _added_unsummed(matcher, points, number) if found is None else found
+
+
+def _added_unsummed(matcher: Matcher, points: Sequence[Point], number: int) -> int | None:
+    """The terms that were added to something else: they are off by as much as what came of it."""
+    wrong = points[number]
+    terms = [
+        place for place, p in enumerate(points[:number])
+        if p.partial and p.source == "inferred" and not p.problem and p.shape == wrong.shape
+    ][-_TERMS_BEFORE:]  # fmt: skip
+    if not terms or wrong.layout.count("Shard"):
+        return None
+    taken = matcher.workers.samples([wrong.theirs, *(points[place].theirs for place in terms)])
+
+    def off(point: Point, held: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        expected = sample(matcher.ours.value(point.key), MOST_SAMPLES)
+        return {r: part - expected for r, part in held.items() if part.shape == expected.shape}
+
+    gone = off(wrong, taken[0])
+    near = 1e-3 * max((float(gap.abs().max()) for gap in gone.values()), default=0.0)
+    for place, held in zip(terms, taken[1:], strict=True):
+        other = off(points[place], held)
+        if other and all(bool(((gone[r] - g).abs() <= near).all()) for r, g in other.items()):
+            return place
+    return None
+
+
+def _finding(
+    matcher: Matcher,
+    compared: Compared,
+    points: Sequence[Point],
+    number: int,
+    point: Point,
+    unsummed: bool,
+) -> Finding:
+    causes: list[str] = []
+    if point.problem:
+        place = "" if not point.agrees else "what the program gives can't be compared"
+        return Finding(point, (point.problem,), place)
+    pair = matcher.pairs[point.key]
+    own = [words for path in _near_modules(point) for words in matcher.settings(path)]
+    if unsummed or (point.partial and point.agrees):
+        causes.append(missing_sum(point.gradient, point.kind == "parameter"))
+        point = replace(point, ranks=tuple(sorted(pair.held)), agrees=False)
+    else:
+        causes += _dtypes(pair)
+        evidence = _gather(matcher, compared, points, number, pair, point)
+        if evidence is not None:
+            causes += causes_of(evidence)
+    return Finding(point, (*own, *causes), _place(points, number, point, unsummed))
+
+
+def _near_modules(point: Point) -> list[str]:
+    """The modules whose settings may matter."""
+    if point.kind in ("note", "argument", "result"):
+        return []
+    path = point.module.split("#")[0]
+    return [path.rpartition(".")[0]] if point.kind == "parameter" else [path]
+
+
+def _dtypes(pair: Pair) -> Iterator[str]:
+    """Workers that hold another dtype than the others."""
+    groups: dict[str, list[int]] = {}
+    for rank, fact in pair.held.items():
+        groups.setdefault(str(fact[2]), []).append(rank)
+    if len(groups) > 1:
+        words = ", ".join(f"{format_workers(ranks)} {dtype}" for dtype, ranks in groups.items())
+        yield f"dtypes differ: {words}; the reference {pair.point.dtype}"
+
+
+# -- place -----------------------------------------------------------------------------------------
+
+
+def _place(points: Sequence[Point], number: int, point: Point, unsummed: bool) -> str:
+    """What is known of where in the program a value goes wrong."""
+    if point.kind in ("parameter", "buffer") and not point.gradient:
+        return "before the program ran: the model was made or loaded wrongly"
+    before = [p for p in points[:number] if not p.problem and p.kind not in ("buffer",)]
+    agreeing = [p for p in before if p.agrees and p.kind != "parameter"]
+    inner = f"{point.module}." if point.module else ""
+    inside = [p for p in before if p.module.startswith(inner) and p.module != point.module]
+    inputs = [p for p in before if p.module == point.module and p.kind == "input"]
+    if point.gradient:
+        return _place_of_gradient(before, point)
+    if point.kind == "output" and unsummed and not inside:
+        return (
+            "its input agrees: nothing adds its terms up, at the end of "
+            f"{point.module or 'the model'}.forward or behind it"
+        )
+    if point.kind == "output" and inputs and all(p.agrees for p in [*inputs, *inside]):
+        if not inside:
+            return f"its input agrees: it goes wrong inside {point.module or 'the model'}"
+        last = agreeing[-1]
+        return (
+            f"all inside agrees up to the {last.words}: it goes wrong behind that, in "
+            f"{point.module or 'the model'}.forward"
+        )
+    if not agreeing:
+        return "nothing before it was compared"
+    return f"last that agrees: the {agreeing[-1].words}; it goes wrong behind that"
+
+
+def _place_of_gradient(before: Sequence[Point], point: Point) -> str:
+    gone = [p for p in before if p.agrees and p.gradient]
+    same = [p for p in gone if p.module == point.module and p.kind == "output"]
+    if point.kind == "input" and same:
+        return (
+            f"forward agrees, and so does the {same[-1].words}: it goes wrong in the backward of "
+            f"{point.module or 'the model'}"
+        )
+    if point.kind == "parameter":
+        owner = point.module.rpartition(".")[0]
+        flows = [p for p in gone if p.module.split("#")[0] == owner]
+        if flows:
+            return f"forward agrees, and so does the {flows[-1].words}"
+    if not gone:
+        return "forward agrees; it is the first gradient that was compared"
+    return f"forward agrees; last gradient that agrees: the {gone[-1].words}"
+
+
+# -- evidence --------------------------------------------------------------------------------------
+
+
+def _gather(
+    matcher: Matcher,
+    compared: Compared,
+    points: Sequence[Point],
+    number: int,
+    pair: Pair,
+    point: Point,
+) -> Evidence | None:
+    """What is to be looked at of a value that differs; None if there is nothing."""
+    layout = pair.layout_named(point.layout)
+    whole = matcher.ours.value(point.key)
+    sizes = [math.prod(shape) for shape in pair.shapes.values()]
+    most = _WHOLE if max(sizes) <= _WHOLE else MOST_SAMPLES
+    (local,) = matcher.workers.samples([point.theirs], most)
+    if not local or whole.is_complex():
+        return None
+    teams = sorted(local)
+
+    def expected(value: torch.Tensor) -> dict[int, torch.Tensor]:
+        return {r: sample(layout.part_of(value, r), most) for r in teams}
+
+    cut = [dim for dim in layout.dims if dim is not None]
+    terms: list[tuple[str, Any]] = []
+    if whole.numel() <= _WHOLE:
+        for words, value in _terms(matcher, compared, points, number, point, whole):
+            terms.append((words, expected(value)))
+    return Evidence(
+        **_without_same_infinities(local, expected(whole)),
+        shapes=pair.shapes,
+        whole=max(sizes) <= most,
+        odd=tuple(rank for rank in point.ranks if rank in local),
+        rtol=pair.tolerance.rtol,
+        atol=max(pair.tolerance.atol, 1e-6 * point.scale),
+        dim=cut[0] if cut else None,
+        replicated=not cut,
+        terms=[
+            (words, {r: t.nan_to_num(0, 0, 0) for r, t in each.items()}) for words, each in terms
+        ],
+        reference=whole.detach().to("cpu", torch.float64) if whole.numel() <= _WHOLE else None,
+        gradient=point.gradient,
+        parameter=point.kind == "parameter",
+    )
+
+
+def _without_same_infinities(local: Tensors, expected: Tensors) -> dict[str, Tensors]:
+    """Zeros where both sides are infinite or NaN alike: that is no difference."""
+    gone = {
+        rank: (part == expected[rank]) & part.isinf() | part.isnan() & expected[rank].isnan()
+        for rank, part in local.items()
+        if part.shape == expected[rank].shape
+    }
+    return {
+        name: {r: t.masked_fill(gone[r], 0) if r in gone else t for r, t in side.items()}
+        for name, side in (("local", local), ("expected", expected))
+    }
+
+
+def _terms(
+    matcher: Matcher,
+    compared: Compared,
+    points: Sequence[Point],
+    number: int,
+    point: Point,
+    whole: torch.Tensor,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Values of the reference that may have been added once too often, or left out."""
+    before = [p for p in points[max(number - _TERMS_BEFORE, 0) : number] if not p.problem]
+    around = [
+        p for p in points[:number]
+        if p.kind == "input" and not p.problem and point.module.startswith(_parent(p.module))
+    ]  # fmt: skip
+    around.sort(key=lambda p: p.module.count("."))  # one value under several names: the outermost
+    owners = {p.module.split("#")[0] for p in [*before, point]}
+    if not point.gradient:
+        for parameter in compared.parameters:
+            name = parameter.module
+            flat = whole.dim() > 0 and parameter.shape == (whole.shape[-1],)
+            if flat and name.rpartition(".")[0] in owners:
+                value = matcher.ours.value(parameter.key)
+                yield f"bias {name}", value.to(whole.device).expand(whole.shape)
+    given: set[int] = set()
+    for other in [*around[-8:], *reversed(before)]:
+        value = matcher.ours.value(other.key)
+        if value.shape == whole.shape and value.is_floating_point():
+            value_number = matcher.pairs[other.key].number
+            if value_number not in given:
+                given.add(value_number)
+                yield other.words, value
+
+
+def _parent(module: str) -> str:
+    return module.split("#")[0].rpartition(".")[0]
+
+
+# -- what else a reader should know ----------------------------------------------------------------
+
+
+def settings_notes(
+    paths: Iterable[str], settings: Callable[[str], list[str]], known: Sequence[str]
+) -> list[str]:
+    """Which modules are set up otherwise, where nothing else may show it; not what is `known`."""
+    told: dict[str, list[str]] = {}
+    for path in paths:
+        for words in settings(path):
+            found = told.setdefault(words, [])
+            if not any(not above or path.startswith(f"{above}.") for above in found):
+                found.append(path)
+    notes = []
+    for words, found in told.items():
+        if words not in known:
+            more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+            names = ", ".join(path or "the model" for path in found[:4])
+            notes.append(f"{names}{more}: {words}")
+    return notes[:_MOST_SETTINGS]
+
+
+def value_notes(pairs: Mapping[str, Pair], points: Iterable[Point]) -> list[str]:
+    """Other dtypes than the reference's, and NaN on both sides."""
+    dtypes: dict[tuple[str, str], list[str]] = {}
+    unknown: list[str] = []
+    for point in points:
+        pair = pairs.get(point.key)
+        if pair is None or point.problem:
+            continue
+        theirs = sorted({str(fact[2]) for fact in pair.held.values()} - {point.dtype})
+        if theirs and not any(name.startswith("python ") for name in (*theirs, point.dtype)):
+            dtypes.setdefault((", ".join(theirs), point.dtype), []).append(point.words)
+        if any(row["nan"] for row in point.rows.values()):
+            unknown.append(point.words)
+    notes = [
+        f"dtypes differ: workers {theirs}, reference {mine}: {_few(words)}"
+        for (theirs, mine), words in dtypes.items()
+    ]
+    if unknown:
+        notes.append(f"NaN on both sides, which says nothing of their values: {_few(unknown)}")
+    return notes
+
+
+def _few(words: Sequence[str]) -> str:
+    return ", ".join(words[:2]) + (f" and {len(words) - 2} more" if len(words) > 2 else "")
+
+
+def detour_notes(runs: Iterable[Sequence[Point]], first: Finding | None) -> list[str]:
+    """Where the workers do something in another way that makes no difference in the end.
+
+    Parameters
+    ----------
+    runs
+        The points of forward, and those of backward.
+    first
+        Behind it all is different.
+    """
+    found: dict[str, list[str]] = {}
+    end = None if first is None else first.point
+    if end is not None and end.kind in ("parameter", "buffer") and not end.gradient:
+        return []
+    for points in runs:
+        for number, point in enumerate(points):
+            if end is not None and point.key == end.key:
+                return _detours(found)
+            later = _rejoined(points, number)
+            if later is not None:
+                found.setdefault(later.words, []).append(point.words)
+    return _detours(found)
+
+
+def _detours(found: dict[str, list[str]]) -> list[str]:
+    notes = []
+    for later, words in list(found.items())[:_MOST_DETOURS]:
+        more = f" and {len(words) - 2} more" if len(words) > 2 else ""
+        differ = "differ" if len(words) > 1 else "differs"
+        notes.append(
+            f"another way, the same in the end: {', '.join(words[:2])}{more} {differ}, "
+            f"the {later} agrees"
+        )
+    return notes

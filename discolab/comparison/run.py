@@ -1,0 +1,292 @@
+"""`compare`: run the reference here and the sharded program on the workers, and compare them.
+
+On the controller's thread: parameters, forward, backward. For each the two sides run and record
+(sides.py, recorder.py), the matcher pairs what they have and has it measured (matcher.py), and at
+the end the first divergence is diagnosed (diagnose.py). What the workers do is a worker function
+like any other, so it works on every engine, and what fails there is the session's `WorkerError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ..layouts.layout import ShardLayout
+from ..runtime.errors import ArgumentError, WaitTimeoutError, WorkerError
+from ..runtime.session import Session
+from .arguments import (
+    GivenLayouts,
+    check_options,
+    inputs_of,
+    meshes_of,
+    name_of,
+    program_of,
+    session_of,
+)
+from .diagnose import Compared, detour_notes, first_divergence, settings_notes, value_notes
+from .matcher import FORWARD, PARAMETERS, Matcher
+from .pairs import Names, only_in
+from .results import Finding, Point, ProgramComparison
+from .sides import Side, WorkerSides, hold, on_shelf, own_errors
+
+
+def compare(
+    reference: Any,
+    sharded: Any,
+    inputs: Any,
+    *,
+    session: Session | None = None,
+    module: Any = None,
+    layouts: Mapping[str, Any] | None = None,
+    names: Mapping[str, str] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    backward: bool = True,
+    loss: Any = None,
+    seed: int = 0,
+    timeout: float | None = None,
+) -> ProgramComparison:
+    """Find the first place where a sharded program and its reference compute something else.
+
+    Both run once on the same inputs, from the same random state: forward and backward. What goes
+    into and comes out of each module, the gradients of that, parameters and their gradients are
+    compared on the workers. Nothing of either program is changed: gradients, buffers and random
+    states are put back.
+
+    Parameters
+    ----------
+    reference
+        A module or function here.
+    sharded
+        What the workers call: a DRef of each worker's module or function (``sess["model"]``), a
+        function here, or the name of a registered one.
+    inputs
+        A tensor, a tuple of arguments, or a dict of named ones; each worker has its own copy. A
+        DRef for what the workers have already.
+    session
+        Needed where no DRef tells it.
+    module
+        If `sharded` is a function: the worker's module whose inner modules it runs (a DRef).
+    layouts
+        How values lie over the workers, where that should not be inferred:
+        ``{"*.qkv.weight": "shard(0, segments=3)", "input": Shard(0)}``. Names are ``a.b`` (what
+        module ``a.b`` puts out), ``a.b.input``, ``a.b.weight``, of notes their own, ``input`` and
+        ``output`` of the program, and for gradients these with ``.grad``. Globs, the first that
+        matches counts. Layouts are those of torch, `Shard`, `Replicate` and `Partial`, or of the
+        loader (see docs/loader.md).
+    names
+        Paths of the reference to paths of the sharded model where these differ.
+    rtol, atol
+        Two numbers agree if ``|a - b| <= atol + rtol * |b|``. None: by the dtype, see
+        docs/compare.md.
+    backward
+        Whether to compare gradients.
+    loss
+        A function of the program's result that gives a scalar, for both; or two, of the reference
+        and of the workers. None: backward starts from random gradients of the result.
+    seed
+        Of the random state at the start.
+    timeout
+        Seconds to wait for the workers, for each step; None takes the session's.
+
+    Returns
+    -------
+    ProgramComparison
+        Shows itself; has `agrees`, `first`, `points`, `gradients`, `parameters`.
+
+    Raises
+    ------
+    ArgumentError
+        If something given can't be used.
+    WorkerError
+        If the sharded program fails on a worker; a note says what had been found until then.
+    ForeignDRefError, WaitTimeoutError, SessionClosedError
+    """
+    sess = session_of(session, sharded, module, inputs)
+    mine, its = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, loss)
+    check_options(reference, rtol, atol, (mine, its))
+    meshes = meshes_of(sess)
+    given = GivenLayouts(layouts or {}, meshes)
+    pathnames = Names(names)
+    ours = Side(reference, None, backward, mine)
+    workers = WorkerSides(sess, program_of(sess, sharded), module, backward, its, timeout)
+    titles = name_of(reference, "reference"), name_of(sharded, "sharded")
+    with on_shelf(ours) as token:
+        matcher = Matcher(ours, workers, token, pathnames, given, (rtol, atol), meshes)
+        return _Run(sess, ours, workers, matcher, titles, backward, seed).compare(inputs)
+
+
+class _Run:
+    """One run of both sides, and what was found until now."""
+
+    def __init__(
+        self,
+        session: Session,
+        ours: Side,
+        workers: WorkerSides,
+        matcher: Matcher,
+        titles: tuple[str, str],
+        backward: bool,
+        seed: int,
+    ) -> None:
+        self.session, self.ours, self.workers, self.matcher = session, ours, workers, matcher
+        self.titles, self.backward, self.seed = titles, backward, seed
+        self.compared = Compared()
+        self.notes: list[str] = []
+
+    def compare(self, inputs: Any) -> ProgramComparison:
+        with _plain_errors():
+            parameters = self.workers.facts(PARAMETERS)
+        self.compared.parameters = self.matcher.compare_parameters(parameters)
+        try:
+            cuts = self._run_forward(inputs)
+            with self._noting_first():
+                self.compared.points = self.matcher.compare_forward(
+                    self.workers.facts(FORWARD), self.workers.plain_values()
+                )
+                if self.backward:
+                    self._run_backward(cuts)
+            return self._comparison(first_divergence(self.matcher, self.compared))
+        finally:
+            self.ours.restore()
+            self.workers.end()
+
+    def _run_forward(self, inputs: Any) -> list[ShardLayout]:
+        """Run both forward; gives the layouts of inputs of which each worker has a part."""
+        shared = inputs_of(self.session, inputs, self.matcher.given.find, self.workers.timeout)
+        given = self.workers.call(hold, shared.args, shared.kwargs)  # raises if they can't travel
+        with own_errors(self.titles[0], "forward", (shared.args, shared.kwargs)):
+            self.ours.forward(shared.args, shared.kwargs, self.seed)
+        with self._noting_first():
+            modules = self.workers.run_forward(given, self.seed, shared.cuts)
+        self.matcher.learn_modules(modules)
+        return list(shared.cuts.values())
+
+    def _run_backward(self, cuts: Sequence[ShardLayout]) -> None:
+        matcher, points = self.matcher, self.compared.points
+        starts = matcher.starts(points)
+        if self.ours.loss is None and not starts:
+            self.notes.append("no backward: nothing in the result has a gradient and a layout")
+            return
+        ours, theirs = {}, {}
+        for number, (leaf, (shape, layout)) in enumerate(starts.items()):
+            ours[leaf] = shape, None, number
+            key = matcher.pairs[f"result||{leaf}"].point.theirs
+            theirs[key.split("|")[2]] = shape, layout, number
+        with own_errors(self.titles[0], "backward"):
+            self.ours.backward(self.seed, ours)
+        gradients = self.workers.run_backward(self.seed, theirs)
+        parts = matcher.count_of_parts(cuts, points)
+        self.compared.gradients, notes = matcher.compare_gradients(gradients, parts)
+        self.notes += notes
+
+    @contextmanager
+    def _noting_first(self) -> Iterator[None]:
+        """Have an error of the workers say what was found before it."""
+        try:
+            yield
+        except WaitTimeoutError as error:
+            wrong = [p for p in (*self.compared.parameters, *self.compared.points) if not p.agrees]
+            known = f"the first difference was in the {wrong[0].words}" if wrong else (
+                f"{len(self.compared.parameters)} parameters agree"
+            )  # fmt: skip
+            error.add_note(f"compare: the sharded program took too long; before that, {known}")
+            raise
+        except WorkerError as error:
+            try:
+                first = first_divergence(self.matcher, self.compared)
+            except WorkerError:
+                first = None
+            if first is not None:
+                error.add_note(f"compare: before that, the first difference was in the {first}")
+            raise
+
+    def _comparison(self, first: Finding | None) -> ProgramComparison:
+        matcher, compared = self.matcher, self.compared
+        compared.points = matcher.shown_as_sums(compared.points, first)
+        compared.gradients = matcher.shown_as_sums(compared.gradients, first)
+        missing = [point for point in compared.every if point.problem]
+        only_ours, only_theirs = _only_on_one_side(matcher)
+        notes = [*self.notes, *self._closing_notes(first)]
+
+        def comparable(points: Iterable[Point]) -> tuple[Point, ...]:
+            return tuple(point for point in points if not point.problem)
+
+        return ProgramComparison(
+            self.titles,
+            self.session.num_workers,
+            first,
+            parameters=comparable(compared.parameters),
+            points=comparable(compared.points),
+            gradients=comparable(compared.gradients),
+            unmatched=tuple(p for p in missing if p.theirs or not _within(p.module, only_ours)),
+            only_in_reference=only_ours,
+            only_in_sharded=only_theirs,
+            notes=tuple(notes),
+            partly=bool(matcher.presence.skipped),
+            plain=matcher.presence.plain,
+        )
+
+    def _closing_notes(self, first: Finding | None) -> Iterator[str]:
+        """What else a reader should know."""
+        matcher, names, presence = self.matcher, self.matcher.names, self.matcher.presence
+        recorder = self.ours.recorder
+        if unused := matcher.given.unused:
+            yield f"layouts: nothing has a name that {', '.join(map(repr, unused))} matches"
+        if idle := sorted(set(names.given) - names.used):
+            yield f"names: the reference has no {', '.join(map(repr, idle))}"
+        calls = {names.rename(entry.name, entry.kind) for entry in recorder.entries.values()}
+        matched = {point.theirs for point in self.compared.every}
+        presence.tell_rest(calls, sorted(matcher.keys), matched)
+        presence.tell_parameters(matcher.pairs)
+        yield from presence.skipped
+        yield from value_notes(matcher.pairs, self.compared.every)
+        known = () if first is None else first.causes
+        yield from settings_notes(recorder.modules, matcher.settings, known)
+        yield from detour_notes((self.compared.points, self.compared.gradients), first)
+
+
+def _only_on_one_side(matcher: Matcher) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The modules, parameters and notes that only the reference has, and only the workers have."""
+    recorder = matcher.ours.recorder
+    mine = [("", path) for path in recorder.modules]
+    mine += _paths(recorder.entries)
+    theirs = [path for each in matcher.presence.modules for path in each]
+    theirs += [path for _, path in _paths(matcher.keys)]
+    renamed = {matcher.names.rename(path, kind): path for kind, path in mine}
+    lone = only_in([path for name, path in renamed.items() if name not in theirs], ())
+    around = {above for name in renamed for above in _above(name)}
+    extra = only_in([path for path in dict.fromkeys(theirs) if path not in around], renamed)
+    return lone, extra
+
+
+def _paths(keys: Any) -> Iterator[tuple[str, str]]:
+    """The names of parameters and notes among keys, each behind which it is."""
+    for key in keys:
+        kind, name, _ = str(key).removesuffix(".grad").split("|")
+        if kind in ("parameter", "note"):
+            yield kind, name
+
+
+def _above(path: str) -> Iterator[str]:
+    """The paths of the modules around one, the model's own too."""
+    while path:
+        path = path.rpartition(".")[0]
+        yield path
+
+
+def _within(module: str, paths: Sequence[str]) -> bool:
+    path = module.split("#")[0]
+    return any(path == above or path.startswith(f"{above}.") for above in paths)
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """What the workers say of an argument is an `ArgumentError` here too."""
+    try:
+        yield
+    except WorkerError as error:
+        if isinstance(error.__cause__, ArgumentError) and "compare:" in str(error.__cause__):
+            raise ArgumentError(str(error.__cause__)) from None
+        raise
