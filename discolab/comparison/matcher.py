@@ -26,7 +26,6 @@ from .arguments import GivenLayouts
 from .measure import (
     MOST_SAMPLES,
     Row,
-    Tolerance,
     difference,
     sample,
     sample_places,
@@ -389,7 +388,7 @@ class Matcher:
         """Compare the sums of samples with the reference's."""
         whole = self.ours.value(pair.point.key)
         rows: dict[int, Row] = {}
-        wide = Tolerance(2 * pair.tolerance.rtol, 2 * pair.tolerance.atol)
+        wide = pair.tolerance.times(2)
         teams = layout.teams(tuple(parts))
         for team in teams:
             total = torch.stack([parts[rank] for rank in team]).sum(0)
@@ -460,7 +459,7 @@ class Matcher:
                 (
                     pair.point.theirs, pair.point.key, pair.point.shape,
                     [layout.plain for layout in layouts],
-                    pair.tolerance.rtol, pair.tolerance.atol,
+                    (pair.tolerance.rtol, pair.tolerance.atol, pair.tolerance.noise),
                 )
                 for pair, layouts in batch
             ]  # fmt: skip

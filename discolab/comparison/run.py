@@ -78,8 +78,8 @@ def compare(
     names
         Paths of the reference to paths of the sharded model where these differ.
     rtol, atol
-        Two numbers agree if ``|a - b| <= atol + rtol * |b|``. None: by the dtype, see
-        docs/compare.md.
+        Two numbers agree if ``|a - b| <= atol + rtol * |b|``. With `rtol` alone, `atol` is that
+        times a typical element of the value. None: by the dtype, see docs/compare.md.
     backward
         Whether to compare gradients.
     loss

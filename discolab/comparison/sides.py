@@ -358,7 +358,7 @@ def plain_values(side: Side) -> dict[str, tuple[str, str]]:
 def measure(
     side: Side,
     token: str,
-    jobs: list[tuple[str, str, tuple[int, ...], list[Any], float, float]],
+    jobs: list[tuple[str, str, tuple[int, ...], list[Any], tuple[float, float, float]]],
     sent: Any,
 ) -> list[list[Row] | None]:
     """Compare values here with parts of the reference's.
@@ -380,11 +380,11 @@ def measure(
     rank = current_worker().worker_id
     reference = SHELF.get(token)
     measured: list[list[Row] | None] = []
-    for number, (key, other, shape, layouts, rtol, atol) in enumerate(jobs):
+    for number, (key, other, shape, layouts, within) in enumerate(jobs):
         if not has(side, key):
             measured.append(None)
             continue
-        local, tolerance = side.value(key), Tolerance(rtol, atol)
+        local, tolerance = side.value(key), Tolerance(*within)
         rows: list[Row] = []
         for layout in map(ShardLayout.of_plain, layouts):
             if reference is not None:
@@ -508,8 +508,8 @@ class WorkerSides:
         near = self.session.fetch(self.call(shares_memory, token), None, self.timeout)
         return [rank for rank, here in enumerate(near) if not here]
 
-    def measure(self, token: str, jobs: list[Any], sent: Any) -> list[list[list[Row] | None]]:
-        """Compare with the reference; of each worker what `measure` gives."""
+    def measure(self, token: str, jobs: list[Any], sent: Any) -> list[list[Any]]:
+        """Compare with the reference; of each worker what the worker function `measure` gives."""
         return self._ask(measure, token, jobs, sent)
 
     def send(self, parts: Mapping[int, list[torch.Tensor | None]]) -> DRef:
