@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import Replicate, Shard
 
 import discolab
 from discolab import ArgumentError, DRef, Session, WorkerError, ccl, compare, note
 from discolab.ccl import autograd as dist_fn
+from discolab.comparison.arguments import read_layout
+from discolab.loader import Workers
 from tests.comparison.transformer import (
     LENGTH,
     Column,
@@ -101,6 +104,16 @@ def test_a_module_made_parallel_by_torch_agrees(four: Session) -> None:
 
 
 # -- layouts ---------------------------------------------------------------------------------------
+
+
+def test_a_layout_goes_on_the_mesh_of_its_axes() -> None:
+    meshes = [Workers((4,)), Workers((2, 2))]
+    for given in ("[replicate, shard(0)]", ["replicate", "shard(0)"], [Replicate(), Shard(0)]):
+        assert read_layout(given, meshes).words == "Replicate(), Shard(0)"
+    assert read_layout(Shard(0), meshes).words == "Shard(0)"
+    assert read_layout(["partial", Shard(1)], meshes).words == "Partial(sum), Shard(1)"
+    with pytest.raises(ArgumentError, match="has 2 placements, and the workers are in a mesh of 1"):
+        read_layout("[replicate, shard(0)]", meshes[:1])
 
 
 class Fused(nn.Module):
