@@ -1,15 +1,20 @@
 """The notebook front: magics, output by rank, completion. The only layer that knows IPython.
 
-Each magic is a thin wrapper over a function here of the same name.
+Each magic calls a method of `Lab`, and stands here as a function of the same name.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from . import load_bars
 from .cell import CellInterrupted, CellRun
 from .lab import Lab, close_lab, open_lab, the_lab
+
+R = TypeVar("R")
 
 _completer: Any = None
 
@@ -17,18 +22,14 @@ _completer: Any = None
 def load_ipython_extension(shell: Any) -> None:
     """``%load_ext discolab``."""
     global _completer
-    from .compare_magics import CompareMagics
+    from . import debug_magics, magics  # noqa: F401 - which enter themselves in the table
     from .completion import WorkerCompleter
-    from .debug_magics import DebugMagics
-    from .looking_back_magics import LookingBackMagics
-    from .magics import DiscoMagics
-    from .view_magics import ViewMagics
+    from .magic import register
 
     lab = open_lab(shell)
     load_bars.install()
     if _completer is None:
-        for kind in (DiscoMagics, ViewMagics, DebugMagics, LookingBackMagics, CompareMagics):
-            shell.register_magics(kind(shell, lab))
+        register(shell, lab)
         _completer = WorkerCompleter(lab)
         _completer.install(shell)
 
@@ -43,160 +44,51 @@ def unload_ipython_extension(shell: Any) -> None:
     close_lab()
 
 
-def disco_session(num_workers: int, **options: Any) -> Any:
-    """See `Lab.disco_session`."""
-    return the_lab().disco_session(num_workers, **options)
+def _function(method: Callable[..., R]) -> Callable[..., R]:
+    """A method of the kernel's `Lab` as a function."""
+
+    @functools.wraps(method)
+    def function(*args: Any, **kwargs: Any) -> R:
+        return method(the_lab(), *args, **kwargs)
+
+    _, *parameters = inspect.signature(method).parameters.values()
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return function
 
 
-def disco(cell: str, **options: Any) -> Any:
-    """See `Lab.disco`."""
-    return the_lab().disco(cell, **options)
-
-
-def disco_load(path: str, **options: Any) -> Any:
-    """See `Lab.disco_load`."""
-    return the_lab().disco_load(path, **options)
-
-
-def disco_push(names: list[str], **options: Any) -> None:
-    """See `Lab.disco_push`."""
-    the_lab().disco_push(names, **options)
-
-
-def disco_pull(names: list[str], **options: Any) -> None:
-    """See `Lab.disco_pull`."""
-    the_lab().disco_pull(names, **options)
-
-
-def disco_mesh(axes: str | None = None, **options: Any) -> Any:
-    """See `Lab.disco_mesh`."""
-    return the_lab().disco_mesh(axes, **options)
-
-
-def disco_status(name: str | None = None) -> str:
-    """See `Lab.disco_status`."""
-    return the_lab().disco_status(name)
-
-
-def disco_doctor(n: int = 8, **options: Any) -> Any:
-    """See `Lab.disco_doctor`."""
-    return the_lab().disco_doctor(n, **options)
-
-
-def disco_devices(**options: Any) -> Any:
-    """See `Lab.disco_devices`."""
-    return the_lab().disco_devices(**options)
-
-
-def disco_registers(session: str | None = None, **options: Any) -> Any:
-    """See `Lab.disco_registers`."""
-    return the_lab().disco_registers(session, **options)
-
-
-def disco_timeline(**options: Any) -> Any:
-    """See `Lab.disco_timeline`."""
-    return the_lab().disco_timeline(**options)
-
-
-def disco_abort(**options: Any) -> list[int]:
-    """See `Lab.disco_abort`."""
-    return the_lab().disco_abort(**options)
-
-
-def disco_break(where: str = "", ranks: Any = None, **options: Any) -> list[Any]:
-    """See `Lab.disco_break`."""
-    return the_lab().disco_break(where, ranks, **options)
-
-
-def disco_compare(reference: str, inputs: Any = (), cell: str | None = None, **options: Any) -> Any:
-    """See `Lab.disco_compare`."""
-    return the_lab().disco_compare(reference, inputs, cell, **options)
-
-
-def disco_continue(n: int = 1, ranks: Any = None, **options: Any) -> Any:
-    """See `Lab.disco_continue`."""
-    return the_lab().disco_continue(n, ranks, **options)
-
-
-def disco_eval(expression: str, ranks: Any = None, **options: Any) -> Any:
-    """See `Lab.disco_eval`."""
-    return the_lab().disco_eval(expression, ranks, **options)
-
-
-def disco_next(ranks: Any = None, **options: Any) -> Any:
-    """See `Lab.disco_next`."""
-    return the_lab().disco_next(ranks, **options)
-
-
-def disco_out(ranks: Any = None, **options: Any) -> Any:
-    """See `Lab.disco_out`."""
-    return the_lab().disco_out(ranks, **options)
-
-
-def disco_pause(**options: Any) -> Any:
-    """See `Lab.disco_pause`."""
-    return the_lab().disco_pause(**options)
-
-
-def disco_pm(ranks: Any = None, **options: Any) -> Any:
-    """See `Lab.disco_pm`."""
-    return the_lab().disco_pm(ranks, **options)
-
-
-def disco_set(name: str, expression: str, ranks: Any = None, **options: Any) -> Any:
-    """See `Lab.disco_set`."""
-    return the_lab().disco_set(name, expression, ranks, **options)
-
-
-def disco_step(ranks: Any = None, **options: Any) -> Any:
-    """See `Lab.disco_step`."""
-    return the_lab().disco_step(ranks, **options)
-
-
-def disco_until(line: int | None = None, ranks: Any = None, **options: Any) -> Any:
-    """See `Lab.disco_until`."""
-    return the_lab().disco_until(line, ranks, **options)
-
-
-def disco_where(ranks: Any = None, **options: Any) -> Any:
-    """See `Lab.disco_where`."""
-    return the_lab().disco_where(ranks, **options)
-
-
-def disco_run(path: str, args: list[str] | tuple[str, ...] = (), **options: Any) -> Any:
-    """See `Lab.disco_run`."""
-    return the_lab().disco_run(path, args, **options)
-
-
-def disco_back(n: int = 1, **options: Any) -> Any:
-    """See `Lab.disco_back`."""
-    return the_lab().disco_back(n, **options)
-
-
-def disco_debugger(**options: Any) -> Any:
-    """See `Lab.disco_debugger`."""
-    return the_lab().disco_debugger(**options)
-
-
-def disco_forth(n: int = 1, **options: Any) -> Any:
-    """See `Lab.disco_forth`."""
-    return the_lab().disco_forth(n, **options)
-
-
-def disco_history(name: str | None = None, ranks: Any = None, **options: Any) -> Any:
-    """See `Lab.disco_history`."""
-    return the_lab().disco_history(name, ranks, **options)
-
-
-def disco_restart(name: str | None = None, **options: Any) -> Any:
-    """See `Lab.disco_restart`."""
-    return the_lab().disco_restart(name, **options)
-
-
-def disco_shutdown(name: str | None = None) -> None:
-    """See `Lab.disco_shutdown`."""
-    the_lab().disco_shutdown(name)
-
+disco = _function(Lab.disco)
+disco_abort = _function(Lab.disco_abort)
+disco_back = _function(Lab.disco_back)
+disco_break = _function(Lab.disco_break)
+disco_compare = _function(Lab.disco_compare)
+disco_continue = _function(Lab.disco_continue)
+disco_debugger = _function(Lab.disco_debugger)
+disco_devices = _function(Lab.disco_devices)
+disco_doctor = _function(Lab.disco_doctor)
+disco_eval = _function(Lab.disco_eval)
+disco_forth = _function(Lab.disco_forth)
+disco_forward = _function(Lab.disco_forward)
+disco_history = _function(Lab.disco_history)
+disco_load = _function(Lab.disco_load)
+disco_mesh = _function(Lab.disco_mesh)
+disco_next = _function(Lab.disco_next)
+disco_out = _function(Lab.disco_out)
+disco_pause = _function(Lab.disco_pause)
+disco_pm = _function(Lab.disco_pm)
+disco_pull = _function(Lab.disco_pull)
+disco_push = _function(Lab.disco_push)
+disco_registers = _function(Lab.disco_registers)
+disco_restart = _function(Lab.disco_restart)
+disco_run = _function(Lab.disco_run)
+disco_session = _function(Lab.disco_session)
+disco_set = _function(Lab.disco_set)
+disco_shutdown = _function(Lab.disco_shutdown)
+disco_status = _function(Lab.disco_status)
+disco_step = _function(Lab.disco_step)
+disco_timeline = _function(Lab.disco_timeline)
+disco_until = _function(Lab.disco_until)
+disco_where = _function(Lab.disco_where)
+disco_whos = _function(Lab.disco_whos)
 
 __all__ = [
     "CellInterrupted",
@@ -213,6 +105,7 @@ __all__ = [
     "disco_doctor",
     "disco_eval",
     "disco_forth",
+    "disco_forward",
     "disco_history",
     "disco_load",
     "disco_mesh",
@@ -233,6 +126,7 @@ __all__ = [
     "disco_timeline",
     "disco_until",
     "disco_where",
+    "disco_whos",
     "load_ipython_extension",
     "unload_ipython_extension",
 ]

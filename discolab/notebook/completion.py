@@ -3,7 +3,7 @@
 Worker 0 is asked, so that this works on every engine; it is given a third of a second. While
 it is busy, the names that it had last time are offered; where it is paused in a program, after
 ``%disco_eval`` and ``%disco_set`` those that are known there. The options of the magics are, too,
-and after ``-t`` the axes of the session's mesh.
+the words of ``%disco_show`` and ``%disco_debug``, and after ``-t`` the axes of the session's mesh.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ..runtime.errors import DiscoError
 from ..runtime.mesh import Mesh
 from .cell import IN_FRAME, complete_on_worker
 from .lab import Lab
+from .magic import MAGICS
 
 _PATIENCE = 0.3  # seconds
 _EXPRESSION = re.compile(r"[A-Za-z_][\w.]*(?:\[[\w'\"]*\][\w.]*)*$")
@@ -67,6 +68,14 @@ class WorkerCompleter:
     def _words(self, cell: str, line: str, token: str) -> tuple[list[str], str]:
         """What may come, and the beginning of it that is there."""
         magic = line.startswith(("%disco", "%%disco"))
+        first, _, rest = line.partition(" ")
+        family = MAGICS[first.strip("%")].family if first.strip("%") in MAGICS else None
+        if magic and family is not None:
+            word, space, rest = rest.lstrip().partition(" ")
+            if not space and line != first:
+                return list(family), word
+            if word in family:  # the same as the magic that it stands for
+                line = f"%{family[word]} {rest}"
         before = line.split()[:-1] if not line.endswith(" ") else line.split()
         last = "" if line.endswith(" ") or not line.split() else line.split()[-1]
         if magic and last.startswith("-") and not _in_script(before):
@@ -93,6 +102,8 @@ class WorkerCompleter:
             return self._ask(last), last
         if line.startswith("%disco_history "):
             return self._recorded(), last
+        if line.startswith("%disco_whos "):
+            return self._ask(last), last
         if line.startswith(("%disco_eval ", "%disco_set ")):
             match = _EXPRESSION.search(line)
             return (self._ask_paused(match[0]), match[0]) if match else ([], token)
@@ -103,9 +114,8 @@ class WorkerCompleter:
 
     def _actions(self, line: str) -> list[Any]:
         """What argparse knows of the magic of a line."""
-        magic = self._lab.shell.find_line_magic(line.split()[0].lstrip("%"))
-        parser = getattr(magic, "parser", None)
-        return parser._actions if parser is not None else []
+        magic = MAGICS.get(line.split()[0].lstrip("%"))
+        return magic.parser()._actions if magic is not None else []
 
     def _options(self, line: str) -> list[str]:
         return sorted(o for action in self._actions(line) for o in action.option_strings)

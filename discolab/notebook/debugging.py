@@ -1,79 +1,76 @@
 """The debugger in a notebook: stepping, looking around, break points.
 
-A part of a `Lab`. Each `disco_*` method is the Python form of the magic of the same name; what they
-do is done by `debugger.Debugger`. For what is over see looking_back.py.
+A part of a `Lab`. Most `disco_*` methods are those of `debugger.Debugger` under another name, with
+the session's name as one more argument. For what is over see looking_back.py.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 from ..debugger.breaks import Break
 from ..debugger.debugger import Debugger, debugger_of
-from ..debugger.evaluated import Evaluated
 from ..debugger.looking import DebuggerError, Ranks
 from ..debugger.stops import Stop
 from ..runtime.controller import check_timeout
 from ..runtime.dref import DRef
 from .looking_back import LookingBack
 
+_GOING_ON = """
+
+Shows what is printed meanwhile. Returns a `Stop` with variables; or, at the end of the program,
+what ``%%disco`` would have returned. Raises a `DebuggerError` if no program is being stepped, a
+`WorkerError` if the program has ended and failed.
+"""
+_ASKING = """
+
+Raises a `DebuggerError` if no program stands.
+"""
+
+
+def _with_session(method: Callable[..., Any], use: str, more: str) -> Callable[..., Any]:
+    """A method of `Debugging` that gives `method` of a session's debugger to its method `use`.
+
+    It takes what that takes, and ``session``: a name; None: the session used last.
+    """
+    signature = inspect.signature(method)
+    session = inspect.Parameter("session", inspect.Parameter.KEYWORD_ONLY, default=None)
+
+    @functools.wraps(method)
+    def command(lab: Any, *args: Any, session: str | None = None, **options: Any) -> Any:
+        if check_timeout(options.get("timeout")) is None:
+            options.pop("timeout", None)  # the method may have a limit of its own
+        return getattr(lab, use)(session, lambda debugger: method(debugger, *args, **options))
+
+    command.__name__ = f"disco_{method.__name__}"
+    command.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*signature.parameters.values(), session]
+    )
+    command.__doc__ = inspect.cleandoc(method.__doc__ or "") + more
+    return command
+
+
+def _moves(method: Callable[..., Any]) -> Callable[..., DRef | Stop | None]:
+    return _with_session(method, "_move", _GOING_ON)
+
+
+def _asks(method: Callable[..., Any]) -> Callable[..., Any]:
+    return _with_session(method, "_look", _ASKING)
+
 
 class Debugging(LookingBack):
     """Sessions whose programs can be stepped."""
 
-    # -- going on ------------------------------------------------------------------------------
-
-    def disco_step(
-        self, ranks: Ranks = None, *, timeout: float | None = None, session: str | None = None
-    ) -> DRef | Stop | None:
-        """Have the workers go to the next line, in functions that it calls too.
-
-        Parameters
-        ----------
-        ranks
-            A rank set: these workers go on, the others stay. None: all; of workers that have
-            parted, those furthest behind, so that they meet again.
-        timeout
-            Seconds to wait for the stop; the program goes on after it.
-        session
-            Its name; None: the one used last.
-
-        Returns
-        -------
-        Stop, DRef or None
-            Where they stand; or, at the end of the program, what ``%%disco`` would have returned.
-
-        Raises
-        ------
-        DebuggerError
-            If no program is being stepped.
-        WorkerError
-            If the program has ended, and failed.
-        """
-        return self._move(session, lambda debugger: debugger.step(ranks, timeout))
-
-    def disco_next(
-        self, ranks: Ranks = None, *, timeout: float | None = None, session: str | None = None
-    ) -> DRef | Stop | None:
-        """To the next line of this function, or of its caller when it returns; as `disco_step`."""
-        return self._move(session, lambda debugger: debugger.next(ranks, timeout))
-
-    def disco_out(
-        self, ranks: Ranks = None, *, timeout: float | None = None, session: str | None = None
-    ) -> DRef | Stop | None:
-        """Until this function has returned; as `disco_step`."""
-        return self._move(session, lambda debugger: debugger.out(ranks, timeout))
-
-    def disco_until(
-        self,
-        line: int | None = None,
-        ranks: Ranks = None,
-        *,
-        timeout: float | None = None,
-        session: str | None = None,
-    ) -> DRef | Stop | None:
-        """To a later line of this function, as out of a loop, or to `line`; as `disco_step`."""
-        return self._move(session, lambda debugger: debugger.until(line, ranks, timeout))
+    disco_step = _moves(Debugger.step)
+    disco_next = _moves(Debugger.next)
+    disco_out = _moves(Debugger.out)
+    disco_until = _moves(Debugger.until)
+    disco_pause = _moves(Debugger.pause)
+    disco_eval = _asks(Debugger.eval)
+    disco_set = _asks(Debugger.set)
 
     def disco_continue(
         self,
@@ -94,13 +91,6 @@ class Debugging(LookingBack):
             return debugger.continue_(n, ranks, timeout)
 
         return self._move(session, move)
-
-    def disco_pause(
-        self, *, timeout: float | None = None, session: str | None = None
-    ) -> DRef | Stop | None:
-        """Have workers that run stop at the next line that they come to."""
-        limit = _limit(timeout)
-        return self._move(session, lambda debugger: debugger.pause(**limit))
 
     def disco_abort(self, *, session: str | None = None) -> list[int]:
         """End the program on all workers; the session goes on.
@@ -126,8 +116,6 @@ class Debugging(LookingBack):
             self._forget(started.run)
         return stuck
 
-    # -- looking around ------------------------------------------------------------------------
-
     def disco_where(
         self, ranks: Ranks = None, *, frame: int = 0, session: str | None = None
     ) -> Stop:
@@ -147,45 +135,11 @@ class Debugging(LookingBack):
         """
         return debugger_of(self.session(session)).where(frame, ranks)
 
-    def disco_eval(
-        self,
-        expression: str,
-        ranks: Ranks = None,
-        *,
-        frame: int = 0,
-        timeout: float | None = None,
-        session: str | None = None,
-    ) -> Evaluated:
-        """The value of an expression on each worker that stands, equal ones once.
-
-        It is worked out by the worker, in the frame in which it stands. A collective in it is an
-        error, as the others would have to come too.
-
-        Raises
-        ------
-        DebuggerError
-            If no program stands.
-        """
-        limit = _limit(timeout)
+    def _look(self, session: str | None, look: Callable[[Debugger], Any]) -> Any:
+        """Have workers that stand answer, and show what that prints."""
         sess = self.session(session)
         with self._watching(sess):
-            return debugger_of(sess).eval(expression, ranks, frame, **limit)
-
-    def disco_set(
-        self,
-        name: str,
-        expression: str,
-        ranks: Ranks = None,
-        *,
-        frame: int = 0,
-        timeout: float | None = None,
-        session: str | None = None,
-    ) -> Evaluated:
-        """Give a variable a new value on each worker that stands; that value, as `disco_eval`."""
-        limit = _limit(timeout)
-        sess = self.session(session)
-        with self._watching(sess):
-            return debugger_of(sess).set(name, expression, ranks, frame, **limit)
+            return look(debugger_of(sess))
 
     # -- break points --------------------------------------------------------------------------
 
@@ -242,8 +196,3 @@ class Debugging(LookingBack):
             f"{text}\n{stop.name} is paused: {stop.reason} (%disco_where shows it; %disco_step, "
             "%disco_continue go on, %disco_abort ends it)"
         )
-
-
-def _limit(timeout: float | None) -> dict[str, Any]:
-    """The argument of what has a limit of its own, if one was given."""
-    return {} if check_timeout(timeout) is None else {"timeout": timeout}

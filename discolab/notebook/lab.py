@@ -22,6 +22,7 @@ from ..runtime.services import PRELOAD
 from ..runtime.sources import display_name
 from ..runtime.worker import current_worker
 from ..views import doctor_view as _doctor_view  # noqa: F401 - draws a Diagnosis
+from ..views.pictures import Shown
 from . import bars, errors_shown, prompts, terminal
 from .cell import CellRun, check_syntax, run_cell
 from .comparing import Comparing
@@ -29,6 +30,7 @@ from .live import PROGRESS_AFTER
 from .programs import Program, Stepping
 from .running import doctor_hint, ending_on_stop
 from .script import read_script, run_script
+from .whos import show_variables
 from .worker_shell import set_up
 
 _CELL_FILE = re.compile(r"(Cell In\[\d+\])(\.\d+)?")
@@ -289,6 +291,26 @@ class Lab(Comparing):
         single = isinstance(targets, str) and len(ranks) == 1 and not set(":,=") & set(targets)
         for name, values in fetched.items():
             self.shell.user_ns[name] = values[0] if single else values
+
+    def disco_whos(
+        self, names: Sequence[str] = (), *, stats: bool = False, session: str | None = None
+    ) -> Shown:
+        """All variables of all workers: type, layout, bytes, and whether they are equal.
+
+        Parameters
+        ----------
+        names
+            Globs; (): all that cells have made.
+        stats
+            Read, and so compare, also tensors beyond 4 MiB.
+
+        Returns
+        -------
+        Shown
+            Shows itself.
+        """
+        sess = self.free_session(session)
+        return show_variables(sess, sess.name or "session", names, stats)
 
 
 def _set_on(ranks: list[int], values: dict[str, Any]) -> None:

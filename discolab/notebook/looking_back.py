@@ -110,8 +110,10 @@ class LookingBack(Programs):
 
         return history.back(self.session(session), n)
 
-    def disco_forth(self, n: int = 1, *, session: str | None = None) -> Stop:
-        """Go `n` lines forth again in what was recorded, see `disco_back`."""
+    def disco_forward(self, n: int = 1, *, session: str | None = None) -> Stop:
+        """Go `n` lines forward again in what was recorded, see `disco_back`."""
         from ..debugger import history
 
         return history.forth(self.session(session), n)
+
+    disco_forth = disco_forward

@@ -1,40 +1,32 @@
-"""What all magics of discolab have in common: options, help, errors.
+"""How the line of a magic is read: options, texts taken as they are typed, comments, quotes.
 
-An error of discolab that means "you typed something that can't be" is shown as one line,
-without a stack, by IPython's `UsageError`.
+`read_options` and its kin are what a `Magic` reads its line with; below are the options that
+several magics have.
 """
 
 from __future__ import annotations
 
-import argparse
 import difflib
-import functools
 import re
 import shlex
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics
 from IPython.core.magic_arguments import MagicArgumentParser, argument
-
-from ..runtime.errors import ArgumentError, DiscoError, SessionError, WorkerError
-from .cell import CellSyntaxError
-from .lab import Lab
 
 _WORD = re.compile(r"(?:[^\s'\"]|'[^']*'|\"[^\"]*\")+")
 _LAST_OPTION = re.compile(r"(?:^|\s)(-[a-z]|--[a-z-]+)\s+([\w=,:.-]+)\s*$")
 
 
-def arguments_of(magic: Any, line: str) -> Namespace:
-    """Parse the line of a magic; an unknown option names those near it.
+def read_options(parser: MagicArgumentParser, line: str, cell: str | None = None) -> Namespace:
+    """Parse a line of options; an unknown one names those near it.
 
     Raises
     ------
     UsageError
     """
-    parser: MagicArgumentParser = magic.parser
     known = sorted(o for action in parser._actions for o in action.option_strings)
 
     def fail(message: str) -> NoReturn:
@@ -48,8 +40,8 @@ def arguments_of(magic: Any, line: str) -> Namespace:
         raise UsageError(f"%{parser.prog.lstrip('%')}: {message}{hint} (options: {options})")
 
     parser.error = fail  # type: ignore[method-assign]
-    found: Namespace = parser.parse_argstring(without_comment(line))
-    return found
+    args: Namespace = parser.parse_argstring(without_comment(line))
+    return args
 
 
 def without_comment(line: str) -> str:
@@ -66,6 +58,7 @@ def without_comment(line: str) -> str:
 
 
 def words_of(line: str) -> list[str]:
+    """The words of a line as a shell parts them; an open quote is no matter."""
     try:
         return shlex.split(line)
     except ValueError:
@@ -80,10 +73,10 @@ def unquoted(word: str) -> str:
         return word
 
 
-def split_options(magic: Any, line: str) -> tuple[str, str]:
+def split_options(parser: MagicArgumentParser, line: str) -> tuple[str, str]:
     """Options in front, what follows as it is: ``-t 0 x.shape``."""
     rest, options = line.lstrip(), []
-    takes_value = {o for a in magic.parser._actions if a.nargs is None for o in a.option_strings}
+    takes_value = {o for a in parser._actions if a.nargs is None for o in a.option_strings}
     while (rest.startswith("-") and rest[1:2].isalpha()) or rest.startswith("--"):
         word, rest = _first_word(rest)
         options.append(word)
@@ -95,75 +88,52 @@ def split_options(magic: Any, line: str) -> tuple[str, str]:
 
 def _first_word(text: str) -> tuple[str, str]:
     """What stands before the first space, or all of it that is in quotes; and the rest."""
-    found = _WORD.match(text)
-    end = found.end() if found is not None else len(text)
+    word = _WORD.match(text)
+    end = word.end() if word is not None else len(text)
     return text[:end], text[end:].lstrip()
 
 
-def text_and_options(magic: Any, line: str) -> tuple[str, Namespace]:
-    """A text that is taken as it is typed, such as an expression, with options before or after it.
+def reading_text(
+    name: str, missing: str = ""
+) -> Callable[[MagicArgumentParser, str, str | None], Namespace]:
+    """A reader of a text that is taken as it is typed, such as an expression, and of options.
 
-    What follows must be whole: an option and a word. No Python expression ends so.
+    Options stand before the text or after it. After it they must be whole, an option and a word:
+    no Python expression ends so.
 
-    Raises
-    ------
-    UsageError
+    Parameters
+    ----------
+    name
+        What the text is called among the options.
+    missing
+        What to say, as a `UsageError`, if there is none; "": it may be missing.
     """
-    options, text = split_options(magic, line)
-    while found := _LAST_OPTION.search(text):
-        if found[1] not in magic.parser._option_string_actions:
-            break
-        text, options = text[: found.start()], f"{options} {found[1]} {found[2]}"
-    return text.strip(), arguments_of(magic, options)
+
+    def read(parser: MagicArgumentParser, line: str, cell: str | None = None) -> Namespace:
+        options, text = split_options(parser, line)
+        while match := _LAST_OPTION.search(text):
+            if match[1] not in parser._option_string_actions:
+                break
+            text, options = text[: match.start()], f"{options} {match[1]} {match[2]}"
+        args = read_options(parser, options)
+        if missing and not text.strip():
+            raise UsageError(missing)
+        setattr(args, name, text.strip())
+        return args
+
+    return read
 
 
-class _HelpShown(Exception):
-    """``--help`` was among the options: there is nothing else to do."""
-
-
-class _ShowHelp(argparse.Action):
-    """Print what a magic does."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        print(parser.format_help().removeprefix("::\n\n").strip())
-        raise _HelpShown
-
-
-def one_line_errors(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Show discolab's errors about what was typed as one line."""
-
-    @functools.wraps(method)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(*args, **kwargs)
-        except _HelpShown:
-            return None
-        except (WorkerError, CellSyntaxError):
-            raise  # these have stacks and lines to show
-        except (ArgumentError, SessionError) as exc:
-            raise UsageError(str(exc)) from None
-        except DiscoError as exc:
-            text = f"{type(exc).__name__}: {exc}"
-            exc._render_traceback_ = lambda: [text]  # type: ignore[attr-defined]
-            raise
-        except KeyboardInterrupt as exc:
-            if not hasattr(exc, "_render_traceback_"):
-                exc._render_traceback_ = lambda: ["KeyboardInterrupt: stopped"]  # type: ignore[attr-defined]
-            raise
-
-    return wrapped
-
-
-session_option = argument(
+SESSION = argument(
     "-s", "--session", metavar="NAME", help="the session to use (default: the one used last)"
 )
-targets_option = argument(
+TARGETS = argument(
     "-t",
     "--targets",
     metavar="RANKS",
     help="ranks: 0, 1,3 or 0:4:2, or of a mesh tp=0 or pp=1,tp=0:2 (default: all)",
 )
-ranks_option = argument(
+RANKS = argument(
     "-r",
     "--ranks",
     "-t",
@@ -172,7 +142,7 @@ ranks_option = argument(
     metavar="RANKS",
     help="of these workers only: 0, 1,3 or 0:4:2, or of a mesh tp=0 (default: all)",
 )
-frame_option = argument(
+FRAME = argument(
     "-f",
     "--frame",
     type=int,
@@ -180,24 +150,10 @@ frame_option = argument(
     metavar="N",
     help="0: where the worker stands (default); 1: the function that called it, and so on",
 )
-timeout_option = argument("--timeout", type=float, metavar="S", help="seconds to wait")
+TIMEOUT = argument("--timeout", type=float, metavar="S", help="seconds to wait")
 
 
 def names_in(texts: Sequence[str] | None) -> list[str]:
     """Names separated by commas, in one word or several."""
     words = [name.strip() for text in texts or () for name in text.split(",")]
     return [word for word in words if word]
-
-
-class LabMagics(Magics):
-    """Magics that are thin wrappers over the methods of a `Lab`."""
-
-    lab: Lab
-
-    def __init__(self, shell: Any, lab: Lab) -> None:
-        super().__init__(shell)
-        self.lab = lab
-        for kind in self.magics.values():
-            for magic in kind.values():
-                if "--help" not in magic.parser._option_string_actions:
-                    magic.parser.add_argument("--help", action=_ShowHelp, nargs=0, help="show this")

@@ -1,329 +1,541 @@
-"""The line and cell magics: thin wrappers over the methods of `Lab` of the same names.
+"""The magics for sessions, cells, checkpoints and pictures; those of the debugger: debug_magics.py.
 
-Those that show something live are in view_magics.py.
+Six stand on the first screen: ``%disco_session``, ``%%disco``, ``%disco_run``, ``%disco_load``,
+``%disco_show WHAT``, ``%disco_debug WHAT``. Each word of the last two is a magic of its own, too.
 """
 
 from __future__ import annotations
 
 import argparse
+from argparse import Namespace
+from itertools import pairwise
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import line_cell_magic, line_magic, magics_class
-from IPython.core.magic_arguments import argument, magic_arguments
+from IPython.core.magic_arguments import MagicArgumentParser, argument
 from IPython.display import display
 
 from ..engines import ENGINES
+from ..views.registers.table import SORTS
+from .lab import Lab
 from .live import PROGRESS_AFTER
+from .magic import Magic
 from .magic_lines import (
-    LabMagics,
-    arguments_of,
+    SESSION,
+    TARGETS,
+    TIMEOUT,
     names_in,
-    one_line_errors,
-    session_option,
+    read_options,
     split_options,
-    targets_option,
     unquoted,
+    without_comment,
+    words_of,
 )
 from .output import GROUPINGS
-from .stepping_options import check_break, stepping_of, stepping_options
+
+_SESSION_NAME = argument("name", nargs="?", help="the session (default: the one used last)")
+_AT_ONCE = argument(
+    "--stream", dest="stream", action="store_true", default=None, help="output at once"
+)
+_AT_THE_END = argument("--no-stream", dest="stream", action="store_false", help="output at the end")
+_GROUPING = argument(
+    "--group-outputs", choices=GROUPINGS, default="order", help="order of the output"
+)
+
+# -- sessions ------------------------------------------------------------------------------------
 
 
-@magics_class
-class DiscoMagics(LabMagics):
-    """``%disco_session``, ``%%disco`` and their kin."""
+def _session(
+    lab: Lab, num_workers: int | None, count: int | None, gpu_ids: str | None, **options: Any
+) -> None:
+    workers = num_workers or count
+    if workers is None:
+        raise UsageError("%disco_session: how many workers? For four: %disco_session 4")
+    devices = options.pop("devices")
+    if gpu_ids:
+        devices = ",".join(f"cuda:{index.strip()}" for index in gpu_ids.split(","))
+    options["devices"] = devices.split(",") if devices and "," in devices else devices
+    options["name"] = unquoted(options["name"])
+    print(lab.describe(lab.disco_session(workers, **options)))
 
-    @magic_arguments()
-    @argument("num_workers", type=int, nargs="?", help="how many workers")
-    @argument("-n", dest="count", type=int, help="the same")
-    @argument("--engine", default="threads", help=f"one of: {', '.join(ENGINES)}")
-    @argument("--devices", help="cpu, or one for each worker: cuda:0,cuda:1")
-    @argument("-g", "--gpu-ids", metavar="IDS", help="GPUs by index: 0,1")
-    @argument("--groups", type=int, default=1, help="cut the workers in this many groups")
-    @argument("--ccl", default="auto", help="collective backend: auto, local, gloo, nccl, mpi")
-    @argument("--mesh", metavar="AXES", help="arrange the workers in a mesh: dp=2,tp=2")
-    @argument(
-        "--nodes",
-        metavar="N",
-        help="sockets: how many nodes the workers are on; local:2 starts two on this machine",
-    )
-    @argument("--host", metavar="ADDRESS", help="sockets, ray: where workers connect to")
-    @argument("--port", type=int, metavar="PORT", help="sockets, ray: the port there")
-    @argument("--key-file", metavar="FILE", help="sockets: the keys of the session")
-    @argument("--address", metavar="ADDRESS", help="ray: the cluster; auto: the one here")
-    @argument(
-        "--heartbeat",
-        type=float,
-        metavar="S",
-        help="processes, sockets, ray: seconds of silence after which a worker is taken for frozen",
-    )
-    @argument(
-        "--start-timeout",
-        type=float,
-        metavar="S",
-        help="processes, sockets, ray: seconds that the workers may take to be there",
-    )
-    @argument("--name", default="sess", help="the variable that holds the session")
-    @line_magic
-    @one_line_errors
-    def disco_session(self, line: str) -> None:
-        """Start workers; their session is bound to a variable of the notebook.
 
-        ``%disco_session 4`` gives four, one a GPU, or on the CPU where there is none.
-        """
-        args = arguments_of(DiscoMagics.disco_session, line)
-        num_workers = args.num_workers or args.count
-        if num_workers is None:
-            raise UsageError("%disco_session: how many workers? For four: %disco_session 4")
-        devices = args.devices
-        if args.gpu_ids:
-            devices = ",".join(f"cuda:{index.strip()}" for index in args.gpu_ids.split(","))
-        session = self.lab.disco_session(
-            num_workers,
-            engine=args.engine,
-            devices=devices.split(",") if devices and "," in devices else devices,
-            groups=args.groups,
-            ccl=args.ccl,
-            mesh=args.mesh,
-            name=unquoted(args.name),
-            nodes=args.nodes,
-            host=args.host,
-            port=args.port,
-            key_file=args.key_file,
-            address=args.address,
-            heartbeat=args.heartbeat,
-            start_timeout=args.start_timeout,
-        )
-        print(self.lab.describe(session))
+Magic(
+    name="disco_session",
+    usage="N [--engine ENGINE] [options]",
+    help="""Start N workers; their session is bound to a variable of the notebook, `sess`.
 
-    @magic_arguments()
-    @argument("axes", nargs="*", help="such as dp=2,tp=2; one size may be -1")
-    @session_option
-    @line_magic
-    @one_line_errors
-    def disco_mesh(self, line: str) -> Any:
-        """Arrange the workers in a mesh with named axes; without axes show the one that is."""
-        args = arguments_of(DiscoMagics.disco_mesh, line)
-        mesh = self.lab.disco_mesh("".join(args.axes), session=args.session)
-        if mesh is None:
-            print("no mesh yet: %disco_mesh dp=2,tp=2 makes one")
-        return mesh
+`%disco_session 4` gives four, one a GPU, or on the CPU where there is none.""",
+    examples=(
+        "%disco_session 4",
+        "%disco_session 4 --engine processes --mesh dp=2,tp=2",
+        "%disco_session 8 --engine sockets --nodes 2   # says what to run on the other machine",
+    ),
+    options=(
+        argument("num_workers", type=int, nargs="?", metavar="N", help="how many workers"),
+        argument("-n", dest="count", type=int, metavar="N", help="the same"),
+        argument("--engine", default="threads", help=f"one of: {', '.join(ENGINES)}"),
+        argument("--devices", help="cpu, or one for each worker: cuda:0,cuda:1"),
+        argument("-g", "--gpu-ids", metavar="IDS", help="GPUs by index: 0,1"),
+        argument("--groups", type=int, default=1, help="split the workers in this many groups"),
+        argument("--ccl", default="auto", help="collective backend: auto, local, gloo, nccl, mpi"),
+        argument("--mesh", metavar="AXES", help="arrange the workers in a mesh: dp=2,tp=2"),
+        argument(
+            "--nodes",
+            metavar="N",
+            help="sockets: how many nodes the workers are on; local:2 starts two on this machine",
+        ),
+        argument("--host", metavar="ADDRESS", help="sockets, ray: where workers connect to"),
+        argument("--port", type=int, metavar="PORT", help="sockets, ray: the port there"),
+        argument("--key-file", metavar="FILE", help="sockets: the keys of the session"),
+        argument("--address", metavar="ADDRESS", help="ray: the cluster; auto: the one here"),
+        argument(
+            "--heartbeat",
+            type=float,
+            metavar="S",
+            help="processes, sockets, ray: seconds of silence after which a worker counts as "
+            "frozen",
+        ),
+        argument(
+            "--start-timeout",
+            type=float,
+            metavar="S",
+            help="processes, sockets, ray: seconds that the workers may take to be there",
+        ),
+        argument("--name", default="sess", help="the variable that holds the session"),
+    ),
+    call=_session,
+).enter()
 
-    @magic_arguments()
-    @argument("name", nargs="?", help="the session (default: the one used last)")
-    @line_magic
-    @one_line_errors
-    def disco_status(self, line: str) -> None:
-        """Show what each worker does now; never waits for them."""
-        print(self.lab.disco_status(arguments_of(DiscoMagics.disco_status, line).name))
 
-    @magic_arguments()
-    @argument("-n", type=int, default=8, metavar="N", help="collectives of each worker (8)")
-    @targets_option
-    @argument("--group", metavar="G", help="world, ranks 0,1 or an axis: of these groups only")
-    @argument("--clear", action="store_true", help="forget what is over, after this look")
-    @session_option
-    @line_magic
-    @one_line_errors
-    def disco_doctor(self, line: str) -> Any:
-        """Show the last collectives of each worker, and who waits for whom; works during a hang."""
-        args = arguments_of(DiscoMagics.disco_doctor, line)
-        return self.lab.disco_doctor(
-            args.n,
-            targets=args.targets,
-            group=args.group,
-            clear=args.clear,
-            session=args.session,
-        )
+def _restart(lab: Lab, **options: Any) -> None:
+    print(lab.describe(lab.disco_restart(**options)))
 
-    @magic_arguments()
-    @argument("name", nargs="?", help="the session (default: the one used last)")
-    @argument("--engine", help=f"on another engine, one of: {', '.join(ENGINES)}")
-    @argument("--nodes", metavar="N", help="sockets: how many nodes the workers are on")
-    @line_magic
-    @one_line_errors
-    def disco_restart(self, line: str) -> None:
-        """Start the session anew with the same settings; values on workers are gone."""
-        args = arguments_of(DiscoMagics.disco_restart, line)
-        session = self.lab.disco_restart(args.name, engine=args.engine, nodes=args.nodes)
-        print(self.lab.describe(session))
 
-    @magic_arguments()
-    @argument("name", nargs="?", help="the session (default: the one used last)")
-    @line_magic
-    @one_line_errors
-    def disco_shutdown(self, line: str) -> None:
-        """Stop the workers, whatever they do."""
-        name = arguments_of(DiscoMagics.disco_shutdown, line).name or self.lab.current
-        self.lab.disco_shutdown(name)
-        print(f"{name}: shut down")
+Magic(
+    name="disco_restart",
+    help="Start the session anew with the same settings; values on workers are gone.",
+    examples=("%disco_restart", "%disco_restart --engine processes"),
+    options=(
+        _SESSION_NAME,
+        argument("--engine", help=f"on another engine, one of: {', '.join(ENGINES)}"),
+        argument("--nodes", metavar="N", help="sockets: how many nodes the workers are on"),
+    ),
+    call=_restart,
+).enter()
 
-    @magic_arguments()
-    @argument("names", nargs="+", help="worker variables")
-    @targets_option
-    @session_option
-    @argument("--timeout", type=float, metavar="S", help="seconds to wait")
-    @line_magic
-    @one_line_errors
-    def disco_pull(self, line: str) -> None:
-        """Fetch worker variables: a list with one value a worker; with -t 0 the value itself."""
-        args = arguments_of(DiscoMagics.disco_pull, line)
-        self.lab.disco_pull(
-            names_in(args.names), session=args.session, targets=args.targets, timeout=args.timeout
-        )
 
-    @magic_arguments()
-    @argument("names", nargs="+", help="notebook variables")
-    @targets_option
-    @session_option
-    @line_magic
-    @one_line_errors
-    def disco_push(self, line: str) -> None:
-        """Send notebook variables to the workers, each its own copy."""
-        args = arguments_of(DiscoMagics.disco_push, line)
-        self.lab.disco_push(names_in(args.names), session=args.session, targets=args.targets)
+def _shutdown(lab: Lab, name: str | None) -> None:
+    name = name or lab.current
+    lab.disco_shutdown(name)
+    print(f"{name}: shut down")
 
-    @magic_arguments()
-    @argument("path", help="a checkpoint: a file, a folder or an index file")
-    @argument(
-        "--plan", metavar="PLAN", help="layouts: a JSON file or a variable here (default: copies)"
-    )
-    @argument("--params", metavar="GLOBS", help="these parameters only: *.mlp.*,*.norm.weight")
-    @argument("--dtype", metavar="D", help="what floating point is cast to, such as bf16")
-    @argument("--as", dest="name", default="weights", metavar="NAME", help="variable (weights)")
-    @argument("--dry-run", action="store_true", help="show what would be done; read no weight")
-    @argument("--verify", action="store_true", help="compare files with checksums of the index")
-    @argument("--check-nan", action="store_true", help="refuse NaN and infinity")
-    @argument(
-        "--read-by",
-        choices=("each", "first"),
-        default="each",
-        help="each worker reads its shards (default), or the first those of all",
-    )
-    @argument("--timeout", type=float, metavar="S", help="seconds in which nothing comes")
-    @session_option
-    @line_magic
-    @one_line_errors
-    def disco_load(self, line: str) -> None:
-        """Load a checkpoint into shards on the workers: ``%disco_load llama --plan plan.json``.
 
-        Here ``weights["model.norm.weight"]`` is a DRef then, in ``%%disco`` the worker's tensor.
-        """
-        args = arguments_of(DiscoMagics.disco_load, line.rstrip().removesuffix(";"))
-        words = ("plan", "params", "dtype", "session")
-        given = {key: unquoted(getattr(args, key) or "") or None for key in words}
-        found = self.lab.disco_load(
-            unquoted(args.path),
-            **given,
-            name=unquoted(args.name),
-            dry_run=args.dry_run,
-            verify=args.verify,
-            check_nan=args.check_nan,
-            read_by=args.read_by,
-            timeout=args.timeout,
-        )
-        display(found)  # not returned: `Out` would hold all of it on the workers
+Magic(
+    name="disco_shutdown",
+    help="Stop the workers, whatever they do.",
+    examples=("%disco_shutdown", "%disco_shutdown pair   # the session of that name"),
+    options=(_SESSION_NAME,),
+    call=_shutdown,
+).enter()
 
-    @magic_arguments()
-    @session_option
-    @argument("--timeout", type=float, metavar="S", help="seconds to wait for the workers")
-    @argument("--stream", dest="stream", action="store_true", default=None, help="output at once")
-    @argument("--no-stream", dest="stream", action="store_false", help="output at the end")
-    @argument("--group-outputs", choices=GROUPINGS, default="order", help="order of the output")
-    @stepping_options
-    @argument("script", help="a Python file")
-    @argument("args", nargs=argparse.REMAINDER, help="its command line")
-    @line_magic
-    @one_line_errors
-    def disco_run(self, line: str) -> Any:
-        """Run a script written for torchrun on the workers: ``%disco_run train.py --steps 10``."""
-        check_break("%disco_run", line)
-        args = arguments_of(DiscoMagics.disco_run, line)
-        stepping = stepping_of("%disco_run", args)
-        path, *words = [unquoted(word) for word in (args.script, *args.args)]
-        return self.lab.disco_run(
-            path,
-            words,
-            session=args.session,
-            timeout=args.timeout,
-            stream=args.stream,
-            group_outputs=args.group_outputs,
-            **stepping,
-        )
 
-    @magic_arguments()
-    @targets_option
-    @session_option
-    @argument(
-        "-i",
-        "--in",
-        dest="push",
+def _mesh(lab: Lab, axes: list[str], session: str | None) -> Any:
+    mesh = lab.disco_mesh("".join(axes), session=session)
+    if mesh is None:
+        print("no mesh yet: %disco_mesh dp=2,tp=2 makes one")
+    return mesh
+
+
+Magic(
+    name="disco_mesh",
+    help="Arrange the workers in a mesh with named axes; without axes show the one that is.",
+    examples=("%disco_mesh dp=2,tp=2", "%disco_mesh dp=-1,tp=2   # as many as there are"),
+    options=(argument("axes", nargs="*", help="such as dp=2,tp=2; one size may be -1"), SESSION),
+    call=_mesh,
+).enter()
+
+# -- cells ---------------------------------------------------------------------------------------
+
+_BREAK_EXAMPLE = '-b "12 if rank == 2"'
+_STEPPING = (
+    argument("--step", action="store_true", help="stop all workers at the first line"),
+    argument(
+        "-b",
+        "--break",
+        dest="breaks",
         action="append",
+        default=[],
+        metavar='"LINE [if COND]"',
+        help="stop there; also FILE:LINE; may be given several times",
+    ),
+    argument(
+        "--trace",
+        nargs="?",
+        const="",
         metavar="NAMES",
-        help="notebook variables to send first",
-    )
-    @argument(
-        "-o",
-        "--out",
-        action="append",
-        metavar="NAMES",
-        help="worker variables to bind here, as DRefs",
-    )
-    @stepping_options
-    @argument("--block", action="store_true", help="wait for the workers (the default)")
-    @argument("-a", "--noblock", action="store_true", help="return at once with a handle")
-    @argument("--stream", dest="stream", action="store_true", default=None, help="output at once")
-    @argument("--no-stream", dest="stream", action="store_false", help="output at the end")
-    @argument("--group-outputs", choices=GROUPINGS, default="order", help="order of the output")
-    @argument(
-        "--progress-after",
-        type=float,
-        default=PROGRESS_AFTER,
-        metavar="SECS",
-        help="seconds before a line says what the workers do; -1: never",
-    )
-    @argument(
-        "--signal-on-interrupt",
-        choices=("SIGINT", "none"),
-        default="SIGINT",
-        help="whether stop ends the cell on the workers too (the default), or the waiting only",
-    )
-    @argument("--local", action="store_true", help="run the cell in the notebook too, first")
-    @argument("--timeout", type=float, metavar="S", help="seconds to wait for the workers")
-    @argument("code", nargs="*", help="for the line form: what to run")
-    @line_cell_magic
-    @one_line_errors
-    def disco(self, line: str, cell: str | None = None) -> Any:
-        """Run a cell (or with one %, the line) on all workers; shows the last value's shards."""
-        options, code = (line, None) if cell is not None else split_options(DiscoMagics.disco, line)
-        check_break("%%disco", options)
-        args = arguments_of(DiscoMagics.disco, options)
-        stepping = stepping_of("%%disco", args)
-        if args.noblock and (args.step or args.breaks or args.pm or args.nan):
+        help="record these values, or all, line by line: see %%disco_history",
+    ),
+    argument("--pm", action="store_true", help="a worker that fails stays there, to be looked at"),
+    argument("--nan", action="store_true", help="stop where a value first is not finite"),
+)
+
+
+def _read_program(parser: MagicArgumentParser, line: str, cell: str | None = None) -> Namespace:
+    """Read the line of a magic with `_STEPPING` options.
+
+    Raises
+    ------
+    UsageError
+        If a break point lacks its line, or its quotes.
+    """
+    what = "%%disco" if parser.prog == "%disco" else parser.prog
+    for word, after in pairwise([*words_of(without_comment(line)), ""]):
+        if word in ("-b", "--break") and (not after or after.startswith("-")):
             raise UsageError(
-                "%%disco: a cell that may stop is waited for: leave out -a (--noblock), or the "
-                "options that stop it"
+                f"{what}: {word} needs the line to stop at: {_BREAK_EXAMPLE} (--block, to wait for "
+                "the workers, is the default)"
             )
-        if cell is not None and args.code:
-            raise UsageError(
-                f"%%disco: {' '.join(args.code)!r} is no option; code goes on the lines below"
-            )
-        source = cell if cell is not None else code
-        if not source or not source.strip():
-            source = ""
-        if args.local:
-            self.lab.shell.run_cell(source).raise_error()
-        return self.lab.disco(
-            source,
-            session=args.session,
-            targets=args.targets,
-            push=names_in(args.push),
-            out=names_in(args.out),
-            block=args.block or not args.noblock,
-            stream=args.stream,
-            timeout=args.timeout,
-            group_outputs=args.group_outputs,
-            progress_after=args.progress_after,
-            interrupt=args.signal_on_interrupt == "SIGINT",
-            **stepping,
+    args = read_options(parser, line)
+    rest = [*getattr(args, "code", ()), *getattr(args, "args", ())]
+    if args.breaks and (rest[:1] == ["if"] or getattr(args, "path", "") == "if"):
+        raise UsageError(
+            f"{what}: a break point with a condition is put in quotes: {_BREAK_EXAMPLE}"
         )
+    args.trace = None if args.trace is None else tuple(names_in([unquoted(args.trace)]))
+    args.breaks = [unquoted(text) for text in args.breaks]
+    return args
+
+
+def _read_cell(parser: MagicArgumentParser, line: str, cell: str | None = None) -> Namespace:
+    """Read the line above a cell; or, without one, options with the code behind them."""
+    options, code = (line, "") if cell is not None else split_options(parser, line)
+    args = _read_program(parser, options)
+    if cell is None:
+        args.cell = code
+    elif args.code:
+        raise UsageError(
+            f"%%disco: {' '.join(args.code)!r} is no option; code goes on the lines below"
+        )
+    if args.noblock and (args.step or args.breaks or args.pm or args.nan):
+        raise UsageError(
+            "%%disco: a cell that may stop is waited for: leave out -a (--noblock), or the "
+            "options that stop it"
+        )
+    return args
+
+
+def _cell(
+    lab: Lab,
+    cell: str,
+    code: list[str],
+    push: list[str] | None,
+    out: list[str] | None,
+    block: bool,
+    noblock: bool,
+    local: bool,
+    signal_on_interrupt: str,
+    **options: Any,
+) -> Any:
+    source = cell if cell.strip() else ""
+    if local:
+        lab.shell.run_cell(source).raise_error()
+    return lab.disco(
+        source,
+        push=names_in(push),
+        out=names_in(out),
+        block=block or not noblock,
+        interrupt=signal_on_interrupt == "SIGINT",
+        **options,
+    )
+
+
+Magic(
+    name="disco",
+    usage="[-t RANKS] [options]   (code on the lines below; or with one %%, behind the options)",
+    help="""Run a cell (or with one %, the line) on all workers; shows the last value's shards.
+
+Each worker has rank, world_size, device, ccl, torch, dist and rpc.""",
+    examples=(
+        "%%disco -t 0,2              # on these workers only; the code stands below",
+        "%%disco --step              # stop at the first line, on all workers",
+        "%disco x.shape              # one line",
+    ),
+    options=(
+        TARGETS,
+        SESSION,
+        argument(
+            "-i",
+            "--in",
+            dest="push",
+            action="append",
+            metavar="NAMES",
+            help="notebook variables to send first",
+        ),
+        argument(
+            "-o",
+            "--out",
+            action="append",
+            metavar="NAMES",
+            help="worker variables to bind here, as DRefs",
+        ),
+        *_STEPPING,
+        argument("--block", action="store_true", help="wait for the workers (the default)"),
+        argument("-a", "--noblock", action="store_true", help="return at once with a handle"),
+        _AT_ONCE,
+        _AT_THE_END,
+        _GROUPING,
+        argument(
+            "--progress-after",
+            type=float,
+            default=PROGRESS_AFTER,
+            metavar="SECS",
+            help="seconds before a line says what the workers do; -1: never",
+        ),
+        argument(
+            "--signal-on-interrupt",
+            choices=("SIGINT", "none"),
+            default="SIGINT",
+            help="whether stop ends the cell on the workers too (the default), or the waiting only",
+        ),
+        argument("--local", action="store_true", help="run the cell in the notebook too, first"),
+        argument("--timeout", type=float, metavar="S", help="seconds to wait for the workers"),
+        argument("code", nargs="*", help="for the line form: what to run"),
+    ),
+    read=_read_cell,
+    call=_cell,
+    cell=True,
+).enter()
+
+
+def _run(lab: Lab, path: str, args: list[str], **options: Any) -> Any:
+    return lab.disco_run(unquoted(path), [unquoted(word) for word in args], **options)
+
+
+Magic(
+    name="disco_run",
+    usage="[options] SCRIPT [its arguments]",
+    help="Run a script written for torchrun on the workers; its names are in the cells afterwards.",
+    examples=(
+        "%disco_run train.py --steps 10",
+        '%disco_run -b "model.py:30 if rank == 2" train.py   # stop there',
+    ),
+    options=(
+        SESSION,
+        argument("--timeout", type=float, metavar="S", help="seconds to wait for the workers"),
+        _AT_ONCE,
+        _AT_THE_END,
+        _GROUPING,
+        *_STEPPING,
+        argument("path", metavar="SCRIPT", help="a Python file"),
+        argument("args", nargs=argparse.REMAINDER, help="its command line"),
+    ),
+    read=_read_program,
+    call=_run,
+).enter()
+
+# -- variables and checkpoints -------------------------------------------------------------------
+
+
+def _push(lab: Lab, names: list[str], **options: Any) -> None:
+    lab.disco_push(names_in(names), **options)
+
+
+Magic(
+    name="disco_push",
+    help="Send notebook variables to the workers, each its own copy.",
+    examples=("%disco_push batch,lr", "%disco_push -t 0 config"),
+    options=(argument("names", nargs="+", help="notebook variables"), TARGETS, SESSION),
+    call=_push,
+).enter()
+
+
+def _pull(lab: Lab, names: list[str], **options: Any) -> None:
+    lab.disco_pull(names_in(names), **options)
+
+
+Magic(
+    name="disco_pull",
+    help="Fetch worker variables: a list with one value a worker; with -t 0 the value itself.",
+    examples=("%disco_pull loss", "%disco_pull -t 0 logits   # that of worker 0"),
+    options=(argument("names", nargs="+", help="worker variables"), TARGETS, SESSION, TIMEOUT),
+    call=_pull,
+).enter()
+
+
+def _read_load(parser: MagicArgumentParser, line: str, cell: str | None = None) -> Namespace:
+    args = read_options(parser, line.rstrip().removesuffix(";"))
+    for key in ("plan", "params", "dtype", "session"):
+        setattr(args, key, unquoted(getattr(args, key) or "") or None)
+    args.path, args.name = unquoted(args.path), unquoted(args.name)
+    return args
+
+
+def _display(weights: Any, _: Namespace) -> None:
+    """Show, and not return, what was loaded: `Out` would hold all of it on the workers."""
+    display(weights)
+
+
+Magic(
+    name="disco_load",
+    usage="CHECKPOINT [--plan PLAN] [options]",
+    help="""Load a checkpoint into shards on the workers.
+
+Here weights["model.norm.weight"] is a DRef then, in %%disco the worker's tensor.""",
+    examples=(
+        "%disco_load llama --plan plan.json --dtype bf16",
+        "%disco_load llama --plan plan.json --dry-run   # show what would be done",
+    ),
+    options=(
+        argument("path", metavar="CHECKPOINT", help="a file, a folder or an index file"),
+        argument(
+            "--plan",
+            metavar="PLAN",
+            help="layouts: a JSON file or a variable here (default: copies)",
+        ),
+        argument("--params", metavar="GLOBS", help="these parameters only: *.mlp.*,*.norm.weight"),
+        argument("--dtype", metavar="D", help="what floating point is cast to, such as bf16"),
+        argument("--as", dest="name", default="weights", metavar="NAME", help="variable (weights)"),
+        argument("--dry-run", action="store_true", help="show what would be done; read no weight"),
+        argument("--verify", action="store_true", help="compare files with checksums of the index"),
+        argument("--check-nan", action="store_true", help="refuse NaN and infinity"),
+        argument(
+            "--read-by",
+            choices=("each", "first"),
+            default="each",
+            help="each worker reads its shards (default), or the first those of all",
+        ),
+        argument("--timeout", type=float, metavar="S", help="seconds in which nothing comes"),
+        SESSION,
+    ),
+    read=_read_load,
+    show=_display,
+).enter()
+
+# -- pictures ------------------------------------------------------------------------------------
+
+
+def _registers(lab: Lab, filter: list[str], **options: Any) -> Any:
+    return lab.disco_registers(filter=" ".join(unquoted(text) for text in filter), **options)
+
+
+Magic(
+    name="disco_registers",
+    help="Show every live register: what it holds, who made it and who holds it; live.",
+    examples=("%disco_registers", "%disco_registers --leaks", "%disco_registers --filter float32"),
+    options=(
+        argument("--sort", choices=SORTS, default="bytes", help="the order (default: bytes)"),
+        argument(
+            "--filter",
+            action="append",
+            default=[],
+            metavar="TEXT",
+            help="only registers of which this is told: a name, a type, a cell; may be given twice",
+        ),
+        argument(
+            "--leaks",
+            action="store_true",
+            help="only those that no name leads to, or whose line makes more with each cell",
+        ),
+        SESSION,
+    ),
+    call=_registers,
+).enter()
+
+Magic(
+    name="disco_devices",
+    help="Show what each worker does, for whom it waits, and what it uses; live.",
+    examples=("%disco_devices", "%disco_devices -s pair   # of the session of that name"),
+    options=(SESSION,),
+).enter()
+
+
+def _timeline(
+    lab: Lab, on: bool, off: bool, profile: bool, clear: bool, export: str, session: str | None
+) -> Any:
+    if on and off:
+        raise UsageError("%disco_timeline: --on or --off, not both")
+    before = lab.is_traced(session)
+    only = export or clear
+    now = before if only and not (on or off or profile) else not off
+    timeline = lab.disco_timeline(session=session, on=now, profile=profile, clear=clear)
+    if now != before or on or off:
+        words = "on: what the workers do from now on is recorded" if now else "off"
+        print(f"tracing is {words}")
+    if export:
+        print(f"written to {timeline.to_chrome(unquoted(export))}")
+    return None if only or on else timeline
+
+
+Magic(
+    name="disco_timeline",
+    help="""Record what each worker does and when, and show it; live.
+
+`--export` and `--clear` leave it as it is whether it is recorded.""",
+    examples=("%disco_timeline", "%disco_timeline --off --export trace.json   # for Perfetto"),
+    options=(
+        argument("--on", action="store_true", help="record from now on; do not show it now"),
+        argument("--off", action="store_true", help="record no more; show what was recorded"),
+        argument(
+            "--profile", action="store_true", help="have torch.profiler look on too, until --off"
+        ),
+        argument("--clear", action="store_true", help="forget what was recorded before"),
+        argument("--export", metavar="FILE", help="write it to a file, for Perfetto or Chrome"),
+        SESSION,
+    ),
+    call=_timeline,
+).enter()
+
+Magic(
+    name="disco_status",
+    help="Show what each worker does now; never waits for them.",
+    examples=("%disco_status", "%disco_status pair   # of the session of that name"),
+    options=(_SESSION_NAME,),
+    show=lambda text, _: print(text),
+).enter()
+
+Magic(
+    name="disco_doctor",
+    help="Show the last collectives of each worker, and who waits for whom; works during a hang.",
+    examples=("%disco_doctor", "%disco_doctor -n 3 --group tp"),
+    options=(
+        argument("-n", type=int, default=8, metavar="N", help="collectives of each worker (8)"),
+        TARGETS,
+        argument("--group", metavar="G", help="world, ranks 0,1 or an axis: of these groups only"),
+        argument("--clear", action="store_true", help="forget what is over, after this look"),
+        SESSION,
+    ),
+).enter()
+
+
+def _whos(lab: Lab, names: list[str], **options: Any) -> Any:
+    return lab.disco_whos(names_in(names), **options)
+
+
+Magic(
+    name="disco_whos",
+    help="""Show all variables of all workers: type, layout, bytes, and whether they are equal.
+
+Values of tensors up to 4 MiB are compared; --stats compares larger ones, too.""",
+    examples=("%disco_whos", "%disco_whos w*,loss --stats"),
+    options=(
+        argument("names", nargs="*", metavar="GLOBS", help="these only: w*,loss"),
+        argument("--stats", action="store_true", help="read all values, however large"),
+        SESSION,
+    ),
+    call=_whos,
+).enter()
+
+Magic(
+    name="disco_show",
+    help="Show something of the session.",
+    examples=(
+        "%disco_show registers --leaks",
+        "%disco_show doctor",
+        "%disco_show registers --help   # its options",
+    ),
+    family={
+        what: f"disco_{what}"
+        for what in ("registers", "devices", "timeline", "status", "doctor", "whos")
+    },
+    expands=False,
+).enter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -341,14 +342,18 @@ def test_the_end_of_a_session_while_it_is_paused(nb: Any, magic: str) -> None:
 
 def test_help_and_python_names() -> None:
     from discolab import notebook
-    from discolab.notebook.debug_magics import DebugMagics
+    from discolab.notebook import debug_magics, magics  # noqa: F401 - enter themselves
     from discolab.notebook.lab import Lab
-    from discolab.notebook.looking_back_magics import LookingBackMagics
+    from discolab.notebook.magic import MAGICS
 
-    names = {*vars(DebugMagics), *vars(LookingBackMagics)}
-    for name in sorted(name for name in names if name.startswith("disco_")):
-        assert getattr(Lab, name).__doc__, name
-        assert name in notebook.__all__, name
+    assert {"disco_step", "disco_where", "disco_pm", "disco_forth", "disco_compare"} <= set(MAGICS)
+    for name, magic in MAGICS.items():
+        if magic.family is None:
+            assert getattr(Lab, name).__doc__, name
+            assert name in notebook.__all__, name
+    assert list(inspect.signature(notebook.disco_until).parameters) == [
+        "line", "ranks", "timeout", "session",
+    ]  # fmt: skip
 
 
 def test_on_workers_in_other_processes(processes: Kernel) -> None:

@@ -170,6 +170,67 @@ def test_completion_of_worker_names_attributes_and_options(nb: Any) -> None:
     assert nb.complete("%disco_push only_h") == ["only_here"]
 
 
+def test_show_and_debug_stand_for_magics_of_their_own(nb: Any) -> None:
+    assert nb.ok("%disco_show status").stdout == nb.ok("%disco_status").stdout
+    assert nb.ok("%disco_show doctor -n 3").text == nb.ok("%disco_doctor -n 3").text
+    told = nb.fails("%disco_show").stderr
+    assert "what? One of: registers, devices, timeline, status, doctor, whos" in told
+    assert "did you mean registers?" in nb.fails("%disco_show regs").stderr
+    assert "did you mean step?" in nb.fails("%disco_debug stepp").stderr
+    assert "takes no cell" in nb.fails("%%disco_debug step\n1").stderr
+    assert "unrecognized arguments: --bogus" in nb.fails("%disco_show registers --bogus").stderr
+    nb.ok("%%disco --step\na = 1\nb = a + rank\nb")
+    nb.ok("%disco_debug next")
+    assert "a + 5" in nb.ok("%disco_debug eval a + 5").text
+    nb.ok("%disco_debug set a = 10 -r 2")
+    assert nb.ok("%disco_debug continue").text.startswith("DRef b")
+    assert nb.ok("_.debug_get_from_all()").text == "[1, 2, 12, 4]"
+    nb.ok("word = 'b'")
+    assert nb.ok("%disco_show whos $word").text.startswith("sess · 1 variable on 4 workers")
+
+
+def test_completion_of_show_and_debug(nb: Any) -> None:
+    assert nb.complete("%disco_show re") == ["registers"]
+    assert {"step", "where", "compare"} <= set(nb.complete("%disco_debug "))
+    assert "--leaks" in nb.complete("%disco_show registers --le")
+    assert "--ranks" in nb.complete("%disco_debug step --ra")
+    assert "%disco_step" in nb.complete("%disco_s")
+
+
+def test_help_begins_with_a_usage_line_and_has_two_examples(nb: Any) -> None:
+    told = nb.ok(
+        "from discolab.notebook.magic import MAGICS\n"
+        "for name in MAGICS:\n"
+        "    text = get_ipython().find_line_magic(name).__doc__\n"
+        "    first, *rest = text.splitlines()\n"
+        "    at = rest.index('Examples:')\n"
+        "    examples = [line for line in rest[at + 1 : rest.index('', at)] if line[:2] == '  ']\n"
+        "    known = {name, MAGICS[name].name}\n"
+        "    if first.lstrip('%').split()[0] not in known or len(examples) < 2:\n"
+        "        print(name, first, examples)"
+    )
+    assert told.stdout == ""
+    assert nb.ok("%disco_show registers --help").stdout.startswith("%disco_registers [--sort")
+
+
+def test_whos(nb: Any) -> None:
+    nb.ok(
+        "%%disco\nimport math\nw = torch.ones(4, 2)\nr = rank\nif rank == 2: odd = 'x'\n"
+        "large = torch.zeros(2**21)\ndef f(): ..."
+    )
+    lines = nb.ok("%disco_whos").text.splitlines()
+    assert lines[0] == "sess · 4 variables on 4 workers"
+    cells = {line.split()[0]: " ".join(line.split()[1:]) for line in lines[1:]}
+    assert cells["w"] == "float32[4, 2] 32 B ✓ equal"
+    assert cells["r"] == "int 4 different 0 | 1 | 2 | 3"
+    assert cells["odd"] == "str on 2 only 'x'"
+    assert cells["large"] == "float32[2097152] 8 MiB not compared"
+    assert cells["functions:"] == "f"
+    assert cells["modules:"] == "math"
+    assert "✓ equal" in nb.ok("%disco_whos large --stats").text
+    assert "<table" in nb.ok("%disco_whos").data[-1]["text/html"]
+
+
 def test_unload_takes_everything_away(bare_kernel: Any) -> None:
     nb = bare_kernel
     nb.ok("%reload_ext discolab")

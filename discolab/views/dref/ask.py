@@ -90,8 +90,12 @@ def ask(
     ranks
         Whose answers to wait for; None: all.
     """
-    session = ref.session
-    asked = session.call_packed(function, ref, *args)
+    return answers_of(ref.session.call_packed(function, ref, *args), patience, ranks)
+
+
+def answers_of(asked: DRef, patience: float, ranks: Sequence[int] | None = None) -> dict[int, Any]:
+    """What a call gave on the workers that have answered it in time; parameters as `ask`."""
+    session = asked.session
     asked.name = OWN
     ticket = session.request(asked, ranks)
     patience = max(patience, 0.0)
