@@ -31,7 +31,7 @@ export PYTHONNOUSERSITE := 1
 unexport PYTHONHOME
 unexport PYTHONPATH
 
-.PHONY: help demo test test-tvm compat lab pictures lint clean
+.PHONY: help demo test test-tvm compat lab pictures docs lint clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -91,6 +91,15 @@ lab: $(STAMP) ## open JupyterLab on the notebooks
 
 pictures: $(STAMP) ## take the pictures in docs/pictures again; needs Chromium
 	"$(BIN)/python" -m tests.browser.pictures $(ONLY)
+
+docs: $(STAMP) ## build the documentation as a site in build/docs
+	@"$(BIN)/python" -c 'import mkdocs, mkdocstrings, mkdocs_jupyter' 2>/dev/null || \
+	  "$(BIN)/python" -m pip install --quiet --disable-pip-version-check -e '.[docs]' -c constraints.txt
+	@rm -rf build/pages && mkdir -p build/pages
+	@for page in README.md CONTRIBUTING.md CHANGELOG.md LICENSE docs notebooks benchmarks; do \
+	  ln -s "$(CURDIR)/$$page" build/pages/; done
+	NO_MKDOCS_2_WARNING=1 "$(BIN)/python" -m mkdocs build --clean --quiet
+	@echo "open $(CURDIR)/build/docs/index.html"
 
 lint: $(STAMP) ## ruff and mypy
 	"$(BIN)/python" -m ruff check .

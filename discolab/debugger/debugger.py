@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..runtime.controller import check_timeout
 from ..runtime.dref import DRef
@@ -27,6 +27,9 @@ from .looking import NOTHING, DebuggerError, Ranks
 from .program import Stepped
 from .records import Options
 from .stops import Stop
+
+if TYPE_CHECKING:
+    from .history import History
 
 _STOPPING = 2.0  # seconds that workers are given to come to a line
 
@@ -297,6 +300,53 @@ class Debugger(Breaking):
         stuck = self.session.interrupt(timeout)
         self._station.close(stuck)
         return stuck
+
+    # -- what was recorded -------------------------------------------------------------------
+
+    def recorded(self) -> list[str]:
+        """The variables that a program with ``trace`` has recorded.
+
+        Raises
+        ------
+        DebuggerError
+            If nothing was recorded; also of the next three.
+        """
+        from . import history  # which few sessions use
+
+        return history.names(self.session)
+
+    def history(self, name: str, ranks: Ranks = None, last: int = 50) -> History:
+        """How a variable was over time, line by line, on each worker.
+
+        Parameters
+        ----------
+        name
+            Of a variable that was recorded.
+        last
+            How many of its last values on each worker.
+
+        Raises
+        ------
+        ArgumentError
+            If that variable was not recorded: says which were.
+        """
+        from . import history
+
+        return history.history(self.session, name, ranks, last)
+
+    def back(self, n: int = 1) -> Stop:
+        """Go `n` lines back in what was recorded: how all was there, with the recorded values."""
+        from . import history
+
+        return history.back(self.session, n)
+
+    def forward(self, n: int = 1) -> Stop:
+        """Go `n` lines forward again, after `back`."""
+        from . import history
+
+        return history.forth(self.session, n)
+
+    # -- inside ------------------------------------------------------------------------------
 
     def go(self, mode: str, argument: Any = None, ranks: Ranks = None) -> None:
         """Have workers that stand go on, and do not wait; the modes are in records.py.

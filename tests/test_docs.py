@@ -1,0 +1,46 @@
+"""What guides and tutorials tell readers to import is public, and what the reference names exists.
+
+Links are checked by `make docs`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+IMPORT = re.compile(r"^\s*from (discolab[\w.]*) import ([\w, ]+)", re.MULTILINE)
+FOR_TUTORIALS = ("discolab.demo",)  # the data and weights that they train on
+
+
+def text_of(page: Path) -> str:
+    if page.suffix == ".md":
+        return page.read_text()
+    cells = json.loads(page.read_text())["cells"]
+    return "\n".join("".join(cell["source"]) for cell in cells)
+
+
+@pytest.mark.parametrize("page", [*PAGES, *NOTEBOOKS], ids=lambda page: page.name)
+def test_nobody_is_told_to_import_what_is_not_public(page: Path) -> None:
+    for module, names in IMPORT.findall(text_of(page)):
+        if module in FOR_TUTORIALS:
+            continue
+        public = importlib.import_module(module).__all__
+        for name in re.findall(r"\w+", names.split(" as ")[0]):
+            assert name in public, f"{module} does not export {name}"
+
+
+def test_every_name_of_the_reference_exists() -> None:
+    pages = sorted((ROOT / "docs" / "reference").glob("*.md"))
+    names = [n for page in pages for n in re.findall(r"^::: ([\w.]+)", page.read_text(), re.M)]
+    assert len(names) > 40
+    for name in names:
+        found = importlib.import_module("discolab")
+        for part in name.split(".")[1:]:
+            found = getattr(found, part)
