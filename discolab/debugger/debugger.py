@@ -338,13 +338,13 @@ class Debugger(Breaking):
         """Go `n` lines back in what was recorded: how all was there, with the recorded values."""
         from . import history
 
-        return history.back(self.session, n)
+        return history.back(self.session, n, self._station.name)
 
     def forward(self, n: int = 1) -> Stop:
         """Go `n` lines forward again, after `back`."""
         from . import history
 
-        return history.forth(self.session, n)
+        return history.forth(self.session, n, self._station.name)
 
     # -- inside ------------------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ from ..ccl.board.rounds import in_order
 from ..runtime.errors import ArgumentError
 from ..runtime.session import Session
 from . import recorded
-from .debugger import debugger_of
 from .looking import DebuggerError
 from .recorded import Facts, Place, Step
 from .records import Spot
@@ -44,8 +43,7 @@ class Playback:
 
     def __init__(self, session: Session, name: str = "") -> None:
         self.session = session
-        stop = debugger_of(session).stop
-        self.name = name or (stop.name if stop is not None else "the recording")
+        self.name = name or "the recording"
         self.facts = _facts(session)
         if not any(facts.lines for facts in self.facts.values()):
             raise DebuggerError(

@@ -46,6 +46,7 @@ class Lab(Comparing):
 
     def install(self) -> None:
         """Hook into the shell."""
+        self.config.install(self.shell)
         self.output.install()
         prompts.install(getattr(self.shell, "kernel", None))
         bars.install()
@@ -76,6 +77,7 @@ class Lab(Comparing):
         bars.uninstall()
         prompts.uninstall()
         self.output.uninstall()
+        self.config.uninstall(self.shell)
 
     def _after_cell(self, *_: Any) -> None:
         self.output.install()  # a library may have replaced the streams

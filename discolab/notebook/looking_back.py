@@ -1,7 +1,7 @@
 """What is over: frames of a cell that has failed, values that were recorded line by line.
 
 A part of a `Lab`. Each `disco_*` method is the Python form of the magic of the same name; what they
-do is done by `debugger.post_mortem` and `debugger.history`.
+do is done by `debugger.post_mortem` and `Debugger`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..debugger import post_mortem
+from ..debugger.debugger import debugger_of
 from ..debugger.evaluated import Evaluated
 from ..debugger.looking import Ranks
 from ..debugger.stops import Stop
@@ -93,10 +94,8 @@ class LookingBack(Programs):
         ArgumentError
             If that variable was not: says which were.
         """
-        from ..debugger import history  # which few sessions use
-
-        sess = self.session(session)
-        return history.names(sess) if name is None else history.history(sess, name, ranks, last)
+        debugger = debugger_of(self.session(session))
+        return debugger.recorded() if name is None else debugger.history(name, ranks, last)
 
     def disco_back(self, n: int = 1, *, session: str | None = None) -> Stop:
         """Go `n` lines back in what was recorded: how all was there, with the recorded values.
@@ -106,14 +105,10 @@ class LookingBack(Programs):
         DebuggerError
             If nothing was recorded.
         """
-        from ..debugger import history
-
-        return history.back(self.session(session), n)
+        return debugger_of(self.session(session)).back(n)
 
     def disco_forward(self, n: int = 1, *, session: str | None = None) -> Stop:
         """Go `n` lines forward again in what was recorded, see `disco_back`."""
-        from ..debugger import history
-
-        return history.forth(self.session(session), n)
+        return debugger_of(self.session(session)).forward(n)
 
     disco_forth = disco_forward

@@ -64,7 +64,8 @@ Magic(
     usage="N [--engine ENGINE] [options]",
     help="""Start N workers; their session is bound to a variable of the notebook, `sess`.
 
-`%disco_session 4` gives four, one a GPU, or on the CPU where there is none.""",
+`%disco_session 4` gives four, one a GPU, or on the CPU where there is none. `%config Disco` shows
+defaults that can be set for all sessions: engine, timeout, heartbeat, statistics_limit.""",
     examples=(
         "%disco_session 4",
         "%disco_session 4 --engine processes --mesh dp=2,tp=2",
@@ -73,7 +74,7 @@ Magic(
     options=(
         argument("num_workers", type=int, nargs="?", metavar="N", help="how many workers"),
         argument("-n", dest="count", type=int, metavar="N", help="the same"),
-        argument("--engine", default="threads", help=f"one of: {', '.join(ENGINES)}"),
+        argument("--engine", help=f"one of: {', '.join(ENGINES)} (default: threads)"),
         argument("--devices", help="cpu, or one for each worker: cuda:0,cuda:1"),
         argument("-g", "--gpu-ids", metavar="IDS", help="GPUs by index: 0,1"),
         argument("--groups", type=int, default=1, help="split the workers in this many groups"),
@@ -100,6 +101,18 @@ Magic(
             type=float,
             metavar="S",
             help="processes, sockets, ray: seconds that the workers may take to be there",
+        ),
+        argument(
+            "--timeout",
+            type=float,
+            metavar="S",
+            help="seconds after which a wait for the workers is given up (default: never)",
+        ),
+        argument(
+            "--statistics-limit",
+            type=int,
+            metavar="BYTES",
+            help="of a tensor up to which a picture reads all values (default: 4 MiB)",
         ),
         argument("--name", default="sess", help="the variable that holds the session"),
     ),

@@ -21,6 +21,7 @@ from typing import Any, TextIO
 from ..runtime.services import SERVICES, Service
 from ..runtime.worker import Worker, current_worker_or_none
 from ..views.formats import strip_addresses
+from .config import Disco
 from .folding import blocks, label, merge
 from .screen import UP, Screen
 
@@ -96,8 +97,10 @@ class WorkerOutput(Service):
 class OutputCapture:
     """Keeps the output of all workers and shows it when told to."""
 
-    def __init__(self, shell: Any) -> None:
+    def __init__(self, shell: Any, config: Disco) -> None:
         self._shell = shell
+        self._config = config
+        self._lines_shown = self._lines_left_out = 0  # in this cell
         self._lock = threading.Lock()
         self._kept: dict[int, dict[int, list[Item]]] = {}
         self._oldest, self._newest = (
@@ -150,12 +153,14 @@ class OutputCapture:
         """
         self._grouping = grouping
         self._pictures = {}
+        self._lines_shown = self._lines_left_out = 0
         before = sys.stdout, sys.stderr
         self._wrap_streams()
         try:
             yield
         finally:
             self.flush()
+            self._tell_left_out()
             self._grouping = "order"
             sys.stdout, sys.stderr = before
 
@@ -264,9 +269,24 @@ class OutputCapture:
             if kind == "display":
                 _write(name, pending)
                 self._show_bundle(label(ranks), content)
-            else:
+            elif self._is_room():
                 pending.append(f"{label(ranks)} {content}\n")
         _write(name, pending)
+
+    def _is_room(self) -> bool:
+        """Whether one more line is shown in this cell."""
+        most = self._config.output_lines
+        room = not most or self._lines_shown < most
+        self._lines_shown += room
+        self._lines_left_out += not room
+        return bool(room)
+
+    def _tell_left_out(self) -> None:
+        """Say, once the cell has ended, how many lines were too many."""
+        if self._lines_left_out:
+            count = f"{self._lines_left_out:,} more line{'' if self._lines_left_out == 1 else 's'}"
+            _write("stdout", [f"… {count} (%config Disco.output_lines = 0 shows all)\n"])
+        self._lines_shown = self._lines_left_out = 0
 
     def _show_bundle(self, who: str, content: Any) -> None:
         data, metadata = content.data, content.metadata

@@ -16,10 +16,11 @@ from ..runtime.failures import name_ranks
 from ..runtime.mesh import Mesh, parse_axes
 from ..runtime.session import Session
 from .cells import CellTeller
+from .config import Disco
 from .live import LiveView
 from .lock_watch import LockWatch
 from .output import OutputCapture
-from .starting import Settings
+from .starting import Settings, taken_by
 from .worker_shell import set_up
 
 
@@ -28,7 +29,8 @@ class Sessions:
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
-        self.output = OutputCapture(shell)
+        self.config = Disco(parent=shell)
+        self.output = OutputCapture(shell, self.config)
         self.sessions: dict[str, Session] = {}
         self.current: str | None = None
         self._notebook_cells = CellTeller(shell)
@@ -75,11 +77,12 @@ class Sessions:
         self,
         num_workers: int,
         *,
-        engine: str = "threads",
+        engine: str | None = None,
         devices: str | Sequence[str] | None = None,
         groups: int = 1,
         ccl: str = "auto",
         mesh: str | None = None,
+        statistics_limit: int | None = None,
         name: str = "sess",
         **options: Any,
     ) -> Session:
@@ -92,15 +95,18 @@ class Sessions:
         num_workers, devices
             As for `make_session`.
         engine
-            Where the workers live, one of `engines.ENGINES`.
+            Where the workers live, one of `engines.ENGINES`; None: see `config.Disco`, as for
+            `statistics_limit` and the options ``timeout`` and ``heartbeat``.
         groups
             Cuts the workers in this many equal groups.
         ccl
             The collective backend, as for `Session.init_ccl`.
         mesh
             Arranges the workers as `disco_mesh` does it: ``dp=2,tp=2``.
+        statistics_limit
+            Bytes of a tensor up to which a picture reads all of its values.
         options
-            What only some engines take: see their classes. One that is None is left out.
+            What engines take: see their classes. One that is None is left out.
 
         Raises
         ------
@@ -109,8 +115,17 @@ class Sessions:
         """
         if not name.isidentifier():
             raise ArgumentError(f"a session's name is a Python name, got {name!r}")
+        engine = engine or self.config.engine
+        if statistics_limit is None:
+            statistics_limit = self.config.statistics_limit
         given = {option: value for option, value in options.items() if value is not None}
-        settings = Settings(num_workers, engine, devices, groups, ccl, mesh, given)
+        for option in ("timeout", "heartbeat"):
+            default = getattr(self.config, option)
+            if default is not None and option in taken_by(engine):
+                given.setdefault(option, default)
+        settings = Settings(
+            num_workers, engine, devices, groups, ccl, mesh, statistics_limit, given
+        )
         settings.check()
         return self._start(name, settings)
 

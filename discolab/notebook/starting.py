@@ -12,6 +12,7 @@ from ..engines import ENGINES, make_session
 from ..runtime.errors import ArgumentError
 from ..runtime.mesh import parse_axes
 from ..runtime.session import Session
+from ..views.facts.tensors import limit_statistics
 from .live import is_watched
 
 _LONGEST = 100  # characters of the line while workers start
@@ -35,6 +36,8 @@ class Settings:
     ----------
     num_workers, engine, devices, groups, ccl, mesh
         As for `Lab.disco_session`.
+    statistics_limit
+        Bytes of a tensor up to which a picture reads all of its values; None: 4 MiB.
     options
         What only some engines take, by the names of their parameters; the others let it lie.
     """
@@ -45,6 +48,7 @@ class Settings:
     groups: int = 1
     ccl: str = "auto"
     mesh: str | None = None
+    statistics_limit: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
@@ -54,10 +58,10 @@ class Settings:
         ------
         ArgumentError
         """
-        taken = _taken_by(self.engine)
+        taken = taken_by(self.engine)
         for name in self.options:
             if name not in taken:
-                fit = [engine for engine in ENGINES if name in _taken_by(engine)]
+                fit = [engine for engine in ENGINES if name in taken_by(engine)]
                 raise ArgumentError(
                     f"the engine {self.engine!r} takes no --{name.replace('_', '-')}"
                     + (f"; {', '.join(fit)} would" if fit else "")
@@ -86,7 +90,7 @@ class Settings:
             If something does not fit.
         StartInterrupted
         """
-        taken, line = _taken_by(self.engine), StartLine(shell)
+        taken, line = taken_by(self.engine), StartLine(shell)
         more = {name: value for name, value in self.options.items() if name in taken}
         if "progress" in taken:
             more["progress"] = line
@@ -100,6 +104,8 @@ class Settings:
             )
             try:
                 set_up(session)
+                if self.statistics_limit is not None:
+                    session.call_without_result(limit_statistics, self.statistics_limit)
                 session.init_ccl(self.ccl)
                 if self.mesh:
                     session.mesh(**parse_axes(self.mesh))
@@ -120,7 +126,7 @@ class Settings:
         return bool(port) and port == other.options.get("port")
 
 
-def _taken_by(engine: str) -> Mapping[str, Any]:
+def taken_by(engine: str) -> Mapping[str, Any]:
     """The parameters of an engine's sessions."""
     kind = ENGINES.get(engine)
     if kind is None:

@@ -142,7 +142,7 @@ def _short_type(record: Mapping[str, Any]) -> str:
         return summarize(record, _LIMIT)
     name = str(record.get("type", "NoneType" if kind == "none" else kind))
     length = record.get("length")
-    return f"{name} of {length:,}" if isinstance(length, int) else name
+    return name if length is None or name in ("str", "bytes") else f"{name} of {length:,}"
 
 
 def _layout(summary: ValueSummary) -> str:

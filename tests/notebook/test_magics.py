@@ -231,6 +231,31 @@ def test_whos(nb: Any) -> None:
     assert "<table" in nb.ok("%disco_whos").data[-1]["text/html"]
 
 
+def test_configuration(nb: Any) -> None:
+    told = nb.ok("%config Disco").stdout
+    for name in ("engine", "timeout", "heartbeat", "statistics_limit", "output_lines"):
+        assert f"Disco.{name}" in told
+    try:
+        nb.ok("%config Disco.engine = 'processes'\n%config Disco.timeout = 33")
+        nb.ok("%config Disco.heartbeat = 7\n%config Disco.statistics_limit = 16")
+        nb.ok("%disco_session 2 --devices cpu")
+        asked = nb.ok("(sess.engine, sess.timeout, sess.heartbeat)").text
+        assert asked == "('processes', 33.0, 7.0)"
+        assert "contents not compared" in nb.ok("%disco torch.zeros(5)").text
+        nb.ok("%disco_session 2 --devices cpu --engine threads --timeout 5 --statistics-limit 99")
+        assert nb.ok("(sess.engine, sess.timeout)").text == "('threads', 5.0)"
+        assert "not compared" not in nb.ok("%disco torch.zeros(5)").text
+        nb.ok("%config Disco.output_lines = 3")
+        lines = nb.ok("%%disco\nfor i in range(9): print(i)").stdout.splitlines()
+        assert lines[:3] == ["[0-1] 0", "[0-1] 1", "[0-1] 2"]
+        assert lines[3:] == ["… 6 more lines (%config Disco.output_lines = 0 shows all)"]
+        assert "not the str 'rocket'" in nb.ok("%config Disco.engine = 'rocket'").stderr
+    finally:
+        nb.ok("%config Disco.engine = 'threads'\n%config Disco.timeout = None")
+        nb.ok("%config Disco.heartbeat = 10\n%config Disco.output_lines = 0")
+        nb.ok("%config Disco.statistics_limit = 4194304")
+
+
 def test_unload_takes_everything_away(bare_kernel: Any) -> None:
     nb = bare_kernel
     nb.ok("%reload_ext discolab")

@@ -10,6 +10,7 @@ import pytest
 
 from discolab import ArgumentError
 from discolab.notebook.cells import CellTeller, keep_source
+from discolab.notebook.config import Disco
 from discolab.notebook.output import OutputCapture, WorkerOutput
 from discolab.notebook.starting import Settings, StartLine
 from discolab.runtime.services import SERVICES, Service
@@ -98,7 +99,7 @@ class _Otherwise(Service):
 
 def test_output_of_workers_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
     publisher, otherwise = _Publisher(), _Otherwise()
-    capture = OutputCapture(SimpleNamespace(display_pub=publisher))
+    capture = OutputCapture(SimpleNamespace(display_pub=publisher), Disco())
     worker = SimpleNamespace(shared={}, worker_id=0)
     exchange = SimpleNamespace(workers_here=lambda: {0: worker})
     before = SERVICES["output"]

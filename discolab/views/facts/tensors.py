@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import torch
 
+from ...runtime.worker import current_worker, current_worker_or_none
 from .guard import FAILURES, Record, attempt, plain, type_name
 from .thumbnails import histogram, places_of_nonfinite, thumbnail
 
@@ -25,6 +26,7 @@ Stats: TypeAlias = Literal["auto"] | bool
 
 #: Statistics and a digest are taken unasked up to this many bytes.
 SMALL_BYTES = 4 * 2**20
+_LIMIT = "discolab.views.statistics_limit"  # in `Worker.shared`: another limit than SMALL_BYTES
 
 _CHUNK = 2**19  # elements; float64 temporaries of 4 MiB
 _HEAD = 4
@@ -39,6 +41,20 @@ _COMPRESSED = {
     torch.sparse_csc: ("ccol_indices", "row_indices"),
     torch.sparse_bsc: ("ccol_indices", "row_indices"),
 }
+
+
+def limit_statistics(nbytes: int) -> None:
+    """Have this worker's pictures read tensors of up to so many bytes (a worker function)."""
+    current_worker().shared[_LIMIT] = nbytes
+
+
+limit_statistics.disco_command = "setting a limit"  # type: ignore[attr-defined]  # for status
+
+
+def _statistics_limit() -> int:
+    worker = current_worker_or_none()
+    limit = SMALL_BYTES if worker is None else worker.shared.get(_LIMIT, SMALL_BYTES)
+    return int(limit)
 
 
 def describe_tensor(tensor: torch.Tensor, stats: Stats, pictures: bool = True) -> Record:
@@ -94,7 +110,7 @@ def describe_array(array: numpy.ndarray[Any, Any], stats: Stats, pictures: bool 
     if array.dtype.kind not in "biufc":
         record["note"] = "no statistics for this dtype"
         return record
-    if stats is False or (stats == "auto" and array.nbytes > SMALL_BYTES):
+    if stats is False or (stats == "auto" and array.nbytes > _statistics_limit()):
         return record
 
     def read() -> Record:
@@ -197,7 +213,7 @@ def _content(tensor: torch.Tensor, stats: Stats, pictures: bool) -> Record:
     record: Record = {}
     if stats is False:
         return record
-    whole = stats is True or _bytes_of(_stored(tensor, copy=False)) <= SMALL_BYTES
+    whole = stats is True or _bytes_of(_stored(tensor, copy=False)) <= _statistics_limit()
     stored = _stored(tensor, copy=whole)
     if _UNREADABLE.match(dtype_name(tensor.dtype)):
         record["note"] = "no statistics for this dtype"
