@@ -31,7 +31,7 @@ export PYTHONNOUSERSITE := 1
 unexport PYTHONHOME
 unexport PYTHONPATH
 
-.PHONY: help demo test test-tvm compat lab pictures docs lint clean
+.PHONY: help demo test test-tvm compat lab pictures docs dist lint clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -100,6 +100,20 @@ docs: $(STAMP) ## build the documentation as a site in build/docs
 	  ln -s "$(CURDIR)/$$page" build/pages/; done
 	NO_MKDOCS_2_WARNING=1 "$(BIN)/python" -m mkdocs build --clean --quiet
 	@echo "open $(CURDIR)/build/docs/index.html"
+
+# The oldest ipykernel that is supported: what hosted notebooks have (Colab, Kaggle, SageMaker).
+OLD_KERNEL := 6.29.5
+
+dist: $(STAMP) ## build the wheel, and try it in an empty environment: engines, magics, an old kernel
+	rm -rf dist build/dist
+	"$(BIN)/python" -m build --outdir dist
+	"$(BIN)/python" -m venv build/dist
+	build/dist/bin/python -m pip install --quiet --disable-pip-version-check \
+	  "$$(ls dist/*.whl)[ray,rich]" -c constraints.txt
+	cp tests/packaging/smoke.py build/dist/
+	cd build/dist && OMP_NUM_THREADS=1 bin/python -I smoke.py --ray
+	build/dist/bin/python -m pip install --quiet --disable-pip-version-check ipykernel==$(OLD_KERNEL)
+	cd build/dist && OMP_NUM_THREADS=1 bin/python -I smoke.py
 
 lint: $(STAMP) ## ruff and mypy
 	"$(BIN)/python" -m ruff check .
