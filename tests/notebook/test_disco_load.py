@@ -108,7 +108,7 @@ def test_what_is_typed_wrongly_is_told_in_a_line(nb: Any, folder: Path) -> None:
         "model.safetensors --dtype bf17": "unknown dtype",
         "model.safetensors --as 1x": "Python name",
         "model.safetensors --dryrun": "did you mean --dry-run?",
-        "": "required: path",
+        "": "required: CHECKPOINT",
     }.items():
         assert words in nb.fails(f"%disco_load {line}").stderr, line
     nb.ok('bad = {"*.out.weight": "shard(2)"}')
