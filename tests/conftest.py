@@ -1,7 +1,8 @@
 """Fixtures for all tests: sessions on every engine, with a limit on every wait; nothing is left.
 
 A test that takes `sess` or `pair` from here runs once on each engine, but for those marked
-``one_process``: they look into workers, or share objects with them, as only threads can.
+``one_process``: they look into workers, or share objects with them, as only threads can. Without
+``--all`` some of it is left out: selection.py says what.
 """
 
 import importlib.util
@@ -27,7 +28,11 @@ from discolab import (
     make_session,
 )
 from discolab.isolation import table
+from tests import selection
+from tests.selection import engine_of, how_many
 from tests.watchdog import Watchdog
+
+__all__ = ["how_many"]  # a fixture
 
 THREAD_PREFIX = "discolab-"
 GRACE_SECONDS = 5.0
@@ -36,7 +41,8 @@ WATCHDOG = pytest.StashKey[Watchdog]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a row of the table of process-wide state be left out, to see which test notices."""
+    """What to run, and a row of the table of isolation to leave out, to see which test notices."""
+    selection.pytest_addoption(parser)
     parser.addoption("--without-row", metavar="STATE", help="leave out this row of isolation")
 
 
@@ -128,9 +134,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("engine", ENGINES[:1] if alone else ENGINES, indirect=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What runs on a kept session comes last, so that nothing else finds its threads."""
-    items.sort(key=lambda item: any(f"[{engine}" in item.name for engine in KEPT.engines))
+    selection.leave_out(config, items)
+    items.sort(key=lambda item: engine_of(item) in KEPT.engines)
 
 
 ENGINES = ["threads", "processes", "sockets"]

@@ -205,10 +205,12 @@ def run_program(sess: ThreadedSession, seed: int) -> list[str]:
     return wrong
 
 
-def test_only_the_faulty_call_fails(start: Any) -> None:
+def test_only_the_faulty_call_fails(start: Any, how_many: Any) -> None:
+    programs = how_many(PROGRAMS)
+
     def drive(part: int) -> list[str]:
         with start(3 + part % 2) as sess:
-            seeds = range(part, PROGRAMS, SESSIONS)
+            seeds = range(part, programs, SESSIONS)
             return [text for seed in seeds for text in run_program(sess, seed)]
 
     began = time.monotonic()

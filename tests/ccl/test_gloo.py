@@ -19,6 +19,7 @@ from discolab.ccl.rendezvous import conductor
 from discolab.engines import ThreadedSession
 from discolab.runtime import Failure, WorkerError, current_worker
 from discolab.runtime.interrupts import TICK
+from tests.selection import slow
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64]
@@ -186,13 +187,13 @@ def compare(dtypes: list[torch.dtype], group: Any) -> int:
 @pytest.mark.parametrize(
     ("workers", "groups", "group"),
     [
-        (1, 1, None),
+        slow(1, 1, None),
         (2, 1, None),
-        (4, 1, None),
-        (4, 2, None),
+        slow(4, 1, None),
+        slow(4, 2, None),  # every dtype
         (4, 2, "world"),
         (4, 1, [0, 2, 3]),
-        (4, 1, [3]),
+        slow(4, 1, [3]),
     ],
 )
 def test_as_local(gloo: Any, workers: int, groups: int, group: Any) -> None:

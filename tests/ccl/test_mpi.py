@@ -14,6 +14,7 @@ import discolab
 from discolab import make_session
 from discolab.ccl.backends import remote_mpi
 from discolab.runtime import ArgumentError
+from tests.selection import slow
 
 SESSION = Path(__file__).with_name("mpi_session.py")
 PROGRAM = Path(__file__).with_name("mpi_program.py")
@@ -26,7 +27,7 @@ needs_mpi = pytest.mark.skipif(
 
 
 @needs_mpi
-@pytest.mark.parametrize("processes", [2, 3, 4])
+@pytest.mark.parametrize("processes", [slow(2), 3, slow(4)])
 def test_every_operation_between_processes(processes: int) -> None:
     assert MPIRUN is not None
     command = [MPIRUN, "-n", str(processes), sys.executable, str(PROGRAM)]
@@ -45,6 +46,7 @@ def test_every_operation_between_processes(processes: int) -> None:
 
 
 @needs_mpi
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["collectives", "absence", "death", "late", "stay"])
 def test_a_session_whose_nodes_mpirun_has_started(case: str, tmp_path: Path) -> None:
     assert MPIRUN is not None

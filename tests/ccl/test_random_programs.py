@@ -1,5 +1,6 @@
 """Random programs: 500 that are right and go well, 500 with one fault of one worker, on threads;
-some of them on processes, with everything through the coordinator and with nothing.
+some of them on processes, with everything through the coordinator and with nothing. Without
+``--all`` it is 20 for each layout.
 
 Of a faulty one, all whom it leaves stuck must fail, nobody else, and the messages must name
 whose fault it is; afterwards the session works. A failing seed is rerun by its number:
@@ -11,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -209,8 +210,8 @@ def listing(program: Program) -> str:
     return "\n".join(f"worker {r}:\n  " + "\n  ".join(map(str, e)) for r, e in enumerate(program))
 
 
-def test_faulty_programs(lab: Session) -> None:
-    for seed in range(each(lab)):
+def test_faulty_programs(lab: Session, how_many: Callable[..., int]) -> None:
+    for seed in range(how_many(each(lab))):
         fault = FAULTS[seed % len(FAULTS)]
         if fault == "wrong peer" and lab.num_workers == 2:
             fault = "exception"
@@ -229,8 +230,8 @@ def test_faulty_programs(lab: Session) -> None:
             raise
 
 
-def test_clean_programs(lab: Session) -> None:
-    for seed in range(each(lab)):
+def test_clean_programs(lab: Session, how_many: Callable[..., int]) -> None:
+    for seed in range(how_many(each(lab))):
         program = clean_program(seed, lab.num_workers, lab.num_groups, slow=seed % 10 == 0)
         outcome = foretell(program)
         try:

@@ -29,15 +29,18 @@ LIBRARIES = {
     "tools": ["matplotlib", "tensorboard", "hydra", "datasets"],
 }
 EXACT = {"pipelines", "transformers_load", "accelerate_loop", "tools"}  # at torchrun too
-ALWAYS = ("ddp", "sharded", "pipelines", "minigpt")
+OWN = ("ddp", "sharded", "pipelines", "minigpt")  # need no library
+OFTEN = ("ddp",)  # the others are slow
 SECONDS = 100
 
 
 def needs(name: str) -> Any:
-    """The program, skipped where a library is missing; most with libraries are slow."""
+    """The program, skipped where a library is missing."""
     missing = [one for one in LIBRARIES.get(name, []) if importlib.util.find_spec(one) is None]
     why = f"needs {', '.join(missing)}: pip install -e '.[compat]' -c constraints.txt"
     marks = [pytest.mark.skipif(bool(missing), reason=why)]
+    if name not in OFTEN:
+        marks.append(pytest.mark.slow)
     return pytest.param(name, marks=marks)
 
 
@@ -77,7 +80,7 @@ def differences(ours: Any, theirs: Any, place: str = "") -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore")  # those of libraries are none of ours
-@pytest.mark.parametrize("name", [*map(needs, ALWAYS), *(needs(name) for name in LIBRARIES)])
+@pytest.mark.parametrize("name", [*map(needs, OWN), *(needs(name) for name in LIBRARIES)])
 def test_a_program_gives_what_torchrun_gives(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

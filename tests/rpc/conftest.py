@@ -2,7 +2,7 @@
 
 No two kept sessions are open at a time, so the tests of a module run engine by engine. Ray's
 workers are processes that talk as those of the other engines do, and take seconds to start: only
-what is marked ``every_engine`` runs there too.
+what is marked ``conformance`` runs there too, in the one session that all tests on Ray share.
 """
 
 import threading
@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from discolab import Session, WorkerError, current_worker, rpc
+from discolab import Session, WorkerError, current_worker, make_session, rpc
 from discolab.runtime.services import PRELOAD
-from tests.conftest import ENGINES
+from tests.conftest import ENGINES, KEPT, OPTIONS
 from tests.rpc.functions import called, eventually
+from tests.selection import engine_of
 
 PRELOAD += ["pytest"]  # what workers import with a test's module
 
@@ -25,19 +26,10 @@ CALLERS = ("controller", "worker", "callee")
 HERE = __name__.rpartition(".")[0]
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Our own marker."""
-    config.addinivalue_line("markers", "every_engine: of rpc's tests, one that runs on ray too")
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test that takes a `caller` once for each kind of caller."""
     if "caller" in metafunc.fixturenames:
         metafunc.parametrize("caller", CALLERS, indirect=True)
-
-
-def _engine(item: pytest.Item) -> str:
-    return item.callspec.params.get("engine", "") if hasattr(item, "callspec") else ""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -45,10 +37,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     def ours_and_not_for_ray(item: pytest.Item) -> bool:
         ours = item.module.__name__.startswith(f"{HERE}.")
-        return ours and _engine(item) == "ray" and not item.get_closest_marker("every_engine")
+        return ours and engine_of(item) == "ray" and not item.get_closest_marker("conformance")
 
     def order(item: pytest.Item) -> tuple[bool, str, int]:
-        engine = _engine(item)
+        engine = engine_of(item)
         place = ENGINES.index(engine) if engine else -1
         return engine == "ray", item.module.__name__, place
 
@@ -67,7 +59,7 @@ def _discolab_threads() -> set[threading.Thread]:
 
 def _no_new_threads(before: set[threading.Thread]) -> None:
     deadline = time.monotonic() + GRACE_SECONDS
-    while left := _discolab_threads() - before:
+    while left := _discolab_threads() - before - KEPT.threads:
         if time.monotonic() > deadline:
             pytest.fail(f"threads still running: {', '.join(sorted(t.name for t in left))}")
         time.sleep(0.01)
@@ -120,9 +112,9 @@ class Kept:
             raise
 
     def close(self) -> None:
-        """End it."""
+        """End it, if it is not one that all tests share."""
         session, self.session = self.session, None
-        if session is not None:
+        if session is not None and session.engine not in KEPT.engines:
             session.shutdown(cancel=True)
 
 
@@ -174,9 +166,8 @@ def sess(make: Callable[..., Session], kept: Kept, engine: str) -> Iterator[Sess
 
 def make_kept(engine: str) -> Session:
     """A session that outlives the test that asks for it."""
-    from discolab import make_session
-    from tests.conftest import OPTIONS
-
+    if engine in KEPT.engines:
+        return KEPT.get(engine, 4, 2)
     options = {"devices": "cpu", "timeout": 20, **OPTIONS.get(engine, {})}
     return make_session(4, engine, num_groups=2, **options)
 

@@ -34,7 +34,7 @@ def gives_results(rpc: Any) -> None:
     assert rpc.rpc_sync(2, "ab".join, (["1", "2"],)) == "1ab2"
 
 
-@pytest.mark.every_engine
+@pytest.mark.conformance
 def test_results_and_arguments(caller: Caller) -> None:
     caller(gives_results)
 
@@ -61,7 +61,7 @@ def gives_back(rpc: Any, values: list[Any]) -> None:
     assert found[0] is found
 
 
-@pytest.mark.every_engine
+@pytest.mark.conformance
 def test_values_come_back_as_they_went(caller: Caller) -> None:
     caller(gives_back, VALUES)
 
@@ -191,7 +191,7 @@ def goes_round(rpc: Any, me: int) -> None:
     assert rpc.rpc_sync(-1, functions.bounce, ([*everybody[1:], -1], 19)) == everybody * 4
 
 
-@pytest.mark.every_engine
+@pytest.mark.conformance
 def test_calls_back_to_the_caller_twenty_deep(caller: Caller) -> None:
     caller(goes_round, caller.rank)
 

@@ -155,7 +155,7 @@ def thousand(rpc: Any, tag: str) -> None:
         eventually(lambda: rpc.rpc_sync(owner, functions.alive, (tag,)) == 0)  # noqa: B023
 
 
-@pytest.mark.every_engine
+@pytest.mark.conformance
 def test_a_thousand_in_a_row_leave_nothing(caller: Caller, sess: Session, tag: str) -> None:
     caller(thousand, tag)
     nothing_left(sess)

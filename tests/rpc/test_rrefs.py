@@ -40,7 +40,7 @@ def refers(rpc: Any, me: int) -> None:
     assert rpc.remote(2, functions.same, (None,)).to_here() is None
 
 
-@pytest.mark.every_engine
+@pytest.mark.conformance
 def test_owner_and_value(caller: Caller) -> None:
     caller(refers, caller.rank)
 
@@ -203,7 +203,7 @@ def travels(rpc: Any, name: str) -> None:
         eventually(lambda: rpc.rpc_sync(2, functions.alive, (name,)) == 0)
 
 
-@pytest.mark.every_engine
+@pytest.mark.conformance
 def test_passed_on_through_several_workers(caller: Caller, tag: str) -> None:
     caller(travels, tag)
 

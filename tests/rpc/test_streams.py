@@ -30,7 +30,7 @@ def iterates(rpc: Any) -> None:
             next(items)
 
 
-@pytest.mark.every_engine
+@pytest.mark.conformance
 def test_in_order_and_complete(caller: Caller) -> None:
     caller(iterates)
 

@@ -69,7 +69,7 @@ def goes_and_comes(rpc: Any) -> None:
         assert all(equal(a, b) for a, b in zip(ref.to_here(), given, strict=True))
 
 
-@pytest.mark.every_engine
+@pytest.mark.conformance
 def test_all_kinds(caller: Caller) -> None:
     caller(goes_and_comes)
 
@@ -88,7 +88,7 @@ def is_large(rpc: Any) -> None:
     assert torch.equal(rpc.remote(3, make_tensor, (LARGE,)).to_here(), x)
 
 
-@pytest.mark.every_engine
+@pytest.mark.conformance
 def test_large_ones(caller: Caller) -> None:
     caller(is_large)
 

@@ -67,7 +67,7 @@ def raises(rpc: Any) -> None:
             assert ("controller" if to < 0 else f"worker {to}") in shown
 
 
-@pytest.mark.every_engine
+@pytest.mark.conformance
 def test_an_exception_keeps_its_type_and_shows_its_traceback(caller: Caller) -> None:
     caller(raises)
 
@@ -366,7 +366,7 @@ def mortal(fresh: Callable[..., Session], engine: str) -> Session:
     return fresh(4)
 
 
-@pytest.mark.every_engine
+@pytest.mark.conformance
 def test_all_who_wait_for_a_worker_that_dies_are_told(mortal: Session, tmp_path: Path) -> None:
     rpc = mortal.rpc
     file = str(tmp_path / "die")

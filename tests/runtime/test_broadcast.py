@@ -1,5 +1,7 @@
 """Ctrl-C at any moment of a broadcast: no worker misses a command, and none is counted twice."""
 
+from collections.abc import Callable
+
 import pytest
 
 from discolab.runtime import Worker, probe
@@ -79,7 +81,10 @@ print("well", came)
 
 
 @pytest.mark.parametrize(("kind", "rounds"), [("threads", 30), ("processes", 8)])
-def test_ctrl_c_comes_before_a_broadcast_or_after_it(kind: str, rounds: int) -> None:
+def test_ctrl_c_comes_before_a_broadcast_or_after_it(
+    kind: str, rounds: int, how_many: Callable[..., int]
+) -> None:
+    rounds = how_many(rounds, often=4)
     program = _PROGRAM.replace("ENGINE", kind).replace("ROUNDS", str(rounds))
     last = output_of(program, 120).splitlines()[-1].split()
     assert last[0] == "well"

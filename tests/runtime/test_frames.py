@@ -76,5 +76,6 @@ def test_it_is_the_innermost_frame_and_the_collector_stays_as_it_was(collecting:
     assert frame_of(thread.ident or 0) is None
 
 
+@pytest.mark.slow
 def test_collections_and_new_threads_do_not_stop_the_process() -> None:
     assert output_of(BUSY) == "all ended True\n"

@@ -8,6 +8,7 @@ import pytest
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.slow
 def test_a_million_calls_leave_memory_flat() -> None:
     program = """
         import discolab
