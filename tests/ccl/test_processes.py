@@ -17,6 +17,7 @@ import torch
 
 import discolab
 from discolab import ccl
+from discolab.ccl.rendezvous import conductor
 from discolab.engines import ProcessSession, ThreadedSession
 from discolab.runtime import (
     ArgumentError,
@@ -347,6 +348,9 @@ def test_nothing_is_left(begin: Any) -> None:
     for _ in range(3):
         with ProcessSession(3, devices="cpu", timeout=20) as sess:
             assert sess.call_packed(large).debug_get_from_all() == [3.0 * (1 << 20)] * 3
+            began = time.monotonic()
+        took = time.monotonic() - began
+        assert took < conductor.END_SECONDS, "a conductor had something to do that it can't finish"
     deadline = time.monotonic() + 5
     while threading.active_count() > before + 1 and time.monotonic() < deadline:
         time.sleep(0.01)

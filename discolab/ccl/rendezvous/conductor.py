@@ -87,7 +87,8 @@ class Conductor:
         self.name = name
         self._worker, self._threads = worker, torch.get_num_threads()
         self._tasks: _Tasks = queue.SimpleQueue()
-        self._swap = threading.Lock()  # guards which queue is `_tasks`
+        self._swap = threading.Lock()  # guards which queue is `_tasks`, and `_ended`
+        self._ended = False
         self._doing: Task | None = None
         self._void_since: tuple[Task, float] | None = None
         self._begin()
@@ -120,9 +121,12 @@ class Conductor:
         self._put(None)
 
     def _put(self, task: _AnyTask) -> None:
-        token = object()
-        _unfinished.add(token)
         with self._swap:
+            if self._ended:  # there is no thread that would ever finish it
+                return
+            self._ended = task is None
+            token = object()
+            _unfinished.add(token)
             self._tasks.put((token, task))
 
     def abandon(self) -> None:
