@@ -188,6 +188,7 @@ with ThreadedSession(2, devices="cpu", timeout=60) as sess:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["torch.distributed.tensor._dtensor_spec", "torch.distributed.fsdp._fully_shard"]
 )

@@ -83,6 +83,7 @@ def tensor_parallel_logits(folder: str, ids: torch.Tensor) -> tuple[torch.Tensor
     return model(ids).logits.detach(), list(weight.to_local().shape)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_transformers_shards_a_model_over_the_workers(start: Start, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")

@@ -104,6 +104,7 @@ def test_sizes_that_do_not_fit_are_told_with_some_that_would(sess: ThreadedSessi
     assert sess.mesh(dp=-1, tp=2) == sess.mesh(dp=2, tp=-1) == grid(dp=2, tp=2)
 
 
+@pytest.mark.conformance
 def test_collectives_run_along_its_axes(sess: ThreadedSession) -> None:
     mesh = sess.mesh(dp=2, tp=2)
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from discolab import ccl
 from discolab.runtime import current_worker
+from tests.selection import slow
 
-LAYOUTS = [(1, 1), (2, 1), (2, 2), (3, 1), (4, 1), (4, 2), (8, 2)]
+LAYOUTS = [slow(1, 1), (2, 1), slow(2, 2), (3, 1), slow(4, 1), (4, 2), slow(8, 2)]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 SIGNED = [torch.int8, torch.int16, torch.int32, torch.int64]
 UNSIGNED = [torch.uint8, torch.uint16, torch.uint32, torch.uint64]

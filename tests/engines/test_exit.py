@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.selection import slow
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 BUSY = {
@@ -23,7 +25,10 @@ BUSY = {
 }
 
 
-@pytest.mark.parametrize("what", BUSY)
+SELDOM = ("an endless loop", "a sleep imported before", "a wait for a lock", "matrix products")
+
+
+@pytest.mark.parametrize("what", [slow(what) if what in SELDOM else what for what in BUSY])
 def test_a_busy_worker_does_not_hold_up_the_exit(run_python: Run, what: str) -> None:
     program = f"""
 import threading, time

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.selection import slow
+
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system can't fork")
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
@@ -15,11 +17,11 @@ RunPython = Callable[..., subprocess.CompletedProcess[str]]
     ("last", "code"),
     [
         ("sys.exit(7)", 7),
-        ("sys.exit('words')", 1),
-        ("sys.exit()", 0),
+        slow("sys.exit('words')", 1),
+        slow("sys.exit()", 0),
         ("raise ValueError('mine')", 1),
         ("return 5", 0),
-        ("return ccl.all_reduce(torch.ones(1))", 1),
+        slow("return ccl.all_reduce(torch.ones(1))", 1),
     ],
 )
 def test_a_child_forked_in_a_worker_ends_with_its_command(

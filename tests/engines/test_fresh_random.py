@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 import torch
 
 from discolab import Session
@@ -41,12 +42,14 @@ def test_new_processes_have_nothing_in_common() -> None:
     assert all(mine != other for mine, other in zip(*outputs, strict=True))
 
 
+@pytest.mark.conformance
 def test_no_two_workers_draw_the_same_before_they_are_seeded(sess: Session) -> None:
     drawn = sess.call_packed(first_draws).debug_get_from_all()
     for numbers in zip(*drawn, first_draws(), strict=True):
         assert len(set(numbers)) == 5
 
 
+@pytest.mark.conformance
 def test_a_seed_gives_all_workers_the_same_numbers_until_they_begin_anew(sess: Session) -> None:
     state = torch.get_rng_state(), random.getstate(), np.random.get_state()
     want = seeded_draws()

@@ -34,6 +34,7 @@ def test_says_so_in_one_line_where_there_is_no_gpu() -> None:
     assert "--device cpu" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sections",
     [["local", "streams", "interrupts", "speed"], ["distributed", "nccl"]],

@@ -34,6 +34,7 @@ def assert_works(session: ThreadedSession) -> None:
     session.sync_all()
 
 
+@pytest.mark.conformance
 def test_an_endless_loop_ends(sess: ThreadedSession) -> None:
     ref = sess.call_packed(spin)
     eventually(sess, "running")
@@ -46,6 +47,7 @@ def test_an_endless_loop_ends(sess: ThreadedSession) -> None:
     assert_works(sess)
 
 
+@pytest.mark.conformance
 def test_a_sleep_ends(sess: ThreadedSession) -> None:
     sess.call_packed(lambda: time.sleep(1000))
     eventually(sess, "waiting")
@@ -77,6 +79,7 @@ def test_a_loop_that_swallows_the_exception_ends_all_the_same(pair: ThreadedSess
     assert_works(pair)
 
 
+@pytest.mark.conformance
 def test_what_is_queued_is_dropped_and_what_comes_later_is_not(pair: ThreadedSession) -> None:
     pair.push({"ran": []})
     ran = pair["ran"]
@@ -101,6 +104,7 @@ def test_an_interrupt_of_idle_workers_is_harmless(sess: ThreadedSession) -> None
     assert_works(sess)
 
 
+@pytest.mark.conformance
 def test_a_worker_inside_a_call_that_python_cannot_end_is_named(pair: ThreadedSession) -> None:
     def stuck() -> None:
         if current_worker().rank == 1:
@@ -153,6 +157,7 @@ def test_several_threads_interrupt_at_once(sess: ThreadedSession) -> None:
         assert_works(sess)
 
 
+@pytest.mark.conformance
 def test_no_later_command_is_hit_when_the_interrupt_comes_as_one_ends(
     pair: ThreadedSession,
 ) -> None:
@@ -191,6 +196,7 @@ def ctrl_c_raises() -> Any:
 
 @pytest.mark.usefixtures("ctrl_c_raises")
 @pytest.mark.parametrize("busy", [spin, lambda: time.sleep(1000)], ids=["loop", "sleep"])
+@pytest.mark.conformance
 def test_ctrl_c_in_a_sync_is_seen_promptly_and_ends_the_work(
     sess: ThreadedSession, busy: Any
 ) -> None:

@@ -25,6 +25,7 @@ def sleep_a_while(seconds: float) -> None:
     time.sleep(seconds)
 
 
+@pytest.mark.conformance
 def test_a_look_does_not_wait_for_the_workers(sess: Session) -> None:
     kept = sess.call_packed(int, 3)
     sess.sync_all()
@@ -41,6 +42,7 @@ def test_a_look_does_not_wait_for_the_workers(sess: Session) -> None:
     del kept
 
 
+@pytest.mark.conformance
 def test_a_look_at_some(sess: Session) -> None:
     assert list(sess.look(registers_of, 1, ranks=[2, 1], timeout=5)) == [1, 2]
     with pytest.raises(ArgumentError, match="out of range"):
@@ -52,6 +54,7 @@ def test_what_is_no_probe(sess: Session) -> None:
         sess.look(sleep_a_while, 1.0)
 
 
+@pytest.mark.conformance
 def test_a_probe_that_fails_says_so(sess: Session) -> None:
     with pytest.raises((DiscoError, ValueError), match="nothing to see at"):
         sess.look(fails, timeout=5)

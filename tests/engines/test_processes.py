@@ -338,13 +338,13 @@ def children(pid: int = 0) -> set[int]:
     return found
 
 
-def test_a_hundred_sessions_leave_nothing() -> None:
+def test_a_hundred_sessions_leave_nothing(how_many: Callable[..., int]) -> None:
     ProcessSession(2, devices="cpu").shutdown()
     gc.collect()
     born_of = forkserver.the_fork_server().process.pid
     files, threads, others = open_files(), threading.active_count(), children()
     born_of_files = open_files(born_of)
-    for number in range(100):
+    for number in range(how_many(100)):
         session = ProcessSession(2 + number % 2, devices="cpu", timeout=20)
         assert session.call_packed(int, 1).debug_get_from_remote(1) == 1
         session.shutdown(cancel=bool(number % 3))

@@ -16,6 +16,7 @@ from torch.nn.functional import dropout as bound_dropout
 
 from discolab import ThreadedSession, current_worker
 from discolab.isolation import torch_random
+from tests.selection import slow
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
 
@@ -120,7 +121,7 @@ def draw_with(seed: int, name: str, times: int) -> list[Any]:
     return [DRAWS[name]() for _ in range(times)]
 
 
-@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("name", [slow(n) if n == "compiled by inductor" else n for n in DRAWS])
 def test_the_same_seed_gives_the_numbers_of_a_single_process(
     sess: ThreadedSession, name: str
 ) -> None:
@@ -133,6 +134,7 @@ def test_the_same_seed_gives_the_numbers_of_a_single_process(
     assert torch.equal(torch.get_rng_state(), before)  # the controller's own is untouched
 
 
+@pytest.mark.slow
 def test_draws_of_all_kinds_while_others_compile(sess: ThreadedSession) -> None:
     """One worker after the other begins to compile while the rest draw."""
     names = [name for name in DRAWS if not name.startswith("compiled")]

@@ -68,6 +68,7 @@ def eventually(fact: Callable[[], bool], within: float = 10) -> bool:
     return fact()
 
 
+@pytest.mark.slow
 def test_workers_are_the_main_threads_of_actors(shared: Any) -> None:
     def tell() -> Any:
         worker = current_worker()
@@ -90,6 +91,7 @@ def test_workers_are_the_main_threads_of_actors(shared: Any) -> None:
     assert len(set(shared.hosts)) == 1
 
 
+@pytest.mark.slow
 def test_an_actor_s_process_is_as_this_one(shared: Any) -> None:
     def facts() -> Any:
         names = {"PYTHONBREAKPOINT", "DISCOLAB_HOME", "PATH"} & {*os.environ}
@@ -103,6 +105,7 @@ def test_an_actor_s_process_is_as_this_one(shared: Any) -> None:
         assert there[4] == os.devnull
 
 
+@pytest.mark.slow
 def test_output_of_python_and_of_c(shared: Any, capsys: pytest.CaptureFixture[str]) -> None:
     def say() -> None:
         print("printed by", current_worker().rank)
@@ -122,6 +125,7 @@ def test_output_of_python_and_of_c(shared: Any, capsys: pytest.CaptureFixture[st
     assert eventually(all_told), told
 
 
+@pytest.mark.slow
 def test_data_interrupts_and_failures(shared: Any) -> None:
     data = torch.arange(3 << 20, dtype=torch.uint8)
     assert all(torch.equal(copy, data) for copy in shared.fetch(shared.call_packed(abs, data)))
@@ -134,6 +138,7 @@ def test_data_interrupts_and_failures(shared: Any) -> None:
     shared.sync_all()
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_is_told_and_may_come_back(
     shared: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +164,7 @@ def test_a_stopped_worker_is_told_and_may_come_back(
     shared.sync_all()
 
 
+@pytest.mark.slow
 def test_actors_that_die_are_named(
     start: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,6 +201,7 @@ def test_actors_that_die_are_named(
     session.shutdown(cancel=True)
 
 
+@pytest.mark.slow
 def test_a_dropped_session_ends_its_actors(start: Callable[..., Any]) -> None:
     before = groups()
     session: Any = make_session(2, "ray", devices="cpu", timeout=20)
@@ -207,6 +214,7 @@ def test_a_dropped_session_ends_its_actors(start: Callable[..., Any]) -> None:
     assert eventually(lambda: groups() == before)
 
 
+@pytest.mark.slow
 def test_starting_can_be_interrupted(start: Callable[..., Any]) -> None:
     before = groups()
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -215,6 +223,7 @@ def test_starting_can_be_interrupted(start: Callable[..., Any]) -> None:
     assert eventually(lambda: groups() == before)
 
 
+@pytest.mark.slow
 def test_starting_and_stopping_leaves_nothing(start: Callable[..., Any]) -> None:
     def facts() -> tuple[int, int]:
         return len(os.listdir("/proc/self/fd")), threading.active_count()
@@ -230,6 +239,7 @@ def test_starting_and_stopping_leaves_nothing(start: Callable[..., Any]) -> None
     assert groups() == held
 
 
+@pytest.mark.slow
 def test_no_room_is_told(start: Callable[..., Any]) -> None:
     has, before = int(ray.cluster_resources()["CPU"]), groups()
     said: list[str] = []
@@ -317,6 +327,7 @@ def test_what_ray_says_in_words() -> None:
     assert len(in_short(RuntimeError("because " * 100))) == 400
 
 
+@pytest.mark.slow
 def test_a_cluster_of_our_own_ends_with_the_last_session(run_python: Any) -> None:
     done = run_python(
         """
@@ -352,6 +363,7 @@ def test_a_cluster_of_our_own_ends_with_the_last_session(run_python: Any) -> Non
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_cluster_that_was_there_stays(run_python: Any) -> None:
     done = run_python(
         """

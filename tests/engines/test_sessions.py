@@ -186,6 +186,7 @@ def test_threads_that_cannot_be_started_leave_none_behind(
     assert_ended([t for t in threading.enumerate() if t not in before])
 
 
+@pytest.mark.conformance
 def test_facts_of_a_session(sess: ThreadedSession, engine: str) -> None:
     assert (sess.num_workers, sess.num_groups, sess.engine) == (4, 2, engine)
     assert sess.devices == (torch.device("cpu"),) * 4

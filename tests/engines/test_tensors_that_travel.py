@@ -88,6 +88,7 @@ def layout_of(pair: list[torch.Tensor]) -> str:
 
 
 @pytest.mark.parametrize("where", ["threads", "processes", "sockets"])
+@pytest.mark.conformance
 def test_a_sparse_tensor_beside_another(sessions: Any, where: str) -> None:
     sess = sessions[where]
     pair = [torch.eye(3).to_sparse().requires_grad_(), torch.ones(1)]

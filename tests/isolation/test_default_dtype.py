@@ -120,6 +120,7 @@ def test_threads_that_a_worker_starts_have_it_too(pair: Session) -> None:
     ]
 
 
+@pytest.mark.conformance
 def test_workers_start_with_that_of_the_notebook_and_keep_it(make: Callable[..., Session]) -> None:
     kind = lambda: (torch.ones(1).dtype, torch.get_default_dtype())  # noqa: E731
     torch.set_default_dtype(torch.float64)

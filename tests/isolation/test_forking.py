@@ -5,6 +5,7 @@ import pytest
 from discolab import ThreadedSession
 
 
+@pytest.mark.slow
 @pytest.mark.one_process
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_loaders_of_processes_while_others_seed() -> None:

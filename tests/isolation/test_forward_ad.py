@@ -49,6 +49,7 @@ def check(seed: float) -> None:
         torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.one_process
 def test_derivatives_are_right_on_all_workers(sess: Session) -> None:
     def work() -> int:

@@ -16,6 +16,7 @@ import pytest
 from discolab import Session, ThreadedSession, current_worker
 from discolab.isolation import table
 from discolab.isolation.patches import Patches
+from tests.selection import slow
 
 AT_ONCE = """
 import sys, time
@@ -63,11 +64,11 @@ def four() -> Iterator[Session]:
 @pytest.mark.parametrize(
     ("statement", "delay"),
     [
-        ("from transformers import AutoModelForCausalLM, AutoConfig", 0),
+        slow("from transformers import AutoModelForCausalLM, AutoConfig", 0),
         ("from transformers import AutoModelForCausalLM, AutoConfig", 0.3),
-        ("import accelerate; accelerate.Accelerator", 0),
-        ("import datasets; datasets.Dataset", 0),
-        ("import lightning; lightning.Fabric", 0.5),
+        slow("import accelerate; accelerate.Accelerator", 0),
+        slow("import datasets; datasets.Dataset", 0),
+        slow("import lightning; lightning.Fabric", 0.5),
         ("import sympy; sympy.printing", 0.1),
     ],
     ids=[

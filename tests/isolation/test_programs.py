@@ -46,6 +46,7 @@ def run(sess: Session, path: Path, *args: str) -> None:
     sess.call_packed(run_script, full, source, list(args), path.name).debug_get_from_all()
 
 
+@pytest.mark.conformance
 def test_a_script_finds_what_torchrun_gives(
     make: Callable[..., Session],
     at_torchrun: list[dict[str, Any]],

@@ -42,6 +42,7 @@ def part(name: str, rank: int, workers: int) -> torch.Tensor:
     return tensor if dim is None else tensor.chunk(workers, dim)[rank].contiguous()
 
 
+@pytest.mark.conformance
 def test_each_worker_gets_its_shards(make: Callable[..., Session], path: Path) -> None:
     session = make(2)
     weights = session.load(path, PLAN)
@@ -164,6 +165,7 @@ def test_what_is_typed_wrong_is_said_before_anything_is_sent(pair: Session, path
         pair.load(path.parent / "nothing")
 
 
+@pytest.mark.conformance
 def test_worker_0_reads_for_all(sess: Session, path: Path) -> None:
     plan = {**PLAN, "norm": "replicate(stage=1)", "*.up": "shard(0, stage=1)"}
     catalog = discolab.loader.open_checkpoint(path)

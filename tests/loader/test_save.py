@@ -49,6 +49,7 @@ def files(folder: Path) -> list[str]:
 # -- what is written -----------------------------------------------------------------------------
 
 
+@pytest.mark.conformance
 def test_own_tensors_by_their_placements(pair: Session, tmp_path: Path) -> None:
     norm = pair.call_packed(torch.ones, 5)
     norm.placements = (Replicate(),)
@@ -297,6 +298,7 @@ def test_one_at_a_time(pair: Session, tmp_path: Path) -> None:
     assert files(tmp_path) == ["model.safetensors"]
 
 
+@pytest.mark.conformance
 def test_what_fails_on_a_worker(
     pair: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

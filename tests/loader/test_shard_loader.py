@@ -84,6 +84,7 @@ def test_the_module_may_have_the_shard_info(sess: Session, tmp_path: Path, funct
     assert same(values(call(sess, "Load", loader, [0])), whole.chunk(4))
 
 
+@pytest.mark.conformance
 def test_each_worker_reads_its_own_part(sess: Session, tmp_path: Path) -> None:
     params = {"x_0": numbers(8, 4, dtype=torch.float16), "x_1": numbers(3, 8)}
     loader = create(sess, write(tmp_path, parts_of(params, {"x_0": 0, "x_1": 1}, 4)))
@@ -129,6 +130,7 @@ def test_the_older_form_may_have_a_function(pair: Session, tmp_path: Path) -> No
     assert same(values(call(pair, "Load", loader, 0)), [-part for part in x.chunk(2, 1)])
 
 
+@pytest.mark.conformance
 def test_every_dtype_is_broadcast_and_cut(pair: Session, tmp_path: Path) -> None:
     names = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
     names += ["int8", "uint8", "int64", "bool"]

@@ -41,6 +41,7 @@ def kernel(request: pytest.FixtureRequest) -> Iterator[Any]:
     found.close()
 
 
+@pytest.mark.conformance
 def test_the_line_at_the_start(kernel: Any) -> None:
     text = kernel.started.stdout
     assert text.startswith(f"sess: workers 0-3 on cpu ({kernel.engine}")
@@ -49,6 +50,7 @@ def test_the_line_at_the_start(kernel: Any) -> None:
     assert kernel.started.data == []
 
 
+@pytest.mark.conformance
 def test_what_is_printed_is_labelled_folded_and_in_its_cell(kernel: Any) -> None:
     for number in range(5):
         result = kernel.ok(f"%%disco\nprint('begin {number}')\nprint('r', rank % 2)\nprint('end')")
@@ -81,6 +83,7 @@ def test_a_stack_printed_in_a_thread_names_the_cell(kernel: Any) -> None:
     assert "Cell In[" in result.stderr
 
 
+@pytest.mark.conformance
 def test_what_c_code_writes_is_in_its_cell(kernel: Any) -> None:
     result = kernel.ok("%%disco -t 1\nimport os\nos.write(1, b'from C\\n');")
     if kernel.engine == "processes":
@@ -117,11 +120,13 @@ def test_a_shell_command(kernel: Any) -> None:
     assert result.stdout.splitlines() == [f"[{rank}] shell {rank}" for rank in range(4)]
 
 
+@pytest.mark.conformance
 def test_input_has_a_clear_word(kernel: Any) -> None:
     assert "can't be used on a worker" in kernel.fails("%%disco\ninput()").traceback
     assert "can't be used" in kernel.fails("%%disco\nimport getpass\ngetpass.getpass()").traceback
 
 
+@pytest.mark.conformance
 def test_an_error_points_at_its_line(kernel: Any) -> None:
     result = kernel.fails("%%disco\nx = 1\nif rank == 2:\n    raise ValueError('bad thing')")
     assert result.error["evalue"] == "worker 2 failed in the cell: ValueError: bad thing"
@@ -152,6 +157,7 @@ def test_a_function_of_an_ordinary_cell_in_status(kernel: Any) -> None:
     assert "ipykernel" not in text
 
 
+@pytest.mark.conformance
 def test_names_targets_and_variables(kernel: Any) -> None:
     code = "rank, world_size, str(device), worker.rank, ccl.__name__, torch.__name__, RANK"
     result = kernel.ok(f"%%disco -t 2\nprint({code}, WORLD_SIZE)")
@@ -222,6 +228,7 @@ def test_a_script(kernel: Any, tmp_path: Path) -> None:
     assert "train.py:7" in kernel.fails(f"%disco_run {script} --fail").traceback
 
 
+@pytest.mark.conformance
 def test_stop_ends_a_cell_on_all_workers(kernel: Any) -> None:
     for body in ("while True: pass", "import time\ntime.sleep(600)"):
         result = kernel.fails(f"%%disco\nkept = rank\n{body}", interrupt_after=0.7)

@@ -167,7 +167,10 @@ def sess(make: Callable[..., Session], kept: Kept, engine: str) -> Iterator[Sess
 def make_kept(engine: str) -> Session:
     """A session that outlives the test that asks for it."""
     if engine in KEPT.engines:
-        return KEPT.get(engine, 4, 2)
+        shared, before = KEPT.get(engine, 4, 2), _discolab_threads()
+        shared.rpc.debug_info(0)  # now rpc's threads are there
+        KEPT.threads |= _discolab_threads() - before
+        return shared
     options = {"devices": "cpu", "timeout": 20, **OPTIONS.get(engine, {})}
     return make_session(4, engine, num_groups=2, **options)
 

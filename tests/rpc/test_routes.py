@@ -242,6 +242,7 @@ def count_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.slow
 def test_thousands_of_large_frames_can_be_held_with_few_descriptors(pair: Session) -> None:
     node = here(pair)
     before = count_descriptors()

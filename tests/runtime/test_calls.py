@@ -39,6 +39,7 @@ def test_empty_is_made_where_it_was_asked_for(
     assert all(v.shape == (2, 3) and v.dtype == torch.float16 for v in values if v is not None)
 
 
+@pytest.mark.conformance
 def test_each_worker_gets_its_own_copy_of_a_tensor(sess: ThreadedSession) -> None:
     def add_rank(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.add_(rank())
@@ -75,6 +76,7 @@ def test_requires_grad_and_dtype_arrive(pair: ThreadedSession) -> None:
     assert mine.grad is None
 
 
+@pytest.mark.conformance
 def test_containers_keywords_and_nested_drefs_arrive(sess: ThreadedSession) -> None:
     mine = sess.call_packed(rank)
     ref = sess.call_packed(as_is, [mine, {"r": (mine, 7)}], key={"deep": [mine]}, func=3, self=4)
@@ -89,6 +91,7 @@ def test_a_handle_takes_keywords_of_any_name(pair: ThreadedSession) -> None:
     assert func(self=1, func=2, args=3).debug_get_from_all() == [["args", "func", "self"]] * 2
 
 
+@pytest.mark.conformance
 def test_pickled_gives_each_worker_a_copy_of_any_object(pair: ThreadedSession) -> None:
     class Config:
         def __init__(self) -> None:
@@ -121,6 +124,7 @@ def test_a_module_is_an_argument_and_a_function(pair: ThreadedSession) -> None:
     assert torch.equal(pair.call_packed(net, x).debug_get_from_remote(1), net(x))
 
 
+@pytest.mark.conformance
 def test_numpy_goes_in_and_comes_out(pair: ThreadedSession) -> None:
     array = np.arange(3)
     ref = pair.call_packed(lambda a, k: a * k, array, np.float32(2))
@@ -159,12 +163,14 @@ def test_what_is_fetched_is_private(pair: ThreadedSession) -> None:
     assert again["net"].weight.item() != 0
 
 
+@pytest.mark.conformance
 def test_results_may_be_anything(pair: ThreadedSession) -> None:
     found = pair.call_packed(lambda: Fraction(1, 3)).debug_get_from_all()
     assert found == [Fraction(1, 3)] * 2
     assert pair.call_packed(lambda: None).debug_get_from_all() == [None, None]
 
 
+@pytest.mark.conformance
 def test_copies_to_and_from_worker_0(sess: ThreadedSession) -> None:
     ref = sess.copy_to_worker_0(np.arange(4, dtype=np.int32))
     assert ref.debug_get_from_all()[1:] == [None, None, None]
@@ -204,6 +210,7 @@ def test_a_read_only_array_is_read_but_never_written(pair: ThreadedSession) -> N
     pair.sync_all()
 
 
+@pytest.mark.conformance
 def test_debug_copy_from_sets_one_worker(pair: ThreadedSession) -> None:
     ref = pair.call_packed(torch.zeros, 2)
     held = pair.call_packed(lambda t: t, ref)  # the same tensor under another name
@@ -230,6 +237,7 @@ def test_a_copy_that_does_not_fit_is_an_error_and_keeps_the_value(
     assert ref.debug_get_from_remote(1).tolist() == [0, 0]
 
 
+@pytest.mark.conformance
 def test_worker_variables(pair: ThreadedSession) -> None:
     pair["x"] = torch.ones(2)
     pair.push({"y": 3, "r": pair.call_packed(rank)})

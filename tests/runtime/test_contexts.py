@@ -51,6 +51,7 @@ def results(session: Session, x: Any) -> list[Any]:
     return [ref.debug_get_from_all() for ref in found]
 
 
+@pytest.mark.conformance
 def test_grad_and_inference_mode_hold_on_the_workers(pair: Session) -> None:
     x = pair.call_packed(leaf)
     plain = results(pair, x)
@@ -69,6 +70,7 @@ def test_grad_and_inference_mode_hold_on_the_workers(pair: Session) -> None:
     assert results(pair, x) == plain
 
 
+@pytest.mark.conformance
 def test_autocast_and_the_default_device_hold_on_the_workers(pair: Session) -> None:
     x = pair.call_packed(leaf)
     plain = results(pair, x)

@@ -131,6 +131,7 @@ def test_a_handle_of_another_kind_owns_its_register_once(pair: ThreadedSession) 
     pair._registers.validate()
 
 
+@pytest.mark.conformance
 def test_a_dref_that_is_dropped_frees_its_value_without_another_command(
     pair: ThreadedSession,
 ) -> None:

@@ -36,6 +36,7 @@ def fail(text: str = "broken", ranks: tuple[int, ...] = (0, 1, 2, 3)) -> int:
     return 7
 
 
+@pytest.mark.conformance
 def test_an_exception_is_told_with_ranks_command_and_call_site(sess: ThreadedSession) -> None:
     ref = sess.call_packed(fail, "broken", (1, 3))
     with pytest.raises(WorkerError) as info:
@@ -49,6 +50,7 @@ def test_an_exception_is_told_with_ranks_command_and_call_site(sess: ThreadedSes
     assert all(f.headline == "ValueError: broken" for f in error.failures)
 
 
+@pytest.mark.conformance
 def test_the_workers_own_traceback_is_shown_without_frames_of_discolab(
     pair: ThreadedSession,
 ) -> None:
@@ -62,6 +64,7 @@ def test_the_workers_own_traceback_is_shown_without_frames_of_discolab(
     assert shown in "".join(traceback.format_exception(info.value))
 
 
+@pytest.mark.conformance
 def test_other_workers_keep_their_value(sess: ThreadedSession) -> None:
     ref = sess.call_packed(fail, "broken", (1,))
     assert ref.debug_get_from_remote(0) == 7
@@ -87,6 +90,7 @@ def test_a_poisoned_function_passes_on_its_cause(pair: ThreadedSession) -> None:
         pair.call_packed(func, 1).debug_get_from_all()
 
 
+@pytest.mark.conformance
 def test_sync_raises_each_failure_exactly_once(sess: ThreadedSession) -> None:
     sess.call_packed(fail, "a", (1,))
     sess.call_packed(fail, "b", (3,))
@@ -116,6 +120,7 @@ def test_of_many_failures_the_first_are_told(pair: ThreadedSession) -> None:
     pair.sync_all()
 
 
+@pytest.mark.conformance
 def test_equal_failures_are_folded_and_different_ones_are_not(sess: ThreadedSession) -> None:
     def mixed() -> None:
         rank = current_worker().rank
@@ -330,6 +335,7 @@ def test_of_many_commands_without_result_the_first_are_told_and_the_others_count
         assert messages[16:] == ["+14 more failures not kept"]
 
 
+@pytest.mark.conformance
 def test_a_value_that_cannot_be_copied_is_an_error_of_its_fetch(pair: ThreadedSession) -> None:
     class Stubborn(torch.nn.Module):
         def __deepcopy__(self, memo: object) -> Any:
@@ -411,6 +417,7 @@ def fill_but_on_worker_1(x: torch.Tensor) -> None:
     x.fill_(1)
 
 
+@pytest.mark.conformance
 def test_a_failed_call_whose_result_was_dropped_is_told_by_the_next_fetch(sess: Session) -> None:
     x = sess.call_packed(torch.zeros, 2)
     sess.call_packed(fill_but_on_worker_1, x)

@@ -53,6 +53,7 @@ def test_each_row_names_a_test_that_is_there() -> None:
         assert f"def test_{name}" in path.read_text(encoding="utf-8"), (file, name)
 
 
+@pytest.mark.conformance
 def test_one_session_survives_all_of_it(sess: ThreadedSession) -> None:
     def fail_on_3() -> None:
         if current_worker().rank == 3:

@@ -142,6 +142,7 @@ def registry() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("registry")
+@pytest.mark.conformance
 def test_what_the_notebook_registers_reaches_all_workers(pair: ThreadedSession) -> None:
     def ask(name: str) -> list[object]:
         return pair.get_global_func(name)().debug_get_from_all()
@@ -170,6 +171,7 @@ def test_register_func_says_how_it_is_used(name: object, func: object, complaint
         register_func(name, func)  # type: ignore[call-overload]
 
 
+@pytest.mark.conformance
 def test_import_python_module_makes_its_functions_known(
     pair: ThreadedSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

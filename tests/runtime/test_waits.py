@@ -31,6 +31,7 @@ def hold_back(gate: Any, ranks: tuple[int, ...] = (0, 1)) -> int:
     return rank
 
 
+@pytest.mark.conformance
 def test_a_deadline_says_what_each_worker_does_and_the_work_goes_on(
     pair: ThreadedSession, gate: Gate
 ) -> None:
@@ -208,6 +209,7 @@ def test_status_and_statistics_never_wait(pair: ThreadedSession, gate: Gate) -> 
     del refs
 
 
+@pytest.mark.conformance
 def test_two_threads_use_one_session(sess: ThreadedSession) -> None:
     def work(number: int) -> None:
         x = sess.call_packed(torch.full, (2,), float(number))
@@ -225,6 +227,7 @@ def test_two_threads_use_one_session(sess: ThreadedSession) -> None:
     sess._registers.validate()
 
 
+@pytest.mark.conformance
 def test_all_workers_run_commands_of_all_threads_in_one_order(sess: ThreadedSession) -> None:
     def note(thread: int, number: int) -> None:
         current_worker().namespace.setdefault("order", []).append((thread, number))
@@ -278,6 +281,7 @@ def test_a_busy_worker_does_not_freeze_the_dropping_of_drefs(
     pair.sync_all(timeout=60)
 
 
+@pytest.mark.conformance
 def test_calls_wait_for_a_worker_that_is_far_behind(pair: ThreadedSession, gate: Gate) -> None:
     pair.call_packed(lambda: gate.wait(60))
     behind: list[int] = []

@@ -75,6 +75,7 @@ def names(found: trace.Trace, rank: int, kind: str) -> list[str]:
     return [event.name for event in found.events[rank] if event.kind == kind]
 
 
+@pytest.mark.conformance
 def test_a_trace_has_commands_collectives_spans_and_marks(pair: Session) -> None:
     with trace.tracing(pair) as found:
         pair.call_packed(step, 3)
@@ -190,6 +191,7 @@ def test_since_must_be_a_trace_of_this_session(pair: Session) -> None:
             trace.collect(pair, timeout=timeout)  # type: ignore[arg-type]
 
 
+@pytest.mark.conformance
 def test_a_follower_sees_what_runs(pair: Session, gate: Any) -> None:
     with recording(pair):
         pair.call_packed(in_collective, gate.path)

@@ -406,6 +406,7 @@ def test_a_closed_session_is_said() -> None:
         Reader(ref)
 
 
+@pytest.mark.conformance
 def test_it_works_where_workers_have_processes(pair: Any) -> None:
     ref = pair.call_packed(torch.ones, 30, 20)
     ref.placements = [Shard(0)]

@@ -213,6 +213,7 @@ def test_all_are_looked_at_again_however_many_calls_come(pair: Session) -> None:
     assert {row.type for row in table.rows} == {"list of 1"}
 
 
+@pytest.mark.conformance
 def test_workers_of_other_processes_tell_the_same(make: Callable[..., Session]) -> None:
     sess = make(2)
     table = RegisterTable(sess)

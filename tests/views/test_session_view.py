@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from discolab import Session
 from discolab.engines import ProcessSession, ThreadedSession
 from discolab.runtime.worker import current_worker
@@ -88,6 +90,7 @@ def test_names_are_escaped() -> None:
         assert "\x1b" not in render_text(part)
 
 
+@pytest.mark.conformance
 def test_on_every_engine(make: Callable[..., Session], engine: str) -> None:
     drawn = text(make(2))
     assert "2 workers on cpu · idle" in drawn
