@@ -1,4 +1,5 @@
-# The two commands to know: `make demo` shows discolab at work, `make test` checks everything.
+# The two commands to know: `make demo` shows discolab at work, `make test` checks what a change may
+# have broken, in ten minutes. `make test-all` leaves nothing out.
 # Both make .venv on first use; nothing is installed or registered outside this folder.
 
 SHELL := /bin/bash
@@ -17,6 +18,8 @@ DEMO_NOTEBOOKS := notebooks/01_quickstart.ipynb notebooks/02_tensor_parallel.ipy
   notebooks/07_seeing_shards.ipynb
 # More arguments for the unit tests: make test PYTEST_ARGS="-m 'not browser'"
 PYTEST_ARGS ?=
+# How many processes run tests at a time, but for those that need the machine for themselves
+JOBS ?= 2
 # More arguments for JupyterLab: make lab LAB_ARGS="--no-browser --port 9999"
 LAB_ARGS ?=
 # Only some of the pictures: make pictures ONLY="dref registers"
@@ -31,7 +34,7 @@ export PYTHONNOUSERSITE := 1
 unexport PYTHONHOME
 unexport PYTHONPATH
 
-.PHONY: help demo test test-tvm compat lab pictures docs dist lint clean
+.PHONY: help demo test test-all test-tvm compat lab pictures docs dist lint clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -71,12 +74,21 @@ demo: $(STAMP) ## run the demo, then the first notebooks, to HTML pages in build
 	@echo; echo "Open in a browser:"
 	@for nb in $(DEMO_NOTEBOOKS); do echo "  $(CURDIR)/$(DEMO)/$$(basename "$$nb" .ipynb).html"; done
 
-test: lint ## lint, then the tests, then every notebook against its stored outputs
-	"$(BIN)/python" -m pytest $(PYTEST_ARGS)
-	OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= "$(BIN)/python" -m pytest -p no:cacheprovider \
-	  -o timeout=0 -o faulthandler_timeout=0 \
-	  --nbval --nbval-current-env --nbval-sanitize-with tests/nbval_sanitize.cfg \
-	  --nbval-cell-timeout 120 notebooks/
+# Tests that may run side by side, those that need the machine, notebooks against stored outputs
+define RUN_TESTS
+"$(BIN)/python" -m pytest -n $(JOBS) --dist loadfile --part together $(1) $(PYTEST_ARGS)
+"$(BIN)/python" -m pytest --part alone $(1) $(PYTEST_ARGS)
+OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= "$(BIN)/python" -m pytest -p no:cacheprovider \
+  -o timeout=0 -o faulthandler_timeout=0 \
+  --nbval --nbval-current-env --nbval-sanitize-with tests/nbval_sanitize.cfg \
+  --nbval-cell-timeout 120 $(2)
+endef
+
+test: lint ## lint, the tests to run often, the demo's notebooks against their stored outputs
+	$(call RUN_TESTS,,$(DEMO_NOTEBOOKS))
+
+test-all: lint ## lint, all tests on all engines, all notebooks against their stored outputs
+	$(call RUN_TESTS,--all,notebooks/)
 
 test-tvm: $(STAMP) ## install TVM (100 MB) into .venv, then test with what it compiles
 	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check -e '.[tvm]' -c constraints.txt

@@ -29,10 +29,10 @@ from discolab import (
 )
 from discolab.isolation import table
 from tests import selection
-from tests.selection import engine_of, how_many
+from tests.selection import engine_of, how_many, pytest_sessionfinish
 from tests.watchdog import Watchdog
 
-__all__ = ["how_many"]  # a fixture
+__all__ = ["how_many", "pytest_sessionfinish"]  # for pytest
 
 THREAD_PREFIX = "discolab-"
 GRACE_SECONDS = 5.0

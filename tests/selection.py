@@ -9,6 +9,10 @@ Without ``--all`` three kinds of tests are left out:
   what a test leaves out that asks `how_many` programs, rounds or seconds it may take.
 
 A test that is named (``pytest tests/a.py::test_b``) runs whole, as with ``--all``.
+
+Either may be run in two parts. ``--part together`` is what several processes run at a time, with
+pytest-xdist. ``--part alone`` is the rest: what needs the machine for itself, marked ``alone`` or
+``browser``, and what runs on Ray, which takes long to start and then serves all tests of a process.
 """
 
 from collections.abc import Callable
@@ -21,8 +25,11 @@ FEW = 20
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--all``."""
+    """Add ``--all`` and ``--part``."""
     parser.addoption("--all", action="store_true", help="run what `make test` leaves out, too")
+    parser.addoption(
+        "--part", choices=["together", "alone"], help="run only this part of the tests"
+    )
 
 
 def runs_all(config: pytest.Config) -> bool:
@@ -56,13 +63,27 @@ def is_left_out(item: pytest.Item) -> bool:
     return bool(parameters_of(item).get("seed", 0) >= FEW)
 
 
+def part_of(item: pytest.Item) -> str:
+    """The part of a run in which this test runs."""
+    marked = any(map(item.get_closest_marker, ("alone", "browser")))
+    return "alone" if marked or engine_of(item) == "ray" else "together"
+
+
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Take from `items` what does not run."""
-    if runs_all(config):
-        return
-    left_out = [item for item in items if is_left_out(item)]
-    items[:] = [item for item in items if not is_left_out(item)]
-    config.hook.pytest_deselected(items=left_out)
+    everything, part = runs_all(config), config.option.part
+
+    def runs(item: pytest.Item) -> bool:
+        return (everything or not is_left_out(item)) and part in (None, part_of(item))
+
+    config.hook.pytest_deselected(items=[item for item in items if not runs(item)])
+    items[:] = [item for item in items if runs(item)]
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """That a part has no tests is no error: others that were asked for may be in the other part."""
+    if session.config.option.part and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        session.exitstatus = pytest.ExitCode.OK
 
 
 @pytest.fixture(scope="session")
