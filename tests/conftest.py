@@ -5,6 +5,7 @@ A test that takes `sess` or `pair` from here runs once on each engine, but for t
 ``--all`` some of it is left out: selection.py says what.
 """
 
+import gc
 import importlib.util
 import os
 import select
@@ -12,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -196,10 +198,17 @@ class Kept:
             session.sync_all()
 
     def close(self) -> None:
-        """End them all."""
+        """End them all.
+
+        Ray kills processes without waiting for their ends, which Python tells when it drops them:
+        on a busy machine that would be an error of the whole run.
+        """
         while self._sessions:
             self._sessions.popitem()[1].shutdown(cancel=True)
         self.threads.clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
 
 
 KEPT = Kept()

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from discolab import compare
 from discolab.comparison.arguments import read_layout
 from discolab.comparison.measure import _RTOL
@@ -39,6 +41,7 @@ def printed(code: str) -> list[str]:
     return without_numbers(done.stdout)
 
 
+@pytest.mark.slow
 def test_its_example_prints_what_it_says() -> None:
     code = re.findall(r"<!-- example -->\n```python\n(.*?)```", TEXT, re.S)[0]
     wrong, right = re.findall(r"```text\n(.*?)```", TEXT, re.S)

@@ -474,6 +474,7 @@ def processes() -> Iterator[Session]:
     session.shutdown()
 
 
+@pytest.mark.slow
 def test_recordings_of_other_processes_are_the_same(processes: Session) -> None:
     """History and steps back travel as records."""
     dbg = debugger_of(processes)

@@ -160,6 +160,7 @@ def test_a_launcher_s_processes_are_nodes(
     assert not any(map(is_alive, pids.values()))
 
 
+@pytest.mark.slow
 def test_a_node_ends_with_the_controller_however_that_ends(
     node: Callable[..., Command], tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ import torch
 
 from discolab import DiscoError, ProcessSession, WorkerError, WorkerInterrupted, current_worker
 from discolab.engines import forkserver
+from tests.selection import slow
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
@@ -461,7 +462,10 @@ def program(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
         process.communicate()
 
 
-@pytest.mark.parametrize("busy", ["", "session.call_packed(lambda: [0 for _ in iter(int, 1)])"])
+BUSY = "session.call_packed(lambda: [0 for _ in iter(int, 1)])"
+
+
+@pytest.mark.parametrize("busy", [slow(""), BUSY])
 def test_a_controller_that_is_killed_leaves_no_process(program: Any, busy: str) -> None:
     process = program(f"{busy}\ntime.sleep(100)")
     pids = [int(word) for word in process.stdout.readline().split()]
@@ -472,7 +476,7 @@ def test_a_controller_that_is_killed_leaves_no_process(program: Any, busy: str) 
     assert gone([*pids, *below])
 
 
-@pytest.mark.parametrize("busy", ["", "session.call_packed(lambda: [0 for _ in iter(int, 1)])"])
+@pytest.mark.parametrize("busy", [slow(""), BUSY])
 def test_a_program_that_ends_without_a_shutdown_ends_promptly(program: Any, busy: str) -> None:
     process = program(busy)
     pids = [int(word) for word in process.stdout.readline().split()]

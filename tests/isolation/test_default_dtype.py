@@ -54,6 +54,7 @@ def test_each_worker_has_its_own(make: Callable[..., Session]) -> None:
     assert torch.ones(1).dtype is torch.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 def test_functions_give_what_they_give_in_a_process(dtype: torch.dtype) -> None:
     def sweep() -> dict[str, Any]:

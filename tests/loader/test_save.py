@@ -344,6 +344,7 @@ def test_a_journal_of_strangers(tmp_path: Path, journal: str) -> None:
     assert files(folder) == ["config.json"]
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment(tmp_path: Path) -> None:
     """One of both versions is there, whole; the next save clears what is left. See the program."""
     done = subprocess.run(

@@ -87,6 +87,7 @@ def test_a_worker_that_dies_in_the_background(nb: Any) -> None:
     assert nb.ok("1").stderr == ""
 
 
+@pytest.mark.slow
 def test_a_frozen_worker(nb: Any) -> None:
     nb.ok("ref = sess['x']\nkill(2, signal.SIGSTOP)\ntime.sleep(0.2)")
     drawn = nb.ok("ref")
@@ -132,6 +133,7 @@ def test_stop_while_workers_start(nb: Any) -> None:
     assert nb.ok("%%disco\nrank * 0").text == "DRef: 0 on all 3 workers"
 
 
+@pytest.mark.slow
 def test_the_line_while_workers_start_leaves_nothing(nb: Any) -> None:
     line = "%disco_session 2 --engine sockets --nodes 2 --start-timeout 2.5 --name other"
     result = nb.fails(line, watched=True)
@@ -142,6 +144,7 @@ def test_the_line_while_workers_start_leaves_nothing(nb: Any) -> None:
     assert "\r" not in nb.fails(line).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["kill", "restart"])
 def test_a_kernel_that_goes_leaves_no_process(way: str) -> None:
     kernel = Kernel()

@@ -64,6 +64,7 @@ def test_while_a_cell_runs_in_the_background(nb: Any) -> None:
         nb.ok("sess.sync_all()")
 
 
+@pytest.mark.slow
 def test_workers_that_wait_for_each_other_or_sleep_are_no_sign(nb: Any) -> None:
     nb.ok("%%disco\ntime.sleep(0.9 if rank else 0.1)\nccl.barrier()")
     assert HINT not in nb.ok("%disco_status").stdout

@@ -87,6 +87,7 @@ def run(session: Session, path: Path, args: list[str], folder: Path) -> list[Any
         return done.debug_get_from_all()
 
 
+@pytest.mark.slow
 def test_a_script_finds_what_torchrun_gives(
     four: Session, folder: Path, torchrun: list[dict[str, Any]]
 ) -> None:

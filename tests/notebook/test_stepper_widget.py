@@ -286,6 +286,7 @@ def test_it_follows_a_session_that_is_restarted(nb: Kernel, panel: Panel) -> Non
     panel.until(lambda: panel.frame["state"] == "idle")
 
 
+@pytest.mark.slow
 def test_it_works_with_workers_in_other_processes(lab_kernel: Kernel) -> None:
     lab_kernel.ok("%disco_session 2 --engine processes --devices cpu --name far")
     panel = Panel(lab_kernel, "%disco_debugger -s far")

@@ -6,18 +6,22 @@ from typing import Any
 
 import pytest
 
+from tests.selection import slow
+
 PROMPT = 2.0  # seconds from stop to a usable prompt
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        "while True: pass",
+        slow("while True: pass"),
         "import time\ntime.sleep(600)",
         "while True:\n    try:\n        while True: pass\n    except Exception: pass",
         "ccl.barrier() if rank else __import__('time').sleep(600)",
-        "x = torch.ones(4)\nwhile True: ccl.all_reduce(x)",
-        "ccl.recv_from_worker(torch.ones(2), 1) if rank == 0 else __import__('time').sleep(600)",
+        slow("x = torch.ones(4)\nwhile True: ccl.all_reduce(x)"),
+        slow(
+            "ccl.recv_from_worker(torch.ones(2), 1) if rank == 0 else __import__('time').sleep(600)"
+        ),
     ],
     ids=["loop", "sleep", "loop-that-catches", "barrier", "all-reduces", "recv"],
 )

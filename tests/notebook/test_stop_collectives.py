@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.selection import slow
+
 PROMPT = 2.0  # seconds from stop to a usable prompt
 
 NEVER_COMES = {
@@ -47,7 +49,10 @@ def test_who_was_not_asked_is_told_so(nb: Any) -> None:
     assert "workers 2-3: is not among the workers that were asked to run this (-t)" in told
 
 
-@pytest.mark.parametrize("case", [*NEVER_COMES, *BUSY])
+OFTEN = ("all_reduce", "recv", "async", "dist.all_reduce", "dist.object", "large")
+
+
+@pytest.mark.parametrize("case", [c if c in OFTEN else slow(c) for c in [*NEVER_COMES, *BUSY]])
 def test_stop_ends_it_and_the_session_goes_on(nb: Any, backend: str, case: str) -> None:
     body = BUSY.get(case)
     if body is None:

@@ -112,9 +112,13 @@ class Kept:
             raise
 
     def close(self) -> None:
-        """End it, if it is not one that all tests share."""
+        """End it; one that all tests share goes on, with the threads that rpc has begun there."""
         session, self.session = self.session, None
-        if session is not None and session.engine not in KEPT.engines:
+        if session is None:
+            return
+        if session.engine in KEPT.engines:
+            KEPT.threads |= _discolab_threads()
+        else:
             session.shutdown(cancel=True)
 
 
@@ -167,10 +171,7 @@ def sess(make: Callable[..., Session], kept: Kept, engine: str) -> Iterator[Sess
 def make_kept(engine: str) -> Session:
     """A session that outlives the test that asks for it."""
     if engine in KEPT.engines:
-        shared, before = KEPT.get(engine, 4, 2), _discolab_threads()
-        shared.rpc.debug_info(0)  # now rpc's threads are there
-        KEPT.threads |= _discolab_threads() - before
-        return shared
+        return KEPT.get(engine, 4, 2)
     options = {"devices": "cpu", "timeout": 20, **OPTIONS.get(engine, {})}
     return make_session(4, engine, num_groups=2, **options)
 
