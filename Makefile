@@ -76,7 +76,7 @@ demo: $(STAMP) ## run the demo, then the first notebooks, to HTML pages in build
 
 # Tests that may run side by side, those that need the machine, notebooks against stored outputs
 define RUN_TESTS
-"$(BIN)/python" -m pytest -n $(JOBS) --dist loadfile --part together $(1) $(PYTEST_ARGS)
+OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest -n $(JOBS) --dist loadfile --part together $(1) $(PYTEST_ARGS)
 "$(BIN)/python" -m pytest --part alone $(1) $(PYTEST_ARGS)
 OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= "$(BIN)/python" -m pytest -p no:cacheprovider \
   -o timeout=0 -o faulthandler_timeout=0 \
@@ -92,11 +92,11 @@ test-all: lint ## lint, all tests on all engines, all notebooks against their st
 
 test-tvm: $(STAMP) ## install TVM (100 MB) into .venv, then test with what it compiles
 	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check -e '.[tvm]' -c constraints.txt
-	"$(BIN)/python" -m pytest tests/runtime/test_tvm.py tests/loader/test_tvm.py $(PYTEST_ARGS)
+	"$(BIN)/python" -m pytest --all tests/runtime/test_tvm.py tests/loader/test_tvm.py $(PYTEST_ARGS)
 
 compat: $(STAMP) ## install libraries that people bring (300 MB) into .venv, then test with them
 	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check -e '.[compat]' -c constraints.txt
-	"$(BIN)/python" -m pytest tests/compat tests/isolation/test_libraries.py $(PYTEST_ARGS)
+	"$(BIN)/python" -m pytest --all tests/compat tests/isolation/test_libraries.py $(PYTEST_ARGS)
 
 lab: $(STAMP) ## open JupyterLab on the notebooks
 	"$(BIN)/python" -m jupyterlab notebooks/ $(LAB_ARGS)

@@ -56,6 +56,8 @@ def engine_of(item: pytest.Item) -> str | None:
 
 def is_left_out(item: pytest.Item) -> bool:
     """Whether this test is one for ``--all``."""
+    if item.get_closest_marker("gpu"):  # skipped where there is none
+        return False
     if item.get_closest_marker("slow"):
         return True
     if engine_of(item) in SELDOM and not item.get_closest_marker("conformance"):

@@ -147,6 +147,7 @@ def test_what_is_submitted_to_a_pool_belongs_to_who_submits_it(pair: ThreadedSes
         assert pool.submit(current_worker_or_none).result(20) is None
 
 
+@pytest.mark.alone
 def test_workers_share_the_cores_and_the_main_thread_keeps_them(pair: ThreadedSession) -> None:
     mine = torch.get_num_threads()
     theirs = pair.call_packed(torch.get_num_threads).debug_get_from_all()

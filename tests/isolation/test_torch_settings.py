@@ -318,6 +318,7 @@ def test_each_worker_loads_its_own_classes(sess: Session, tmp_path: Path) -> Non
     assert torch.serialization.get_safe_globals() == before
 
 
+@pytest.mark.alone
 def test_each_worker_sets_its_number_of_threads(sess: Session) -> None:
     def threads() -> int:
         rank = together()
