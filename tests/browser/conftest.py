@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.browser.front_end import FLAGS, NotebookPage, Server, find_chromium
+from tests.selection import slow
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def notebook7(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     yield from _server(tmp_path_factory, "notebook")
 
 
-@pytest.fixture(params=["lab", "notebook7"])
+@pytest.fixture(params=["lab", slow("notebook7")])
 def front_end(request: pytest.FixtureRequest) -> Server:
     """Each of the two in turn."""
     server: Server = request.getfixturevalue(request.param)

@@ -20,6 +20,7 @@ for step in range(12):
 CELLS = ["%load_ext discolab\n%disco_session 3 --devices cpu", "%disco_timeline", PROGRAM]
 
 
+@pytest.mark.slow
 def test_open_run_zoom_and_click(lab: Server, open_notebook: Callable[..., NotebookPage]) -> None:
     page = open_notebook(lab, lab.put("timeline.ipynb", CELLS)).wait_for_kernel()
     for number in range(2):
