@@ -62,7 +62,6 @@ print("all ended")
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("program", [THREADS, WORKERS], ids=["threads", "workers"])
 def test_those_that_share_a_leaf_do_not_wait_for_each_other(program: str) -> None:
     assert output_of(SAME + program) == "all ended\n"
