@@ -114,7 +114,9 @@ def test_a_tensor_never_leaves_the_frame_that_it_shares(dims: Any, offset: int) 
     assert value.data_ptr() - torch.frombuffer(frame, dtype=torch.uint8).data_ptr() == offset
 
 
-@pytest.mark.parametrize("value", [os.system, Pickled, torch.load, pickle.loads], ids=str)
+@pytest.mark.parametrize(
+    "value", [os.system, Pickled, torch.load, pickle.loads], ids=lambda function: function.__name__
+)
 def test_a_message_calls_nothing_but_what_makes_plain_values(value: Any) -> None:
     with pytest.raises(ProtocolError, match="it asks for"):
         decode(pickle.dumps(value, 5))
