@@ -24,7 +24,13 @@ from .membership import versions
 from .placement import check_world, place_workers
 from .ray_actors import Actors, Slot, gpu_places, seen_here
 from .ray_cluster import Cluster, join, leave
-from .remote_session import HEARTBEAT, START_TIMEOUT, Progress, RemoteSession
+from .remote_session import (
+    HEARTBEAT,
+    START_TIMEOUT,
+    Progress,
+    RemoteSession,
+    positive_seconds,
+)
 
 _LOOK = 0.2  # seconds between two checks which actors are missing
 
@@ -89,8 +95,10 @@ class RaySession(RemoteSession):
         wanted = _kind(num_workers, devices)
         Slot(num_cpus, 1 if num_gpus is None else num_gpus)  # an error in them is raised at once
         checked_endpoint(host or "127.0.0.1", port)
+        positive_seconds(heartbeat, "heartbeat")
+        seconds = positive_seconds(start_timeout, "start_timeout")
         began = time.monotonic()
-        cluster = join(address, num_workers, start_timeout, progress or _say_nothing)
+        cluster = join(address, num_workers, seconds, progress or _say_nothing)
         try:
             kind = wanted or _best_kind(cluster)
             gpus = num_gpus if num_gpus is not None else float(kind == "cuda")

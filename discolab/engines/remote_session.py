@@ -73,8 +73,8 @@ class RemoteSession(Session):
         start_timeout: float,
         progress: Progress | None,
     ) -> None:
-        self.heartbeat = _positive(heartbeat, "heartbeat")
-        self._start_timeout = _positive(start_timeout, "start_timeout")
+        self.heartbeat = positive_seconds(heartbeat, "heartbeat")
+        self._start_timeout = positive_seconds(start_timeout, "start_timeout")
         self._progress, self._said = progress, ""
         self._processes = processes
         self._connections = WorkerConnections(num_workers, transport, processes)
@@ -417,7 +417,8 @@ def follow_to(folder: str) -> None:
         os.chdir(folder)
 
 
-def _positive(value: Any, name: str) -> float:
+def positive_seconds(value: Any, name: str) -> float:
+    """A time above 0, or an error that names the argument."""
     seconds = check_timeout(value)
     if not seconds:
         raise ArgumentError(f"{name} is a number of seconds above 0, got {value!r}")
