@@ -54,6 +54,7 @@ def test_large_operations_give_none(nb: Any) -> None:
     assert HINT not in nb.ok("%disco_status").stdout
 
 
+@pytest.mark.alone
 def test_while_a_cell_runs_in_the_background(nb: Any) -> None:
     for body, hinted in ((LOOP, True), (LARGE, False)):
         nb.ok(f"%%disco -a\n{body}")
