@@ -96,7 +96,8 @@ def main() -> None:
     parser.add_argument("--layer", default="*")
     chosen = parser.parse_args()
     files = sorted(file.relative_to(ROOT) for file in ROOT.glob(f"discolab/{chosen.layer}/**/*.py"))
-    every = [mutant for file in files for mutant in mutants_of(file)]
+    tested = [file for file in files if (ROOT / "tests" / file.parts[1]).is_dir()]
+    every = [mutant for file in tested for mutant in mutants_of(file)]
     counts: Counter[str] = Counter()
     with TemporaryDirectory() as place:
         folder = Path(place)
