@@ -87,7 +87,7 @@ endef
 test: lint ## lint, the tests to run often, the demo's notebooks against their stored outputs
 	$(call RUN_TESTS,,$(DEMO_NOTEBOOKS))
 
-test-all: lint ## lint, all tests on all engines, all notebooks against their stored outputs
+test-all: lint docs ## lint, docs, all tests on all engines, all notebooks
 	$(call RUN_TESTS,--all,notebooks/)
 
 test-tvm: $(STAMP) ## install TVM (100 MB) into .venv, then test with what it compiles

@@ -1,6 +1,6 @@
 """What a magic is: how its line is read, what it calls, what it shows, and what ``?`` says of it.
 
-Every magic is one `Magic`, entered once in a table (`MAGICS`) by magics.py, view_magics.py and
+Every magic is one `Magic`, entered once in a table (`MAGICS`) by magics.py and
 debug_magics.py. Unless it says otherwise, it calls the method of `Lab` that has its name, with its
 options as arguments. A *family* (``%disco_show WHAT``) is one magic for several others.
 """
