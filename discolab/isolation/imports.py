@@ -108,6 +108,8 @@ def _install(patches: Patches) -> None:
 
     bootstrap = importlib._bootstrap
     patches.replace(bootstrap, "_find_and_load", load_over)
+    # Python makes a module of the class that `sys` has, which looks who asks for argv and stdout
+    patches.replace(bootstrap, "_new_module", lambda _: ModuleType)
     patches.replace(bootstrap, "_lock_unlock_module", wait_over)
     patches.replace(importlib, "reload", reload_over)
 

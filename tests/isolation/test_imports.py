@@ -209,6 +209,19 @@ def test_an_import_ends_though_its_own_threads_import(
     assert four.call_packed(first).debug_get_from_all() == [True] * 4
 
 
+def test_a_module_has_its_own_variables_whatever_their_names(four: Session, write: Write) -> None:
+    write(__init__="argv, stdout, stderr, ps1 = 'a', 'b', 'c', 'd'")
+
+    def variables() -> tuple[Any, ...]:
+        import parcel
+
+        return type(parcel) is ModuleType, parcel.argv, parcel.stdout, parcel.stderr, parcel.ps1
+
+    seen = four.call_packed(variables).debug_get_from_all()
+    assert seen == [(True, "a", "b", "c", "d")] * 4
+    assert importlib.import_module("parcel").argv == "a"
+
+
 def test_what_the_table_changes_is_changed_again_after_a_reload(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,281 @@
+"""Modules beside a script are each worker's own, as in processes of torchrun."""
+
+import gc
+import importlib
+import json
+import locale
+import socket
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import mpmath
+import pytest
+
+from discolab import ArgumentError, Session, ThreadedSession, WorkerError, ccl, current_worker
+from discolab.notebook.script import read_script, run_script
+
+
+def write(folder: Path, **files: str) -> None:
+    for name, text in files.items():
+        path = folder / f"{name.replace('__in__', '/')}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(dedent(text))
+
+
+def run(sess: Session, folder: Path, text: str) -> list[Any]:
+    """What a script leaves in `result` on each worker."""
+    end = "pathlib.Path(f'{__file__}.{os.environ[\"RANK\"]}').write_text(json.dumps(result))"
+    write(folder, train=f"{text}\nimport json, pathlib, os\n{end}\n")
+    full, source = read_script(str(folder / "train.py"))
+    done = sess.call_packed(run_script, full, source, [], "train.py").debug_get_from_all()
+    return [json.loads((folder / f"train.py.{r}").read_text()) for r in range(len(done))]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with modules, of which Python forgets all in the end."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    write(
+        tmp_path,
+        dl_state="""
+        import os, pickle, torch, torch.distributed as dist
+        from dl_tools import names
+        RANK, counter = int(os.environ["RANK"]), 0
+        torch.manual_seed(1)
+        dist.barrier()  # a module may call collectives while it is imported
+        class Item:
+            rank = None
+        def count():
+            global counter
+            counter += 1 + RANK
+            return counter
+        """,
+        dl_tools__in__names="from . import table\nregister = table.update",
+        dl_tools__in__table="entries = {}\nupdate = entries.update",
+        dl_tools__in____init__="",
+        dl_plain__in__deep="import dl_state\nvalue = dl_state.RANK",
+    )
+    return tmp_path
+
+
+def test_each_worker_has_modules_of_its_own(make: Callable[..., Session], project: Path) -> None:
+    sess = make(4)
+    text = """
+import pickle, torch, torch.distributed as dist
+import dl_state, dl_tools.names, dl_plain.deep
+from dl_tools import table
+from dl_state import Item, count
+draw = torch.rand(1).item()
+Item.rank = dist.get_rank()
+dl_tools.names.register(who=dist.get_rank())
+count()
+dist.barrier()
+result = [dl_state.RANK, dl_state.counter, Item.rank, table.entries, dl_plain.deep.value, draw,
+          type(pickle.loads(pickle.dumps(Item()))) is Item]
+"""
+    results = run(sess, project, text)
+    draw = results[0][5]
+    assert results == [[r, 1 + r, r, {"who": r}, r, draw, True] for r in range(4)]
+    assert not [name for name in sys.modules if name.startswith("dl_")]
+    assert str(project) not in sys.path
+    write(project, dl_state="RANK = 'changed'")
+    assert run(sess, project, "import dl_state\nresult = dl_state.RANK") == ["changed"] * 4
+
+
+def test_what_the_notebook_has_imported_stays_its_own(project: Path) -> None:
+    write(project, dl_shared="counter = 0", dl_late="import sys\nvalue = sys.argv[0]")
+    sys.path.insert(0, str(project))
+    try:
+        module: Any = importlib.import_module("dl_shared")
+        module.counter = 7
+        with ThreadedSession(4, devices="cpu", timeout=60) as sess:
+            text = "import dl_shared, dl_late, sys\nsys.path.append('/nowhere')\n"
+            assert run(sess, project, text + "result = dl_shared.counter") == [0] * 4
+            assert importlib.import_module("dl_shared") is module
+            assert "/nowhere" not in sys.path
+            assert module.counter == 7
+            # the script's names are the worker's afterwards, with the modules that it has imported
+            assert sess.call_packed(lambda: eval_here("dl_late.value")).debug_get_from_all() == (
+                ["train.py"] * 4
+            )
+    finally:
+        sys.modules.pop("dl_shared", None)
+
+
+def eval_here(text: str) -> Any:
+    from discolab import current_worker
+
+    return eval(text, current_worker().namespace)
+
+
+def test_a_module_that_fails_does_so_on_each_worker(project: Path) -> None:
+    write(project, dl_bad="import os\nif os.environ['RANK'] != '0': raise ValueError('not here')")
+    with ThreadedSession(4, devices="cpu", timeout=60) as sess:
+        with pytest.raises(WorkerError, match="not here"):
+            run(sess, project, "import dl_bad\nresult = 1")
+        text = "try: import dl_bad; result = 1\nexcept ValueError: result = 2"
+        assert run(sess, project, text) == [1, 2, 2, 2]
+
+
+def test_children_have_the_modules_of_their_worker(project: Path) -> None:
+    text = """
+import dl_state, multiprocessing, torch
+dl_state.counter = 10 * dl_state.RANK
+def ask(i):
+    import dl_state as again
+    return dl_state.counter + i, again.counter
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 2
+    def __getitem__(self, i): return dl_state.counter + i
+with multiprocessing.get_context("fork").Pool(1) as pool:
+    loader = torch.utils.data.DataLoader(Data(), num_workers=1)
+    result = [pool.map(ask, [1]), [b.tolist() for b in loader]]
+"""
+    with ThreadedSession(2, devices="cpu", timeout=60) as sess:
+        assert run(sess, project, text) == [
+            [[[10 * r + 1, 10 * r]], [[10 * r], [10 * r + 1]]] for r in range(2)
+        ]
+
+
+def test_a_script_leaves_the_interpreter_as_it_was(project: Path) -> None:
+    text = """
+import gc, locale, socket, sys, tempfile
+sys.setrecursionlimit(5000), sys.set_int_max_str_digits(9000), sys.setswitchinterval(0.01)
+gc.disable(), gc.set_threshold(1, 2, 3), socket.setdefaulttimeout(3)
+tempfile.tempdir = "/nowhere"
+locale.setlocale(locale.LC_ALL, "C")
+result = gc.isenabled()
+"""
+
+    def settings() -> list[Any]:
+        return [
+            sys.getrecursionlimit(),
+            sys.get_int_max_str_digits(),
+            sys.getswitchinterval(),
+            gc.isenabled(),
+            gc.get_threshold(),
+            socket.getdefaulttimeout(),
+            tempfile.tempdir,
+            locale.setlocale(locale.LC_ALL),
+        ]
+
+    with ThreadedSession(2, devices="cpu", timeout=60) as sess:
+        before = settings()
+        assert run(sess, project, text) == [False] * 2
+        assert settings() == before
+
+
+# -- packages that a session keeps private ---------------------------------------------------------
+
+
+def precise() -> tuple[int, str]:
+    """Set mpmath's precision, which is a variable of its module; what it is once all have."""
+    import mpmath
+
+    rank = current_worker().rank
+    mpmath.mp.dps = 10 + rank
+    ccl.barrier()
+    return mpmath.mp.dps, str(mpmath.mpf(1) / 3)
+
+
+THIRDS = [(10 + rank, f"0.{'3' * (10 + rank)}") for rank in range(3)]
+
+
+def test_each_worker_has_a_private_package() -> None:
+    before = mpmath.mp.dps
+    with ThreadedSession(3, devices="cpu", private=["mpmath"]) as sess:
+        sess.init_ccl("local")
+        assert sess.call_packed(precise).debug_get_from_all() == THIRDS
+        import mpmath as now
+
+        assert now.mp.dps == before
+        assert now.mpf is mpmath.mpf  # the notebook keeps what it had
+    assert sys.modules["mpmath"] is mpmath
+    assert mpmath.mp.dps == before
+
+
+def test_without_it_a_package_is_one_for_all() -> None:
+    before = mpmath.mp.dps
+    try:
+        with ThreadedSession(3, devices="cpu") as sess:
+            sess.init_ccl("local")
+            digits = sess.call_packed(precise).debug_get_from_all()
+        assert len({dps for dps, _ in digits}) == 1
+    finally:
+        mpmath.mp.dps = before
+
+
+def test_a_script_begins_with_private_packages_of_its_own(project: Path) -> None:
+    with ThreadedSession(3, devices="cpu", private=["mpmath"]) as sess:
+        sess.init_ccl("local")
+        sess.call_packed(precise).debug_get_from_all()
+        text = """
+import mpmath
+before = mpmath.mp.dps
+mpmath.mp.dps = 20 + int(os.environ["RANK"])
+import torch.distributed as dist
+dist.barrier()
+result = [before, mpmath.mp.dps, str(mpmath.sqrt(2))[:4]]
+"""
+        results = run(sess, project, f"import os{text}")
+        assert results == [[15, 20 + rank, "1.41"] for rank in range(3)]
+        after = sess.call_packed(lambda: importlib.import_module("mpmath").mp.dps)
+        assert after.debug_get_from_all() == [10, 11, 12]
+
+
+def test_a_package_with_modules_in_c_is_executed_by_each_worker() -> None:
+    def register() -> Any:
+        import yaml
+
+        rank = current_worker().rank
+        yaml.SafeLoader.add_constructor("!rank", lambda loader, node: rank)
+        ccl.barrier()
+        return yaml.safe_load("!rank 1"), yaml.safe_load("a: [1, 2]")
+
+    with ThreadedSession(3, devices="cpu", private=["yaml"]) as sess:
+        sess.init_ccl("local")
+        values = sess.call_packed(register).debug_get_from_all()
+    assert values == [(rank, {"a": [1, 2]}) for rank in range(3)]
+    yaml = importlib.import_module("yaml")
+    with pytest.raises(yaml.YAMLError):
+        yaml.safe_load("!rank 1")
+
+
+def test_modules_of_a_package_are_executed_once_in_their_order(
+    make: Callable[..., Session], project: Path
+) -> None:
+    write(
+        project,
+        dl_hack__in____init__="from . import table\nfrom . import more\nlog = table.log",
+        dl_hack__in__table="log = ['table']",
+        dl_hack__in__more="from .table import log\nlog.append('more')",
+    )
+    text = "import dl_hack.table\nresult = dl_hack.table.log"
+    assert run(make(3), project, text) == [["table", "more"]] * 3
+
+
+def test_two_sessions_end_what_each_has_asked_for() -> None:
+    with ThreadedSession(1, devices="cpu") as plain:
+        with ThreadedSession(2, devices="cpu", private=["mpmath"]):
+            assert type(sys.modules["mpmath"]) is not type(sys)
+        assert sys.modules["mpmath"] is mpmath
+        assert plain.call_packed(lambda: importlib.import_module("mpmath").mp.dps) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no_such_package", "is it installed"),
+        ("torch", "one for all workers"),
+        ("math", "not made of Python sources"),
+        ("yaml.nodes", "is not the name of a package"),
+        ("", "is not the name of a package"),
+    ],
+)
+def test_what_can_not_be_private_is_told(name: str, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        ThreadedSession(2, devices="cpu", private=[name])
