@@ -137,6 +137,8 @@ def _in_child() -> None:
         settle()
     if forked_in is not None:
         table.inherit(forked_in, installed)
+    for function in table.at_child:
+        function()
 
 
 if hasattr(os, "register_at_fork"):

@@ -87,6 +87,9 @@ class Row:
 
 _rows: dict[str, Row] = {}
 _installed: dict[str, Patches] = {}
+at_child: list[Callable[[], None]] = []
+"""Called in a process that was forked, after all has been put back there; on any thread."""
+
 _hooks: dict[str, list[Row]] = {}  # installed rows, by the module that they change
 _changed: dict[tuple[str, str], ModuleType] = {}  # by row and name: the module that was changed
 

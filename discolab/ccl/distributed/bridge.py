@@ -183,7 +183,7 @@ def _before_fork() -> None:
 
 def _in_child() -> None:
     world = _forking.world
-    if world is not None:  # by now `uninstall` has run here
+    if world is not None:
         c10d._world = world
         for name, value in _forking.environ.items():
             if value is None:
@@ -193,7 +193,8 @@ def _in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_child=_in_child)
+    os.register_at_fork(before=_before_fork)
+table.at_child.append(_in_child)
 
 table.add(
     Row(
