@@ -37,11 +37,6 @@ from .patches import Patches
 from .table import Row, Treatment
 from .together import Together, obstacle
 
-_ALIASES = frozenset(
-    key
-    for key in torch._C.DispatchKey.__members__
-    if key == "Autograd" or key.startswith("Composite")
-)  # keys that stand for several others
 _OWN = "torch.library: "  # in `Worker.process_state`
 _lock = threading.Lock()
 _operators: dict[str, _Operator] = {}
@@ -104,7 +99,10 @@ class _Operator:
 
 
 class _Override:
-    """What workers give an operator of the process for one dispatch key, in place of what it has.
+    """What workers give an operator of the process for one dispatch key, for which it has nothing.
+
+    torch calls it until no worker thread lives: it frees a kernel that is taken back, also while
+    other threads are within it.
 
     Attributes
     ----------
@@ -134,21 +132,23 @@ class _Override:
     def forget(self, worker: Worker) -> None:
         """A worker has taken its function back; under the lock."""
         self.functions.pop(worker, None)
-        if not self.functions and _overrides.get((self.name, self.key)) is self:
-            del _overrides[self.name, self.key]
-            self.library.reset()
+
+
+def _has_kernel(name: str, key: str) -> bool:
+    """Whether an operator of the process computes something for a key, by that or another one."""
+    has: Callable[[str, str], bool] = torch._C._dispatch_has_kernel_for_dispatch_key
+    return name.startswith("aten::") or any(
+        has(name, other)
+        for other in (key, "CompositeImplicitAutograd", "CompositeExplicitAutograd")
+    )
 
 
 def _kernel_of_process(name: str, key: str) -> Callable[..., Any] | None:
-    """What an operator of the process does for a dispatch key now; None if it has no kernel."""
+    """What an operator without a kernel for a dispatch key does there: go on below, or nothing."""
     table = torch._C._dispatch_dump_table(name)
-    found = re.search(rf"^{key}: (.*)", table, re.MULTILINE)
-    if found is None:
-        return None  # nothing, or a key that stands for several
+    if re.search(rf"^{key}: .*(fallthrough|backend fallback)", table, re.MULTILINE) is None:
+        return None  # or a key that stands for several
     own_key = getattr(torch._C.DispatchKey, key)
-    if not found[1].startswith("fallthrough"):
-        kernel: Callable[..., Any] = torch.library.get_kernel(name, own_key).call_boxed
-        return kernel
     base, _, overload = name.partition(".")
     find: Any = torch._C._dispatch_find_schema_or_throw
     below, keys_here = find(base, overload).redispatch_boxed, torch._C.DispatchKeySet(own_key)
@@ -223,16 +223,17 @@ class _LibraryOfWorker:
     def _override(self, name: str, key: str, function: Any, with_keys: bool = False) -> None:
         """Give an operator of the process a kernel that is this worker's alone; under the lock."""
         _clear_away()
+        if len(self.worker.peers) == 1:
+            self._real().impl(name, key, function, with_keys)
+            return
         override = _overrides.get((name, key))
-        several = key in _ALIASES and override is None
-        if function is torch.library.fallthrough_kernel or (
-            several and torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+        if override is None and (
+            function is torch.library.fallthrough_kernel or _has_kernel(name, key)
         ):
             raise SessionError(
                 f"worker {self.worker.worker_id} replaces what {name} does for {key}; the process "
-                "has one kernel for it, and workers are threads of it: give it a function for one "
-                "device's key (CPU), or start the session with engine='processes' "
-                "(%disco_session --engine processes)"
+                "has one kernel for it, and workers are threads of it: start the session with "
+                "engine='processes' (%disco_session --engine processes)"
             )
         if override is None:
             _, space, _, *place = self._args
@@ -309,6 +310,18 @@ def _refusal(operator: _Operator, schema: str, worker: Worker) -> str:
 def _clear_away() -> None:
     while _dropped:
         _dropped.popleft().clear_away()
+
+
+def _install(patches: Patches) -> None:
+    patches.replace(torch._C, "_dispatch_library", _library_over)
+    patches.at_undo(_end_overrides)
+
+
+def _end_overrides() -> None:
+    with _lock:
+        while _overrides:
+            _, override = _overrides.popitem()
+            override.library.reset()
 
 
 def _library_over(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -395,6 +408,32 @@ def _cache(module: ModuleType, patches: Patches) -> None:
     patches.replace(module, "_clear_torch_ops_cache", clear_over)
 
 
+def _fake_contexts(module: ModuleType, patches: Patches) -> None:
+    """`torch.library.get_ctx` in a function of `register_fake`: that of the thread's fake mode."""
+    local = threading.local()
+
+    def get_over(of_process: Callable[[], Any]) -> Callable[[], Any]:
+        return lambda: getattr(local, "getter", of_process)()
+
+    def set_over(_: Any) -> Callable[..., Any]:
+        @contextmanager
+        def set_ctx_getter(ctx_getter: Callable[[], Any]) -> Iterator[None]:
+            before = getattr(local, "getter", None)
+            local.getter = ctx_getter
+            try:
+                yield
+            finally:
+                if before is None:
+                    del local.getter
+                else:
+                    local.getter = before
+
+        return set_ctx_getter
+
+    patches.replace(module, "global_ctx_getter", get_over)
+    patches.replace(module, "set_ctx_getter", set_over, everywhere=True)
+
+
 def _leave(worker: Worker) -> None:
     with _lock:
         _clear_away()
@@ -443,15 +482,26 @@ table.add(
         treatment=Treatment.PER_WORKER,
         meaning="Workers that define an operator of one name and schema each call their own "
         "functions; of another schema it is an error. What a module defines while it is imported "
-        "is for all. A kernel that a worker gives to an operator of torch or of a module "
-        "(`Library.impl`) is called for that worker alone, until its script ends.",
+        "is for all. A kernel that a worker gives to a module's operator that has none "
+        "(`Library.impl`) is called for that worker alone, until its script ends; to replace one, "
+        "as those of torch, is refused on several workers.",
         test="tests/isolation/test_custom_ops.py::test_each_worker_defines_an_operator",
-        install=lambda patches: patches.replace(torch._C, "_dispatch_library", _library_over),
+        install=_install,
         on_import={
             "torch._library.custom_ops": _definitions,
             "torch._library.simple_registry": _registry,
             "torch.library": _cache,
         },
         leave=_leave,
+    )
+)
+table.add(
+    Row(
+        state="`torch.library.get_ctx`",
+        treatment=Treatment.PER_WORKER,
+        meaning="A function of `register_fake` gets the context of the fake mode that its own "
+        "worker is in.",
+        test="tests/isolation/test_custom_ops.py::test_each_worker_has_the_context_of_its_mode",
+        on_import={"torch._library.fake_impl": _fake_contexts},
     )
 )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from discolab import Session, WorkerError
+from discolab import Session, WorkerError, current_worker
 from discolab.notebook import cell
+from tests.alone import output_of
 
 CELL = """
 import torch
@@ -88,41 +91,119 @@ def test_an_operator_has_one_schema(pair: Session) -> None:
     assert run(pair, ONE_OF_TWO.format(wide=0)) == [[0.0], [1.0]]
 
 
-OVERRIDE = """
+KERNELS = """
 import torch, warnings
 from discolab import ccl
 warnings.simplefilter("ignore")
-x = torch.full((2,), 0.5, requires_grad=True)
-lib = torch.library.Library("aten", "IMPL")
+x, ops = torch.ones(2), torch.ops.discolab_paints
+lib = torch.library.Library("discolab_paints", "IMPL")
 if rank < 2:
-    lib.impl("sinc", lambda x: torch.full_like(x, rank), "CPU")
-    times = lambda keys, x: torch.full_like(x, rank + 5) * x
-    lib.impl("erfinv", times, "AutogradCPU", with_keyset=True)
-    lib.impl("exp2", lambda x: x * 0 + rank, "BackendSelect")
+    lib.impl("shade", lambda x: torch.full_like(x, rank), "CPU")
+    lib.impl("tint", lambda keys, x: torch.full_like(x, rank + 5), "AutogradCPU", with_keyset=True)
 ccl.barrier()
-found = [torch.sinc(x).tolist(), torch.erfinv(x).tolist(), torch.exp2(x).tolist()]
+found = [ops.shade(x).tolist() if rank < 2 else None, ops.tint(x).tolist()]
 ccl.barrier()
 lib._destroy()
 ccl.barrier()
-[found, torch.autograd.grad(torch.sinc(x).sum() + torch.exp2(x).sum(), x)[0].tolist()]
+[found, ops.tint(x).tolist()]
+"""
+
+
+@pytest.fixture
+def paints() -> Iterator[None]:
+    """Operators of the notebook: `shade` has no kernel, `tint` has one for the CPU."""
+    library = torch.library.Library("discolab_paints", "DEF")
+    library.define("shade(Tensor x) -> Tensor")
+    library.define("tint(Tensor x) -> Tensor")
+    library.impl("tint", lambda x: x + 1, "CPU")
+    yield
+    library._destroy()
+
+
+@pytest.mark.one_process
+def test_each_worker_gives_an_operator_a_kernel(paints: None, sess: Session) -> None:
+    for _ in range(2):
+        for rank, (found, then) in enumerate(run(sess, KERNELS)):
+            own = [[float(rank)] * 2, [rank + 5.0] * 2]
+            assert found == (own if rank < 2 else [None, [2.0, 2.0]])
+            assert then == [2.0, 2.0]
+    assert torch.ops.discolab_paints.tint(torch.ones(1)).tolist() == [2]
+    with pytest.raises(WorkerError, match="has no kernel for CPU"):
+        run(sess, "import torch; torch.ops.discolab_paints.shade(torch.ones(1))")
+    sess.shutdown()
+    with pytest.raises(NotImplementedError):
+        torch.ops.discolab_paints.shade(torch.ones(1))
+
+
+@pytest.mark.one_process
+@pytest.mark.parametrize(
+    ("name", "key"), [("silu", "Autograd"), ("sinc", "CPU"), ("linear", "CPU")]
+)
+def test_to_replace_a_kernel_is_refused(name: str, key: str, pair: Session) -> None:
+    with pytest.raises(WorkerError, match="--engine processes"):
+        run(pair, f'torch.library.Library("aten", "IMPL").impl("{name}", lambda x: x, "{key}")')
+
+
+CONTEXT = """
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+@torch.library.custom_op("discolab_tests::nonzero", mutates_args=())
+def nonzero(x: torch.Tensor) -> torch.Tensor:
+    return x.nonzero()
+
+found = []
+
+@nonzero.register_fake
+def _(x):
+    together()
+    context = torch.library.get_ctx()
+    found.append(context._shape_env)
+    size = context.new_dynamic_size()
+    together()
+    return x.new_empty([size, x.dim()], dtype=torch.int64)
+
+shapes = ShapeEnv(allow_dynamic_output_shape_ops=True)
+with FakeTensorMode(shape_env=shapes):
+    nonzero(torch.ones(3))
+found[0] is shapes
 """
 
 
 @pytest.mark.one_process
-def test_each_worker_gives_an_operator_of_torch_a_kernel(sess: Session) -> None:
-    x = torch.full((2,), 0.5, requires_grad=True)
-    plain = [torch.sinc(x).tolist(), torch.erfinv(x).tolist(), torch.exp2(x).tolist()]
-    gradient = torch.autograd.grad(torch.sinc(x).sum() + torch.exp2(x).sum(), x)[0].tolist()
-    for _ in range(2):
-        for rank, (found, then) in enumerate(run(sess, OVERRIDE)):
-            own = [[float(rank)] * 2, [(rank + 5) / 2] * 2, [float(rank)] * 2]
-            assert found == (own if rank < 2 else plain)
-            assert then == gradient
-    sess.shutdown()
-    assert [torch.sinc(x).tolist(), torch.erfinv(x).tolist(), torch.exp2(x).tolist()] == plain
+def test_each_worker_has_the_context_of_its_mode(sess: Session) -> None:
+    barrier = threading.Barrier(sess.num_workers)
+    sess.call_packed(
+        lambda: current_worker().namespace.update(together=lambda: barrier.wait(30))
+    ).debug_get_from_all()
+    assert run(sess, CONTEXT) == [True] * 4
 
 
-@pytest.mark.one_process
-def test_a_kernel_for_several_devices_is_refused(pair: Session) -> None:
-    with pytest.raises(WorkerError, match="--engine processes"):
-        run(pair, 'torch.library.Library("aten", "IMPL").impl("silu", lambda x: x, "Autograd")')
+COME_AND_GO = """
+import contextlib, random, warnings
+import torch
+from discolab import ThreadedSession, current_worker
+
+def program():
+    warnings.simplefilter("ignore")
+    rank, shade = current_worker().rank, torch.ops.discolab_paints.shade
+    for _ in range(200):
+        for _ in range(random.randrange(30)):
+            with contextlib.suppress(NotImplementedError):
+                shade(torch.ones(50))
+        lib = torch.library.Library("discolab_paints", "IMPL")
+        lib.impl("shade", lambda x: torch.full_like(x, 7.0 + rank), "CPU")
+        assert shade(torch.ones(1)).item() == 7 + rank
+        lib._destroy()
+
+library = torch.library.Library("discolab_paints", "DEF")
+library.define("shade(Tensor x) -> Tensor")
+with ThreadedSession(4, devices="cpu") as sess:
+    sess.call_packed(program).debug_get_from_all()
+print("held")
+"""
+
+
+def test_kernels_come_and_go_while_others_are_in_the_operator() -> None:
+    assert output_of(COME_AND_GO) == "held\n"

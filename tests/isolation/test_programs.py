@@ -187,14 +187,15 @@ sys.settrace(lambda *_: None)
 sys.setprofile(lambda *_: None)
 """
 
-OVERRIDES = """
-import torch, warnings
-found = torch.sinc(torch.ones(1)).item()
-if not found > 5:
-    warnings.simplefilter("ignore")
-    lib = torch.library.Library("aten", "IMPL")
-    lib.impl("sinc", lambda x: torch.full_like(x, 7.0), "CPU")
-    assert torch.sinc(torch.ones(1)).item() == 7
+KERNELS = """
+import torch
+try:
+    found = torch.ops.discolab_dyes.dye(torch.ones(1)).item()
+except NotImplementedError:
+    found = "none"
+lib = torch.library.Library("discolab_dyes", "IMPL")
+lib.impl("dye", lambda x: torch.full_like(x, 7.0), "CPU")
+assert torch.ops.discolab_dyes.dye(torch.ones(1)).item() == 7
 """
 
 
@@ -215,12 +216,15 @@ def test_a_script_leaves_its_thread_as_it_was(sess: Session, tmp_path: Path) -> 
 
 @pytest.mark.one_process
 def test_a_script_takes_its_kernels_with_it(sess: Session, tmp_path: Path) -> None:
-    path = tmp_path / "overrides.py"
-    path.write_text(OVERRIDES)
+    path = tmp_path / "kernels.py"
+    path.write_text(KERNELS)
+    library = torch.library.Library("discolab_dyes", "DEF")
+    library.define("dye(Tensor x) -> Tensor")
     for _ in range(2):
         run(sess, path)
-        found = sess.call_packed(lambda: current_worker().namespace["found"]).debug_get_from_all()
-        assert all(abs(value) < 1e-6 for value in found)
+        found = sess.call_packed(lambda: current_worker().namespace["found"])
+        assert found.debug_get_from_all() == ["none"] * 4
+    library._destroy()
 
 
 POOL = """
