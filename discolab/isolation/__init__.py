@@ -24,7 +24,6 @@ from . import (  # noqa: F401
     profiler,
     programs,
     python_process,
-    script_modules,
     shared_leaves,
     streams,
     switches,
@@ -33,6 +32,7 @@ from . import (  # noqa: F401
     torch_random,
     torch_settings,
     tracing,
+    worker_modules,
 )
 from .table import rows
 

@@ -115,8 +115,9 @@ def replace_names(modules: Iterable[ModuleType], pairs: Iterable[tuple[Any, Any]
         names = namespaces[index]
         if str(names.get("__name__")).startswith(f"{__package__}."):
             continue
-        for name in [name for name, value in tuple(names.items()) if id(value) in news]:
-            names[name] = news[id(names[name])]
+        for name, value in tuple(names.items()):
+            if id(value) in news and names.get(name) is value:  # no other thread has bound it anew
+                names[name] = news[id(value)]
 
 
 _SLOTS = 1 << 18

@@ -253,11 +253,18 @@ _REGISTRIES = (  # what holds it, its name there, whether other modules have it 
 )
 
 
+class _NoMemo(dict[Any, Any]):
+    """A memo that keeps nothing."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+
 def _install_registries(patches: Patches) -> None:
     for number, (owner, name, everywhere) in enumerate(_REGISTRIES):
         over = functools.partial(DictOfWorkers, f"{name} {number}")
         patches.replace(owner, name, over, everywhere=everywhere)
-    patches.replace(kl, "_KL_MEMOIZE", lambda shared: DictOfWorkers("_KL_MEMOIZE", shared, dict))
+    patches.replace(kl, "_KL_MEMOIZE", lambda _: _NoMemo())  # what is found depends on who asks
 
 
 def _inherit_registries(worker: Worker) -> None:

@@ -1,19 +1,16 @@
-"""Modules that each worker executes for itself, as a process would: beside a script, and by name.
+"""Modules beside a script, which each worker executes for itself, as a process would.
 
 A script's helpers keep what is a rank's own in variables: ``RANK = int(os.environ["RANK"])``, a
 registry, a model, a seed that they set when they are imported. So while scripts run, what Python
-finds for a worker in the script's folder, or in one that the script has added to `sys.path`, is a
-`WorkerModule` in `sys.modules`. It answers each worker from a module of its own, which the worker
-executes at its first import. A module that the notebook has imported before stays the notebook's.
+finds in the script's folder, or in one that the script has added to `sys.path`, is a `WorkerModule`
+in `sys.modules`. It answers each worker from a module of its own, which the worker executes at its
+first import; a script begins without any. A module that the notebook imports, or has imported
+before, is the notebook's alone.
 
-The same is made of installed packages that a session was asked to keep private (`make_private`),
-in cells too, until that session ends; a script begins with fresh ones. Modules in C are
-the process's, and so are those of other installed packages: rows of their own say what becomes of
-their state.
-
-notebook/script.py calls `begin` and `end` under its lock. A worker's RLock in `_locks` guards the
-making of its modules, which its other threads wait for. `_private` is replaced as a whole, under
-`_guard`, and read without it.
+Modules in C, those of installed packages, and those that put another object in their place are the
+process's: rows of their own say what becomes of their state. notebook/script.py calls `begin` and
+`end` under its lock, and `forget` on each worker. A worker's RLock in `_locks` guards the making of
+its modules, which its other threads wait for; `_guard` guards `_locks`.
 """
 
 from __future__ import annotations
@@ -22,19 +19,17 @@ import builtins
 import copy
 import functools
 import importlib
-import importlib.util
 import os
+import re
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import module_from_spec, resolve_name
 from types import ModuleType
 from typing import Any, cast
 
-from ..runtime.errors import ArgumentError
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .patches import ModuleOfWorkers, Patches
@@ -45,14 +40,15 @@ Function = Callable[..., Any]
 _HERE = __name__.partition(".")[0]  # a script may stand beside this package's sources
 _OF_SHELL = frozenset({"__class__", "__reduce__", "__reduce_ex__"})
 
+_REPLACES_ITSELF = re.compile(r"sys\.modules\[__name__\]\s*(=|\.__class__)|modules\[__name__\]\s*=")
+
 _path_before: list[str] | None = None  # `sys.path` before scripts ran; None: none runs
 _locks: weakref.WeakKeyDictionary[Worker, Any] = weakref.WeakKeyDictionary()
 _notebooks_lock = threading.RLock()
-_guard = threading.Lock()  # of `_locks`, `_asked` and `_private`
-_asked: list[frozenset[str]] = []  # packages that sessions want private, one entry a session
-_private: frozenset[str] = frozenset()  # all of them
-# torch, and what it is made of: objects of theirs go from worker to worker
-_ONE_FOR_ALL = frozenset({_HERE, "torch", "numpy", "sympy", "functorch", "torchgen", "IPython"})
+_guard = threading.Lock()
+# under the worker's lock: by module and worker, the thread that makes it
+_makers: dict[Any, int] = {}
+_of_process: set[str] = set()  # modules beside scripts that are one for all workers
 
 
 class WorkerModule(ModuleOfWorkers):
@@ -127,6 +123,10 @@ def _lock_of(worker: Worker | None) -> Any:
 
 def _make(shell: WorkerModule, worker: Worker | None) -> ModuleType:
     """Execute a module for who calls, after the packages that it is in; once."""
+    key = (shell, worker)
+    module = _module_of(shell, worker)
+    if module is not None and _makers.get(key, threading.get_ident()) == threading.get_ident():
+        return module  # made, or this thread makes it, as where modules import each other
     with _lock_of(worker):
         spec: ModuleSpec = _state(shell, "_spec_of_own")
         parent, _, child = spec.name.rpartition(".")
@@ -137,6 +137,7 @@ def _make(shell: WorkerModule, worker: Worker | None) -> ModuleType:
         if module is not None:
             return module
         module = module_from_spec(spec)
+        _makers[key] = threading.get_ident()
         _keep(shell, worker, module)
         try:
             if spec.loader is not None:  # a folder without __init__.py has none
@@ -144,6 +145,8 @@ def _make(shell: WorkerModule, worker: Worker | None) -> ModuleType:
         except BaseException:
             _keep(shell, worker, None)
             raise
+        finally:
+            del _makers[key]
         if isinstance(package, WorkerModule):
             setattr(package, child, shell)
         return module
@@ -151,9 +154,15 @@ def _make(shell: WorkerModule, worker: Worker | None) -> ModuleType:
 
 def _make_by_name(name: str) -> None:
     """Execute for who calls what stands in `sys.modules` under a name, and what it is in."""
-    shell = sys.modules.get(name)
-    if isinstance(shell, WorkerModule):
-        _make(shell, current_worker_or_none())
+    module, worker = sys.modules.get(name), current_worker_or_none()
+    parent, _, child = name.rpartition(".")
+    package = sys.modules.get(parent)
+    if isinstance(module, WorkerModule):
+        _make(module, worker)
+    elif module is not None and isinstance(package, WorkerModule):
+        own = _make(package, worker)
+        if not hasattr(own, child):  # one of the process, which another worker has imported
+            setattr(own, child, module)
 
 
 class _Loader:
@@ -179,37 +188,33 @@ class _Finder:
     def find_spec(
         name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        is_private = _is_private(name)
-        if not (is_private or _is_run_by_script()):
+        if _path_before is None:
             return None
         parent = name.rpartition(".")[0]
         if parent and not isinstance(sys.modules.get(parent), WorkerModule):
             return None
-        finders: list[Any] = [PathFinder]
-        if is_private:  # installed in any way, such as an editable one
-            finders = [finder for finder in sys.meta_path if finder is not _Finder]
-        specs = (finder.find_spec(name, path, target) for finder in finders)
-        spec: ModuleSpec | None = next((spec for spec in specs if spec is not None), None)
-        if spec is None or not _is_source(spec):
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or not (parent or _is_beside(spec)):
             return None
-        if not (is_private or parent or _is_beside(spec)):
+        if not _is_source(spec):
+            _of_process.add(name)
             return None
         shells = copy.copy(spec)
         shells.loader = cast("Any", _Loader(spec))
         return shells
 
 
-def _is_run_by_script() -> bool:
-    worker = current_worker_or_none()
-    return _path_before is not None and worker is not None and worker.program is not None
-
-
-def _is_private(name: str) -> bool:
-    return bool(_private) and name.partition(".")[0] in _private
-
-
 def _is_source(spec: ModuleSpec) -> bool:
-    return spec.loader is None or isinstance(spec.loader, SourceFileLoader)
+    """Whether it is made of Python, and stays what stands for it in `sys.modules`."""
+    if spec.loader is None:  # a folder without __init__.py
+        return True
+    if not isinstance(spec.loader, SourceFileLoader):
+        return False
+    try:
+        source = spec.loader.get_source(spec.name) or ""
+    except (ImportError, OSError, SyntaxError):
+        return True  # whoever executes it is told
+    return _REPLACES_ITSELF.search(source) is None
 
 
 def _is_beside(spec: ModuleSpec) -> bool:
@@ -237,11 +242,6 @@ def begin(folder: str) -> None:
     sys.path.insert(0, folder)
     if _Finder not in sys.meta_path:
         return
-    _take_over(_is_beside)
-
-
-def _take_over(wanted: Callable[[ModuleSpec], bool]) -> None:
-    """Make modules that are there the notebook's alone."""
     for name, module in tuple(sys.modules.items()):
         spec = getattr(module, "__spec__", None)
         if (
@@ -249,21 +249,17 @@ def _take_over(wanted: Callable[[ModuleSpec], bool]) -> None:
             and isinstance(spec, ModuleSpec)
             and spec.name == name
             and isinstance(spec.loader, SourceFileLoader)
-            and wanted(spec)
+            and _is_beside(spec)
+            and _is_source(spec)
         ):
             sys.modules[name] = WorkerModule(spec, module)
 
 
-def _give_back(wanted: Callable[[str], bool]) -> None:
-    """Leave of modules what the notebook has of them."""
-    for name, module in tuple(sys.modules.items()):
-        if type(module) is WorkerModule and wanted(name):
-            notebooks = _state(module, "_notebooks")
-            if notebooks is not None:
-                sys.modules[name] = notebooks
-            else:
-                del sys.modules[name]
-    importlib.invalidate_caches()
+def forget(worker: Worker) -> None:
+    """A script begins on a worker, as in a new process: nothing is imported yet."""
+    for module in tuple(sys.modules.values()):
+        if type(module) is WorkerModule:
+            _keep(module, worker, None)
 
 
 def end() -> None:
@@ -271,96 +267,26 @@ def end() -> None:
     global _path_before
     assert _path_before is not None
     before, _path_before = _path_before, None
+    if _folder in sys.path:
+        sys.path.remove(_folder)  # once, as it was added
     sys.path[:] = [place for place in sys.path if place in before]
-    _give_back(lambda name: not _is_private(name))
-
-
-# -- packages that a session keeps private ---------------------------------------------------------
-
-
-def check_private(names: Iterable[str]) -> frozenset[str]:
-    """The names of packages that workers can have for themselves.
-
-    Raises
-    ------
-    ArgumentError
-        If one is not installed, not a package's name, not in Python, or torch's.
-    """
-    found = frozenset(names)
-    for name in sorted(found):
-        if not name.isidentifier():
-            raise ArgumentError(f"private: {name!r} is not the name of a package, such as 'yaml'")
-        if name in _ONE_FOR_ALL:
-            raise ArgumentError(
-                f"private: {name} is one for all workers, since torch's own objects are of it; "
-                "for one each: engine='processes' (--engine processes)"
-            )
-        module = sys.modules.get(name)
-        spec = importlib.util.find_spec(name) if module is None else module.__spec__
-        if spec is None:
-            raise ArgumentError(f"private: there is no package {name!r}; is it installed?")
-        if not isinstance(module, WorkerModule) and not isinstance(spec.loader, SourceFileLoader):
-            raise ArgumentError(
-                f"private: {name} is not made of Python sources, and such a module is the "
-                "process's; for one each: engine='processes' (--engine processes)"
-            )
-    return found
-
-
-def make_private(names: frozenset[str]) -> None:
-    """Have each worker, and the notebook, execute these packages, until `end_private`."""
-    global _private
-    with _guard:
-        _asked.append(names)
-        new, _private = names - _private, _private | names
-    if new:
-        _take_over(lambda spec: spec.name.partition(".")[0] in new)
-
-
-def end_private(names: frozenset[str]) -> None:
-    """One session that has asked for these needs them no more."""
-    global _private
-    with _guard:
-        if names not in _asked:
-            return  # no session of threads is left, and `_end_all_private` was called
-        _asked.remove(names)
-        before, _private = _private, frozenset().union(*_asked)
-        gone = before - _private
-    _give_back(lambda name: name.partition(".")[0] in gone)
-
-
-def _end_all_private() -> None:
-    global _private
-    with _guard:
-        _asked.clear()
-        gone, _private = _private, frozenset()
-    _give_back(lambda name: name.partition(".")[0] in gone)
-
-
-@contextmanager
-def fresh_private_modules(worker: Worker) -> Iterator[None]:
-    """Within it the worker has not imported its private packages yet, as in a new process."""
-    shells = [
-        module
-        for name, module in tuple(sys.modules.items())
-        if type(module) is WorkerModule and _is_private(name)
-    ]
-    before = {shell: module for shell in shells if (module := _module_of(shell, worker))}
-    for shell in before:
-        _keep(shell, worker, None)
-    try:
-        yield
-    finally:
-        for name, module in tuple(sys.modules.items()):
-            if type(module) is WorkerModule and _is_private(name):
-                _keep(module, worker, before.get(module))
+    for name, module in tuple(sys.modules.items()):
+        if type(module) is WorkerModule:
+            notebooks = _state(module, "_notebooks")
+            if notebooks is not None:
+                sys.modules[name] = notebooks
+            else:
+                del sys.modules[name]
+    while _of_process:
+        sys.modules.pop(_of_process.pop(), None)
+    importlib.invalidate_caches()
 
 
 def _install(patches: Patches) -> None:
     def load_over(load: Function) -> Function:
         @functools.wraps(load)
         def find_load_and_make(name: str, import_: Any) -> Any:
-            if _path_before is None and not _private:
+            if _path_before is None:
                 return load(name, import_)
             parent = name.rpartition(".")[0]
             if parent and parent not in sys.modules:
@@ -376,17 +302,20 @@ def _install(patches: Patches) -> None:
         def import_and_make(
             name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
         ) -> Any:
-            if _path_before is None and not _private:
+            if _path_before is None:
                 return import_(name, globals, locals, fromlist, level)
             package = (globals or {}).get("__package__") if level else ""
             whole = resolve_name("." * level + name, package) if package else name
             if package or not level:
                 _make_by_name(whole)
             module = import_(name, globals, locals, fromlist, level)
+            if package or not level:
+                _make_by_name(whole)
             if fromlist and isinstance(module, WorkerModule):
                 # Python takes a module that is in sys.modules for made
                 for child in getattr(module, "__all__", ()) if "*" in fromlist else fromlist:
-                    _make_by_name(f"{whole}.{child}")
+                    if not hasattr(module, child):
+                        _make_by_name(f"{whole}.{child}")
             return module
 
         return import_and_make
@@ -396,14 +325,12 @@ def _install(patches: Patches) -> None:
     at = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else len(sys.meta_path)
     sys.meta_path.insert(at, _Finder)
     patches.at_undo(lambda: sys.meta_path.remove(_Finder) if _Finder in sys.meta_path else None)
-    patches.at_undo(_end_all_private)
 
 
 def _in_child(worker: Worker) -> None:
     """The worker's modules become the process's."""
-    global _guard, _notebooks_lock, _private
-    _private = frozenset()
-    _asked.clear()
+    global _guard, _notebooks_lock
+    _makers.clear()
     _guard, _notebooks_lock = threading.Lock(), threading.RLock()
     for name, shell in tuple(sys.modules.items()):
         if type(shell) is WorkerModule:
@@ -424,19 +351,6 @@ table.add(
         test="tests/isolation/test_worker_modules.py::test_each_worker_has_modules_of_its_own",
         install=_install,
         in_child=_in_child,
-        library="Python",
-    )
-)
-table.add(
-    Row(
-        state="packages named by `%disco_session 4 --private yaml,mpmath`",
-        treatment=Treatment.PER_WORKER,
-        meaning="Each worker, and the notebook, executes them for itself, and so has their "
-        "variables, registries and classes for itself; a script begins with fresh ones. For "
-        "libraries in Python that keep what is a rank's own in variables, and have no row here. "
-        "Libraries that use them may hold those of the notebook, or of the worker that imported "
-        "the library first: name these too.",
-        test="tests/isolation/test_worker_modules.py::test_each_worker_has_a_private_package",
         library="Python",
     )
 )

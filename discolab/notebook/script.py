@@ -1,7 +1,7 @@
 """Run a script on every worker, as torchrun would in processes: a worker function.
 
 The script runs as ``__main__`` with its own globals, command line and end on each worker
-(isolation/main_module.py, programs.py), and so do the modules beside it (script_modules.py).
+(isolation/main_module.py, programs.py), and so do the modules beside it (worker_modules.py).
 ``sys.path``, the working folder and settings of the interpreter belong to the process: the first
 worker that begins sets the path; the last one that ends puts back what was there, and has modules
 of the script's folder forgotten, so that the next run reads them afresh. `_lock` guards `_running`
@@ -32,7 +32,7 @@ import torch
 
 from ..ccl.distributed import environ
 from ..debugger import raised
-from ..isolation import logs_and_warnings, main_module, script_modules
+from ..isolation import logs_and_warnings, main_module, worker_modules
 from ..isolation.custom_ops import overrides_as_before
 from ..isolation.fresh_random import fresh_random_state
 from ..isolation.programs import run_at_end, use_command_line
@@ -107,6 +107,7 @@ def run_script(path: str, source: str, args: list[str], name: str = "") -> None:
     environ.publish(worker)
     try:
         with _imports_beside(path), _as_new(worker), main_module.running(worker, module):
+            worker_modules.forget(worker)
             use_command_line(worker, [name or path, *args])
             try:
                 in_new_context(exec, code, names)
@@ -182,7 +183,7 @@ def _imports_beside(path: str) -> Iterator[None]:
         if not _running:
             _before.update(modules=set(sys.modules), folder=os.getcwd())
             _before.update(settings=[get() for get, _ in _SETTINGS])
-            script_modules.begin(folder)
+            worker_modules.begin(folder)
         _running.append(folder)
     try:
         yield
@@ -190,7 +191,7 @@ def _imports_beside(path: str) -> Iterator[None]:
         with _lock:
             _running.pop()
             if not _running:
-                script_modules.end()
+                worker_modules.end()
                 os.chdir(_before["folder"])
                 for (get, set_), value in zip(_SETTINGS, _before["settings"], strict=True):
                     if get() != value:

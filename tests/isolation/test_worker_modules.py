@@ -12,10 +12,9 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-import mpmath
 import pytest
 
-from discolab import ArgumentError, Session, ThreadedSession, WorkerError, ccl, current_worker
+from discolab import Session, ThreadedSession, WorkerError, current_worker
 from discolab.notebook.script import read_script, run_script
 
 
@@ -169,82 +168,6 @@ result = gc.isenabled()
         assert settings() == before
 
 
-# -- packages that a session keeps private ---------------------------------------------------------
-
-
-def precise() -> tuple[int, str]:
-    """Set mpmath's precision, which is a variable of its module; what it is once all have."""
-    import mpmath
-
-    rank = current_worker().rank
-    mpmath.mp.dps = 10 + rank
-    ccl.barrier()
-    return mpmath.mp.dps, str(mpmath.mpf(1) / 3)
-
-
-THIRDS = [(10 + rank, f"0.{'3' * (10 + rank)}") for rank in range(3)]
-
-
-def test_each_worker_has_a_private_package() -> None:
-    before = mpmath.mp.dps
-    with ThreadedSession(3, devices="cpu", private=["mpmath"]) as sess:
-        sess.init_ccl("local")
-        assert sess.call_packed(precise).debug_get_from_all() == THIRDS
-        import mpmath as now
-
-        assert now.mp.dps == before
-        assert now.mpf is mpmath.mpf  # the notebook keeps what it had
-    assert sys.modules["mpmath"] is mpmath
-    assert mpmath.mp.dps == before
-
-
-def test_without_it_a_package_is_one_for_all() -> None:
-    before = mpmath.mp.dps
-    try:
-        with ThreadedSession(3, devices="cpu") as sess:
-            sess.init_ccl("local")
-            digits = sess.call_packed(precise).debug_get_from_all()
-        assert len({dps for dps, _ in digits}) == 1
-    finally:
-        mpmath.mp.dps = before
-
-
-def test_a_script_begins_with_private_packages_of_its_own(project: Path) -> None:
-    with ThreadedSession(3, devices="cpu", private=["mpmath"]) as sess:
-        sess.init_ccl("local")
-        sess.call_packed(precise).debug_get_from_all()
-        text = """
-import mpmath
-before = mpmath.mp.dps
-mpmath.mp.dps = 20 + int(os.environ["RANK"])
-import torch.distributed as dist
-dist.barrier()
-result = [before, mpmath.mp.dps, str(mpmath.sqrt(2))[:4]]
-"""
-        results = run(sess, project, f"import os{text}")
-        assert results == [[15, 20 + rank, "1.41"] for rank in range(3)]
-        after = sess.call_packed(lambda: importlib.import_module("mpmath").mp.dps)
-        assert after.debug_get_from_all() == [10, 11, 12]
-
-
-def test_a_package_with_modules_in_c_is_executed_by_each_worker() -> None:
-    def register() -> Any:
-        import yaml
-
-        rank = current_worker().rank
-        yaml.SafeLoader.add_constructor("!rank", lambda loader, node: rank)
-        ccl.barrier()
-        return yaml.safe_load("!rank 1"), yaml.safe_load("a: [1, 2]")
-
-    with ThreadedSession(3, devices="cpu", private=["yaml"]) as sess:
-        sess.init_ccl("local")
-        values = sess.call_packed(register).debug_get_from_all()
-    assert values == [(rank, {"a": [1, 2]}) for rank in range(3)]
-    yaml = importlib.import_module("yaml")
-    with pytest.raises(yaml.YAMLError):
-        yaml.safe_load("!rank 1")
-
-
 def test_modules_of_a_package_are_executed_once_in_their_order(
     make: Callable[..., Session], project: Path
 ) -> None:
@@ -258,24 +181,57 @@ def test_modules_of_a_package_are_executed_once_in_their_order(
     assert run(make(3), project, text) == [["table", "more"]] * 3
 
 
-def test_two_sessions_end_what_each_has_asked_for() -> None:
-    with ThreadedSession(1, devices="cpu") as plain:
-        with ThreadedSession(2, devices="cpu", private=["mpmath"]):
-            assert type(sys.modules["mpmath"]) is not type(sys)
-        assert sys.modules["mpmath"] is mpmath
-        assert plain.call_packed(lambda: importlib.import_module("mpmath").mp.dps) is not None
+def test_a_module_that_replaces_itself_is_one_for_all(
+    make: Callable[..., Session], project: Path
+) -> None:
+    write(
+        project,
+        dl_lazy__in__itself="""
+        import sys
+        class Lazy:
+            answer = 42
+        sys.modules[__name__] = Lazy()
+        """,
+        dl_lazy__in____init__="",
+    )
+    text = "import dl_lazy.itself\nresult = dl_lazy.itself.answer"
+    for _ in range(2):
+        assert run(make(3), project, text) == [42] * 3
+    assert not [name for name in sys.modules if name.startswith("dl_lazy")]
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("no_such_package", "is it installed"),
-        ("torch", "one for all workers"),
-        ("math", "not made of Python sources"),
-        ("yaml.nodes", "is not the name of a package"),
-        ("", "is not the name of a package"),
-    ],
-)
-def test_what_can_not_be_private_is_told(name: str, words: str) -> None:
-    with pytest.raises(ArgumentError, match=words):
-        ThreadedSession(2, devices="cpu", private=[name])
+def test_scripts_that_overlap_begin_with_fresh_modules(
+    make: Callable[..., Session], project: Path
+) -> None:
+    text = "import dl_state, time, os\nif os.environ['RANK'] == '1': time.sleep(0.2)\n"
+    sess = make(2)
+    write(project, train=f"{text}dl_state.counter += 1\nlast = dl_state.counter\n")
+    full, source = read_script(str(project / "train.py"))
+    for _ in range(2):  # queued: worker 0 begins the second while worker 1 runs the first
+        sess.call_packed(run_script, full, source, [], "train.py")
+    last = sess.call_packed(lambda: current_worker().namespace["last"])
+    assert last.debug_get_from_all() == [1, 1]
+
+
+@pytest.mark.one_process
+def test_threads_of_a_module_may_import_while_it_is_made(sess: Session, project: Path) -> None:
+    write(
+        project,
+        dl_pool="""
+        import concurrent.futures, dl_tools
+        def ask():
+            import dl_tools
+            return dl_tools.__name__
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            name = pool.submit(ask).result(timeout=10)
+        """,
+    )
+    assert run(sess, project, "import dl_pool\nresult = dl_pool.name") == ["dl_tools"] * 4
+
+
+def test_the_path_does_not_grow(make: Callable[..., Session], project: Path) -> None:
+    sys.path.append(str(project))
+    sess, before = make(2), list(sys.path)
+    for _ in range(3):
+        run(sess, project, "result = 1")
+    assert sys.path == before
