@@ -145,6 +145,12 @@ _SHARED = {
     "scales of matplotlib), `mpmath.mp`, `threadpoolctl`, `rich`'s console, places of `tqdm`'s "
     "bars": "One for all, also within their context managers; where ranks differ, register other "
     "names, or make a context (`mpmath.MPContext()`), `Console()` or loader class for each rank.",
+    "dialects and field limit of `csv`, `mimetypes`, `calendar`'s first day, `asyncio`'s policy, "
+    "`decimal.DefaultContext`, `sympy`'s `evaluate`, limits of PIL": "One for all; give the call "
+    "or a context of your own what differs.",
+    "`os.sched_setaffinity` and `os.nice`, `sys.stdin`": "The kernel keeps the first two for each "
+    "thread, and a worker's threads to come inherit them; also the next script does. Nobody can "
+    "type to a worker.",
     "attributes of `builtins`": "One for all; `get_ipython` is there on a worker thread too.",
     "`sys.excepthook`, `threading.excepthook`, `faulthandler`": "One for all; what they print in "
     "a worker's thread bears its rank.",
