@@ -200,10 +200,22 @@ def _imports_beside(path: str) -> Iterator[None]:
 
 
 def _forget_modules(folder: str, before: set[str]) -> None:
-    """Drop the modules that a script has imported from its own folder."""
-    for name in set(sys.modules) - before:
+    """Drop the modules that a script has imported from its own folder.
+
+    A module may have put an object in its place that has no file: it goes with its package, or
+    where Python finds it in the folder.
+    """
+    new = set(sys.modules) - before
+    gone = set()
+    for name in new:
         file = getattr(sys.modules.get(name), "__file__", None)
+        if file is None and "." not in name and not hasattr(sys.modules.get(name), "__path__"):
+            file = os.path.join(folder, f"{name}.py")
+            file = file if os.path.exists(file) else None
         inside = Path(file).parents if file else ()
         if Path(folder) in inside and Path(sys.prefix) not in inside:  # a .venv may be in it
-            del sys.modules[name]
+            gone.add(name)
+    for name in new:
+        if name in gone or any(name.startswith(f"{package}.") for package in gone):
+            sys.modules.pop(name, None)
     importlib.invalidate_caches()

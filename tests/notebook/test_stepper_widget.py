@@ -79,7 +79,7 @@ class Panel(BesideCells):
     def row(self, name: str) -> dict[str, Any]:
         """A variable."""
         rows = [row for table in self.frame["tables"] for row in table["rows"]]
-        return next(row for row in rows if row["name"] == name)
+        return next((row for row in rows if row["name"] == name), {"cells": []})
 
 
 def told(row: dict[str, Any]) -> list[tuple[list[int], str]]:
