@@ -5,9 +5,9 @@ with kernels that call the function of the worker that calls; the others, which 
 same schema, add theirs. It is there until the last of them has taken it back. What a module defines
 while it is imported is the process's, as the module is.
 
-A worker may also give a kernel to an operator that the process has (`Library("aten", "IMPL")`).
-What torch gets for it then calls the function of the worker that calls; for all others, what was
-there before.
+A worker may also give a kernel to an operator of the process that has none for a dispatch key, as
+one that a module only defines (`Library("its_name", "IMPL")`). What torch gets for it then calls
+the function of the worker that calls; for all others it goes on as without a kernel.
 
 `_lock` guards `_operators`, `_overrides` and what is in them. A library that is taken back goes
 into `_dropped`; who takes `_lock` clears it away: at once, unless another thread has the lock or
@@ -115,7 +115,7 @@ class _Override:
     def __init__(self, name: str, key: str, library: Any) -> None:
         self.name, self.key, self.library = name, key, library
         self.functions: dict[Worker, tuple[_LibraryOfWorker, Callable[..., Any], bool]] = {}
-        self._before = _kernel_of_process(name, key)
+        self._below = _without_kernel(name, key)
 
     def call(self, keys: Any, /, *args: Any, **kwargs: Any) -> Any:
         """What torch calls."""
@@ -124,10 +124,10 @@ class _Override:
         if own is not None:
             _, function, with_keys = own
             return function(keys, *args, **kwargs) if with_keys else function(*args, **kwargs)
-        if self._before is None:
+        if self._below is None:
             whose = "the notebook" if worker is None else f"worker {worker.worker_id}"
             raise NotImplementedError(f"{self.name} has no kernel for {self.key} in {whose}")
-        return self._before(keys, *args, **kwargs)
+        return self._below(keys, *args, **kwargs)
 
     def forget(self, worker: Worker) -> None:
         """A worker has taken its function back; under the lock."""
@@ -143,7 +143,7 @@ def _has_kernel(name: str, key: str) -> bool:
     )
 
 
-def _kernel_of_process(name: str, key: str) -> Callable[..., Any] | None:
+def _without_kernel(name: str, key: str) -> Callable[..., Any] | None:
     """What an operator without a kernel for a dispatch key does there: go on below, or nothing."""
     table = torch._C._dispatch_dump_table(name)
     if re.search(rf"^{key}: .*(fallthrough|backend fallback)", table, re.MULTILINE) is None:
