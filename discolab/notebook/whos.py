@@ -14,7 +14,7 @@ from ..debugger.given import GIVEN
 from ..runtime.failures import Failure
 from ..runtime.session import Session
 from ..runtime.worker import current_worker
-from ..views.dref.ask import answers_of, state_record
+from ..views.dref.ask import answers_of, axes_of, state_record
 from ..views.facts.describe import describe
 from ..views.pictures import Shown
 from ..views.registers.facts import fact_of
@@ -75,15 +75,13 @@ def show_variables(session: Session, name: str, globs: Sequence[str], stats: boo
             missing[rank] = state_record(states[rank])["message"] if states else "no answer"
         else:
             workers[rank] = Variables(*answer)
-    mesh = session.current_mesh
-    whole = mesh is not None and list(mesh.ranks) == list(range(session.num_workers))
     return Shown(
         whos_parts(
             name,
             workers,
             num_workers=session.num_workers,
             num_groups=session.num_groups,
-            axes=dict(zip(mesh.axes, mesh.sizes, strict=True)) if mesh and whole else None,
+            axes=axes_of(session),
             missing=missing,
         )
     )

@@ -14,6 +14,7 @@ from ...runtime.dref import DRef
 from ...runtime.errors import DiscoError, WaitTimeoutError
 from ...runtime.failures import Failure, explain
 from ...runtime.registers import OWN
+from ...runtime.session import Session
 from ...runtime.sources import place
 from ...runtime.status import WorkerStatus
 from ..facts.describe import MOST_NAMED, block_size, describe, overflow_blocks, overflow_rows
@@ -120,16 +121,21 @@ def layout_of(ref: DRef) -> dict[str, Any]:
     mesh_shape = None
     if placed is not None and isinstance(ref.placements, list | tuple):
         mesh_shape = placed.sizes if len(placed.sizes) == len(ref.placements) > 1 else None
-    mesh, axes = session.current_mesh, None
-    if mesh is not None and list(mesh.ranks) == list(range(session.num_workers)):
-        axes = dict(zip(mesh.axes, mesh.sizes, strict=True))
     return {
         "num_workers": session.num_workers,
         "placements": ref.placements,
         "num_groups": session.num_groups,
         "mesh_shape": mesh_shape,
-        "axes": axes,
+        "axes": axes_of(session),
     }
+
+
+def axes_of(session: Session) -> dict[str, int] | None:
+    """The sizes of the current mesh by axis, if it is of all workers in their order."""
+    mesh = session.current_mesh
+    if mesh is None or list(mesh.ranks) != list(range(session.num_workers)):
+        return None
+    return dict(zip(mesh.axes, mesh.sizes, strict=True))
 
 
 # -- workers that gave no value --------------------------------------------------------------------
