@@ -1,6 +1,6 @@
 """The notebook front: magics, output by rank, completion. The only layer that knows IPython.
 
-Each magic calls a method of `Lab`, and stands here as a function of the same name.
+Each magic calls a method of a part of the `Lab`, and stands here as a function of the same name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from typing import Any, TypeVar
 
 from . import load_bars
 from .cell import CellInterrupted, CellRun
-from .lab import Lab, close_lab, open_lab, the_lab
+from .comparing import Comparing
+from .debugging import Debugging
+from .lab import close_lab, open_lab, the_lab
+from .loading import Loading
+from .panels import Panels
+from .programs import Programs
+from .sessions import Sessions
+from .variables import Variables
 
 R = TypeVar("R")
 
@@ -44,56 +51,55 @@ def unload_ipython_extension(shell: Any) -> None:
     close_lab()
 
 
-def _function(method: Callable[..., R]) -> Callable[..., R]:
-    """A method of the kernel's `Lab` as a function."""
+def _function(part: type[Any], method: Callable[..., R]) -> Callable[..., R]:
+    """A method of a part of the kernel's `Lab` as a function."""
 
     @functools.wraps(method)
     def function(*args: Any, **kwargs: Any) -> R:
-        return method(the_lab(), *args, **kwargs)
+        return method(the_lab().part(part), *args, **kwargs)
 
     _, *parameters = inspect.signature(method).parameters.values()
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return function
 
 
-disco = _function(Lab.disco)
-disco_abort = _function(Lab.disco_abort)
-disco_back = _function(Lab.disco_back)
-disco_break = _function(Lab.disco_break)
-disco_compare = _function(Lab.disco_compare)
-disco_continue = _function(Lab.disco_continue)
-disco_debugger = _function(Lab.disco_debugger)
-disco_devices = _function(Lab.disco_devices)
-disco_doctor = _function(Lab.disco_doctor)
-disco_eval = _function(Lab.disco_eval)
-disco_forth = _function(Lab.disco_forth)
-disco_forward = _function(Lab.disco_forward)
-disco_history = _function(Lab.disco_history)
-disco_load = _function(Lab.disco_load)
-disco_mesh = _function(Lab.disco_mesh)
-disco_next = _function(Lab.disco_next)
-disco_out = _function(Lab.disco_out)
-disco_pause = _function(Lab.disco_pause)
-disco_pm = _function(Lab.disco_pm)
-disco_pull = _function(Lab.disco_pull)
-disco_push = _function(Lab.disco_push)
-disco_registers = _function(Lab.disco_registers)
-disco_restart = _function(Lab.disco_restart)
-disco_run = _function(Lab.disco_run)
-disco_session = _function(Lab.disco_session)
-disco_set = _function(Lab.disco_set)
-disco_shutdown = _function(Lab.disco_shutdown)
-disco_status = _function(Lab.disco_status)
-disco_step = _function(Lab.disco_step)
-disco_timeline = _function(Lab.disco_timeline)
-disco_until = _function(Lab.disco_until)
-disco_where = _function(Lab.disco_where)
-disco_whos = _function(Lab.disco_whos)
+disco = _function(Programs, Programs.disco)
+disco_abort = _function(Debugging, Debugging.disco_abort)
+disco_back = _function(Debugging, Debugging.disco_back)
+disco_break = _function(Debugging, Debugging.disco_break)
+disco_compare = _function(Comparing, Comparing.disco_compare)
+disco_continue = _function(Debugging, Debugging.disco_continue)
+disco_debugger = _function(Panels, Panels.disco_debugger)
+disco_devices = _function(Panels, Panels.disco_devices)
+disco_doctor = _function(Sessions, Sessions.disco_doctor)
+disco_eval = _function(Debugging, Debugging.disco_eval)
+disco_forth = _function(Debugging, Debugging.disco_forth)
+disco_forward = _function(Debugging, Debugging.disco_forward)
+disco_history = _function(Debugging, Debugging.disco_history)
+disco_load = _function(Loading, Loading.disco_load)
+disco_mesh = _function(Sessions, Sessions.disco_mesh)
+disco_next = _function(Debugging, Debugging.disco_next)
+disco_out = _function(Debugging, Debugging.disco_out)
+disco_pause = _function(Debugging, Debugging.disco_pause)
+disco_pm = _function(Debugging, Debugging.disco_pm)
+disco_pull = _function(Variables, Variables.disco_pull)
+disco_push = _function(Variables, Variables.disco_push)
+disco_registers = _function(Panels, Panels.disco_registers)
+disco_restart = _function(Sessions, Sessions.disco_restart)
+disco_run = _function(Programs, Programs.disco_run)
+disco_session = _function(Sessions, Sessions.disco_session)
+disco_set = _function(Debugging, Debugging.disco_set)
+disco_shutdown = _function(Sessions, Sessions.disco_shutdown)
+disco_status = _function(Sessions, Sessions.disco_status)
+disco_step = _function(Debugging, Debugging.disco_step)
+disco_timeline = _function(Panels, Panels.disco_timeline)
+disco_until = _function(Debugging, Debugging.disco_until)
+disco_where = _function(Debugging, Debugging.disco_where)
+disco_whos = _function(Variables, Variables.disco_whos)
 
 __all__ = [
     "CellInterrupted",
     "CellRun",
-    "Lab",
     "disco",
     "disco_abort",
     "disco_back",

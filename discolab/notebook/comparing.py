@@ -16,12 +16,17 @@ from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError
 from ..runtime.worker import current_worker
 from .cell import check_syntax, run_cell
-from .debugging import Debugging
-from .running import ending_on_stop
+from .running import Running, ending_on_stop
+from .sessions import Sessions
 
 
-class Comparing(Debugging):
-    """Sessions whose programs can be compared with a reference."""
+class Comparing:
+    """Compares programs on the sessions of one shell with a reference in it."""
+
+    def __init__(self, sessions: Sessions, running: Running) -> None:
+        self._sessions = sessions
+        self._shell = sessions.shell
+        self._running = running
 
     def disco_compare(
         self,
@@ -61,17 +66,17 @@ class Comparing(Debugging):
         ArgumentError
             If there is no such variable; else as `discolab.compare`.
         """
-        sess = self.free_session(session)
+        sess = self._sessions.free(session)
         ours = self.variable(reference)
         values = tuple(self.variable(name) for name in inputs)
         name = module or reference
         watched = sess.call_packed(_module_named, name, module is not None)
-        with ending_on_stop(sess), self._watching(sess):
+        with ending_on_stop(sess), self._running.watching(sess):
             sess.fetch(sess.call_packed(_is_there, watched), None, options.get("timeout"))
             sharded: Any = sess[name]
             if cell is not None and cell.strip():
-                filename = self._next_file()
-                source = "\n" + self.shell.transform_cell(cell)
+                filename = self._running.next_file()
+                source = "\n" + self._shell.transform_cell(cell)
                 check_syntax(source, filename)
                 sharded = _program(source, filename, tuple(inputs))
             return compare(
@@ -92,9 +97,9 @@ class Comparing(Debugging):
         ArgumentError
             If there is none.
         """
-        if name not in self.shell.user_ns:
+        if name not in self._shell.user_ns:
             raise ArgumentError(f"the notebook has no variable named {name}")
-        return self.shell.user_ns[name]
+        return self._shell.user_ns[name]
 
 
 def _program(source: str, filename: str, names: tuple[str, ...]) -> Callable[..., Any]:

@@ -85,9 +85,9 @@ class WorkerCompleter:
         if magic and before and before[-1] == "--ccl":
             return ["auto", *BACKENDS], last
         if line.startswith(("%disco_restart ", "%disco_shutdown ", "%disco_status ")):
-            return list(self._lab.sessions), last
+            return list(self._lab.sessions.by_name), last
         if magic and before and before[-1] in ("-s", "--session"):
-            return list(self._lab.sessions), last
+            return list(self._lab.sessions.by_name), last
         if magic and before and before[-1] in ("-t", "--targets", "-r", "--ranks"):
             return self._places(line, last)
         if magic and before and (choices := self._choices(line, before[-1])):
@@ -144,13 +144,13 @@ class WorkerCompleter:
         """The mesh of the session that a line is about, if it has one."""
         named = [word for flag, word in pairwise(line.split()) if flag in ("-s", "--session")]
         try:
-            return self._lab.session(named[-1] if named else None).current_mesh
+            return self._lab.sessions.get(named[-1] if named else None).current_mesh
         except DiscoError:
             return None
 
     def _ask(self, text: str) -> list[str]:
         try:
-            session = self._lab.session()
+            session = self._lab.sessions.get()
             if session.status()[0].state != "idle":
                 return self._names
             ref = session.call_packed(complete_on_worker, text)
@@ -168,14 +168,14 @@ class WorkerCompleter:
         from ..debugger import history  # which few sessions use
 
         try:
-            return history.names(self._lab.session())
+            return history.names(self._lab.sessions.get())
         except DiscoError:
             return []
 
     def _ask_paused(self, text: str) -> list[str]:
         """What is known where the first worker that is paused stands."""
         try:
-            debugger = debugger_of(self._lab.session())
+            debugger = debugger_of(self._lab.sessions.get())
             stop = debugger.stop if debugger.is_paused else None
             ranks = [rank for group in stop.groups for rank in group][:1] if stop else []
             found = debugger.ask(IN_FRAME, text, ranks=ranks, timeout=_PATIENCE) if ranks else {}

@@ -1,6 +1,6 @@
 """The debugger's magics: go on, look around, break points, what is over, compare; ``%disco_debug``.
 
-A table: what a row does is the method of `Lab` of the same name, which leads to `Debugger`'s.
+A table: what a row does is the command of the same name, most of them `Debugging`'s.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _set(lab: Lab, text: str, **options: Any) -> Any:
         raise UsageError("%disco_set: a name, = and an expression, such as: lr = lr / 2")
     name = ast.get_source_segment(text, statement.targets[0])
     value = ast.get_source_segment(text, statement.value)
-    return lab.disco_set(name or "", value or "", **options)
+    return lab.debugging.disco_set(name or "", value or "", **options)
 
 
 Magic(
@@ -207,7 +207,7 @@ def _read_pm(parser: MagicArgumentParser, line: str, cell: str | None = None) ->
 
 
 def _pm(lab: Lab, who: str | None, ranks: str | None, **options: Any) -> Any:
-    return lab.disco_pm(who or ranks, **options)
+    return lab.debugging.disco_pm(who or ranks, **options)
 
 
 def _post_mortem(result: Any, args: Namespace) -> Any:
@@ -286,7 +286,7 @@ def _compare(
     **options: Any,
 ) -> Any:
     def named(name: str | None) -> Any:
-        return None if name is None else lab.variable(name)
+        return None if name is None else lab.comparing.variable(name)
 
     chosen: dict[str, Any] = dict(named(layouts) or {})
     for text in layout:
@@ -294,7 +294,7 @@ def _compare(
         if not equals:
             raise UsageError(f"%disco_compare: --layout {text} has no =: write '*.weight=shard(0)'")
         chosen[pattern.strip()] = words.strip()
-    return lab.disco_compare(
+    return lab.comparing.disco_compare(
         layouts=chosen, names=named(names), loss=named(loss), backward=not no_backward, **options
     )
 

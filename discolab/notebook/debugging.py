@@ -1,7 +1,7 @@
-"""The debugger in a notebook: stepping, looking around, break points.
+"""The debugger in a notebook: stepping, looking around, break points, what is over.
 
 A part of a `Lab`. Most `disco_*` methods are those of `debugger.Debugger` under another name, with
-the session's name as one more argument. For what is over see looking_back.py.
+the session's name as one more argument.
 """
 
 from __future__ import annotations
@@ -11,13 +11,19 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from ..debugger import post_mortem
 from ..debugger.breaks import Break
 from ..debugger.debugger import Debugger, debugger_of
+from ..debugger.evaluated import Evaluated
 from ..debugger.looking import DebuggerError, Ranks
 from ..debugger.stops import Stop
 from ..runtime.controller import check_timeout
 from ..runtime.dref import DRef
-from .looking_back import LookingBack
+from ..runtime.ranks import parse_ranks
+from ..runtime.session import Session
+from .programs import Programs
+from .running import Running
+from .sessions import Sessions
 
 _GOING_ON = """
 
@@ -40,10 +46,10 @@ def _with_session(method: Callable[..., Any], use: str, more: str) -> Callable[.
     session = inspect.Parameter("session", inspect.Parameter.KEYWORD_ONLY, default=None)
 
     @functools.wraps(method)
-    def command(lab: Any, *args: Any, session: str | None = None, **options: Any) -> Any:
+    def command(self: Any, *args: Any, session: str | None = None, **options: Any) -> Any:
         if check_timeout(options.get("timeout")) is None:
             options.pop("timeout", None)  # the method may have a limit of its own
-        return getattr(lab, use)(session, lambda debugger: method(debugger, *args, **options))
+        return getattr(self, use)(session, lambda debugger: method(debugger, *args, **options))
 
     command.__name__ = f"disco_{method.__name__}"
     command.__signature__ = signature.replace(  # type: ignore[attr-defined]
@@ -61,8 +67,14 @@ def _asks(method: Callable[..., Any]) -> Callable[..., Any]:
     return _with_session(method, "_look", _ASKING)
 
 
-class Debugging(LookingBack):
-    """Sessions whose programs can be stepped."""
+class Debugging:
+    """Steps through programs on the sessions of one shell, and looks at them."""
+
+    def __init__(self, sessions: Sessions, running: Running, programs: Programs) -> None:
+        self._sessions = sessions
+        self._running = running
+        self._programs = programs
+        sessions.status_notes.append(_where_it_is_paused)
 
     disco_step = _moves(Debugger.step)
     disco_next = _moves(Debugger.next)
@@ -105,15 +117,13 @@ class Debugging(LookingBack):
         DebuggerError
             If no program is being stepped.
         """
-        sess = self.session(session)
+        sess = self._sessions.get(session)
         debugger = debugger_of(sess)
         if not debugger.is_active:
             raise DebuggerError("there is nothing to end: no program is being stepped")
-        with self._watching(sess):
+        with self._running.watching(sess):
             stuck = debugger.abort()
-        started = self._stopped.get(sess)
-        if started is not None:
-            self._forget(started.run)
+        self._programs.forget(sess)
         return stuck
 
     def disco_where(
@@ -133,12 +143,15 @@ class Debugging(LookingBack):
         DebuggerError
             If nothing was stepped yet.
         """
-        return debugger_of(self.session(session)).where(frame, ranks)
+        return debugger_of(self._sessions.get(session)).where(frame, ranks)
+
+    def _move(self, session: str | None, move: Callable[[Debugger], Stop]) -> DRef | Stop | None:
+        return self._programs.move(session, move)
 
     def _look(self, session: str | None, look: Callable[[Debugger], Any]) -> Any:
         """Have workers that stand answer, and show what that prints."""
-        sess = self.session(session)
-        with self._watching(sess):
+        sess = self._sessions.get(session)
+        with self._running.watching(sess):
             return look(debugger_of(sess))
 
     # -- break points --------------------------------------------------------------------------
@@ -173,26 +186,116 @@ class Debugging(LookingBack):
         ArgumentError
             If there is no such line, or the condition can't be compiled.
         """
-        debugger = debugger_of(self.session(session))
+        debugger = debugger_of(self._sessions.get(session))
         if remove is not None:
             return debugger.clear(None if remove == "all" else int(remove))
         if where:
             return [debugger.break_at(where, ranks=ranks)]
         return debugger.all_breaks()
 
-    # -- status --------------------------------------------------------------------------------
+    # -- what is over --------------------------------------------------------------------------
 
-    def disco_status(self, name: str | None = None) -> str:
-        """As `Sessions.disco_status`, and where a program stands that is stepped."""
-        text = super().disco_status(name)
-        sess = self.sessions.get(name or self.current or "")
-        if sess is None or sess.closed:
-            return text
-        debugger = debugger_of(sess)
-        stop = debugger.stop if debugger.is_paused else None
-        if stop is None:
-            return text
-        return (
-            f"{text}\n{stop.name} is paused: {stop.reason} (%disco_where shows it; %disco_step, "
-            "%disco_continue go on, %disco_abort ends it)"
-        )
+    def disco_pm(
+        self,
+        ranks: Ranks = None,
+        *,
+        frame: int = 0,
+        expression: str | None = None,
+        forget: bool = False,
+        timeout: float | None = None,
+        session: str | None = None,
+    ) -> Stop | Evaluated | None:
+        """Where each worker was when the last cell failed there, with its variables.
+
+        The frames are kept until the next cell begins, but for those of a cell that ran out of
+        memory: of these it is only kept what the variables looked like.
+
+        Parameters
+        ----------
+        ranks
+            The workers; None: all on which it failed.
+        frame
+            0: where it was raised; 1: the function that called that one, and so on.
+        expression
+            Show its value in that frame instead.
+        forget
+            Let the frames go, and what they hold.
+
+        Raises
+        ------
+        DebuggerError
+            If nothing has failed, or what was kept has been let go.
+        """
+        sess = self._sessions.free(session)
+        if forget:
+            post_mortem.forget_all(sess)
+            return None
+        given = None if ranks is None else parse_ranks(ranks, sess.num_workers, sess.current_mesh)
+        with self._running.watching(sess):
+            if expression is None:
+                return post_mortem.post_mortem(sess, given, frame=frame, timeout=timeout)
+            return post_mortem.evaluate_at_raise(
+                sess, expression, given, frame=frame, timeout=timeout
+            )
+
+    def disco_history(
+        self,
+        name: str | None = None,
+        ranks: Ranks = None,
+        *,
+        last: int = 50,
+        session: str | None = None,
+    ) -> Any:
+        """How a variable was over time on each worker, from what ``%%disco --trace`` recorded.
+
+        Parameters
+        ----------
+        name
+            The variable; None: the names of all that were recorded.
+        ranks
+            The workers; None: all.
+        last
+            How many of the last lines at which it changed.
+
+        Returns
+        -------
+        History or list of str
+            Shows itself.
+
+        Raises
+        ------
+        DebuggerError
+            If nothing was recorded.
+        ArgumentError
+            If that variable was not: says which were.
+        """
+        debugger = debugger_of(self._sessions.get(session))
+        return debugger.recorded() if name is None else debugger.history(name, ranks, last)
+
+    def disco_back(self, n: int = 1, *, session: str | None = None) -> Stop:
+        """Go `n` lines back in what was recorded: how all was there, with the recorded values.
+
+        Raises
+        ------
+        DebuggerError
+            If nothing was recorded.
+        """
+        return debugger_of(self._sessions.get(session)).back(n)
+
+    def disco_forward(self, n: int = 1, *, session: str | None = None) -> Stop:
+        """Go `n` lines forward again in what was recorded, see `disco_back`."""
+        return debugger_of(self._sessions.get(session)).forward(n)
+
+    disco_forth = disco_forward
+
+
+def _where_it_is_paused(session: Session) -> str:
+    """Where a program stands that is stepped; "" if none does."""
+    debugger = debugger_of(session)
+    stop = debugger.stop if debugger.is_paused else None
+    if stop is None:
+        return ""
+    return (
+        f"{stop.name} is paused: {stop.reason} (%disco_where shows it; %disco_step, "
+        "%disco_continue go on, %disco_abort ends it)"
+    )

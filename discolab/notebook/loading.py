@@ -20,8 +20,12 @@ from .cell import CellInterrupted
 from .sessions import Sessions
 
 
-class Loading(Sessions):
-    """Sessions that load checkpoints."""
+class Loading:
+    """Loads checkpoints into the sessions of one shell."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._shell = sessions.shell
 
     def disco_load(
         self,
@@ -85,7 +89,7 @@ class Loading(Sessions):
         from ..loader.presharded import logical
         from ..loader.tables.showing import Shown, as_dtype, chosen_names
 
-        sess = self.free_session(session)
+        sess = self._sessions.free(session)
         self._check_name(name)
         wanted = as_dtype(dtype)
         typed = self._plan(plan)
@@ -110,22 +114,22 @@ class Loading(Sessions):
             sess.interrupt()
             raise CellInterrupted([]) from None
         bind_on_workers(sess, name, loaded)
-        self.shell.user_ns[name] = loaded
+        self._shell.user_ns[name] = loaded
         return loaded
 
     def _check_name(self, name: str) -> None:
         if not name.isidentifier() or keyword.iskeyword(name):
             raise ArgumentError(f"--as is a Python name, got {name!r}")
         taken = "of %%disco cells" if name in WORKER_NAMES else "of a session"
-        if name in WORKER_NAMES or isinstance(self.shell.user_ns.get(name), Session):
+        if name in WORKER_NAMES or isinstance(self._shell.user_ns.get(name), Session):
             raise ArgumentError(f"--as {name}: that is a name {taken}; give another one")
 
     def _plan(self, plan: Any) -> Any:
         """A plan as it is, or what the word for it means."""
         if not isinstance(plan, str) or os.path.exists(os.path.expanduser(plan)):
             return os.path.expanduser(plan) if isinstance(plan, str) else plan
-        if plan in self.shell.user_ns:
-            return self.shell.user_ns[plan]
+        if plan in self._shell.user_ns:
+            return self._shell.user_ns[plan]
         raise ArgumentError(
             f"--plan {plan}: there is no such file, and the notebook has no variable of that name"
         )

@@ -1,8 +1,8 @@
 """What a magic is: how its line is read, what it calls, what it shows, and what ``?`` says of it.
 
 Every magic is one `Magic`, entered once in a table (`MAGICS`) by magics.py and
-debug_magics.py. Unless it says otherwise, it calls the method of `Lab` that has its name, with its
-options as arguments. A *family* (``%disco_show WHAT``) is one magic for several others.
+debug_magics.py. Unless it says otherwise, it calls the command of the `Lab` that has its name,
+with its options as arguments. A *family* (``%disco_show WHAT``) is one magic for several others.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Magic:
     aliases
         Older names of it.
     call
-        Gets the `Lab` and the options by name; None: the method of `Lab` of that name.
+        Gets the `Lab` and the options by name; None: the `Lab`'s command of that name.
     show
         Turns what the call returned, and the options, into what is shown.
     read
@@ -117,7 +117,7 @@ class Magic:
             if self.call is not None:
                 result = self.call(lab, **given)
             else:
-                result = getattr(lab, self.name)(**given)
+                result = lab.command(self.name)(**given)
             return result if self.show is None else self.show(result, args)
 
         if self.cell:

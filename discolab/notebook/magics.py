@@ -56,7 +56,7 @@ def _session(
         devices = ",".join(f"cuda:{index.strip()}" for index in gpu_ids.split(","))
     options["devices"] = devices.split(",") if devices and "," in devices else devices
     options["name"] = unquoted(options["name"])
-    print(lab.describe(lab.disco_session(workers, **options)))
+    print(lab.sessions.describe(lab.sessions.disco_session(workers, **options)))
 
 
 Magic(
@@ -121,7 +121,7 @@ defaults that can be set for all sessions: engine, timeout, heartbeat, statistic
 
 
 def _restart(lab: Lab, **options: Any) -> None:
-    print(lab.describe(lab.disco_restart(**options)))
+    print(lab.sessions.describe(lab.sessions.disco_restart(**options)))
 
 
 Magic(
@@ -138,8 +138,8 @@ Magic(
 
 
 def _shutdown(lab: Lab, name: str | None) -> None:
-    name = name or lab.current
-    lab.disco_shutdown(name)
+    name = name or lab.sessions.current
+    lab.sessions.disco_shutdown(name)
     print(f"{name}: shut down")
 
 
@@ -153,7 +153,7 @@ Magic(
 
 
 def _mesh(lab: Lab, axes: list[str], session: str | None) -> Any:
-    mesh = lab.disco_mesh("".join(axes), session=session)
+    mesh = lab.sessions.disco_mesh("".join(axes), session=session)
     if mesh is None:
         print("no mesh yet: %disco_mesh dp=2,tp=2 makes one")
     return mesh
@@ -252,7 +252,7 @@ def _cell(
     source = cell if cell.strip() else ""
     if local:
         lab.shell.run_cell(source).raise_error()
-    return lab.disco(
+    return lab.programs.disco(
         source,
         push=names_in(push),
         out=names_in(out),
@@ -321,7 +321,7 @@ Each worker has rank, world_size, device, ccl, torch, dist and rpc.""",
 
 
 def _run(lab: Lab, path: str, args: list[str], **options: Any) -> Any:
-    return lab.disco_run(unquoted(path), [unquoted(word) for word in args], **options)
+    return lab.programs.disco_run(unquoted(path), [unquoted(word) for word in args], **options)
 
 
 Magic(
@@ -350,7 +350,7 @@ Magic(
 
 
 def _push(lab: Lab, names: list[str], **options: Any) -> None:
-    lab.disco_push(names_in(names), **options)
+    lab.variables.disco_push(names_in(names), **options)
 
 
 Magic(
@@ -363,7 +363,7 @@ Magic(
 
 
 def _pull(lab: Lab, names: list[str], **options: Any) -> None:
-    lab.disco_pull(names_in(names), **options)
+    lab.variables.disco_pull(names_in(names), **options)
 
 
 Magic(
@@ -428,7 +428,7 @@ Here weights["model.norm.weight"] is a DRef then, in %%disco the worker's tensor
 
 
 def _registers(lab: Lab, filter: list[str], **options: Any) -> Any:
-    return lab.disco_registers(filter=" ".join(unquoted(text) for text in filter), **options)
+    return lab.panels.disco_registers(filter=" ".join(unquoted(text) for text in filter), **options)
 
 
 Magic(
@@ -467,10 +467,10 @@ def _timeline(
 ) -> Any:
     if on and off:
         raise UsageError("%disco_timeline: --on or --off, not both")
-    before = lab.is_traced(session)
+    before = lab.panels.is_traced(session)
     only = export or clear
     now = before if only and not (on or off or profile) else not off
-    timeline = lab.disco_timeline(session=session, on=now, profile=profile, clear=clear)
+    timeline = lab.panels.disco_timeline(session=session, on=now, profile=profile, clear=clear)
     if now != before or on or off:
         words = "on: what the workers do from now on is recorded" if now else "off"
         print(f"tracing is {words}")
@@ -521,7 +521,7 @@ Magic(
 
 
 def _whos(lab: Lab, names: list[str], **options: Any) -> Any:
-    return lab.disco_whos(names_in(names), **options)
+    return lab.variables.disco_whos(names_in(names), **options)
 
 
 Magic(

@@ -8,23 +8,25 @@ from __future__ import annotations
 from typing import Any
 
 from ..runtime.session import Session
-from .loading import Loading
-from .starting import Settings
+from .cells import CellTeller
+from .sessions import Sessions
 from .widgets.pump import pump
 
 
-class Panels(Loading):
-    """Sessions that can be looked at."""
+class Panels:
+    """Has the sessions of one shell looked at."""
 
-    _cell_turn = (0, 0)  # the number of the last cell, and how many have ended
-
-    def __init__(self, shell: Any) -> None:
-        super().__init__(shell)
+    def __init__(self, sessions: Sessions, cells: CellTeller) -> None:
+        self._sessions = sessions
+        self._shell = sessions.shell
+        self._cells = cells
+        self._cell_turn = (0, 0)  # the number of the last cell, and how many have ended
+        sessions.at_start.append(self._goes_on_with)
         self._timelines: dict[str, Any] = {}  # `TimelineLooks` by the names of the sessions
 
     def watch_for_the_end(self) -> None:
         """When the kernel ends it ends its workers one by one: the last pictures are of before."""
-        kernel: Any = getattr(self.shell, "kernel", None)
+        kernel: Any = getattr(self._shell, "kernel", None)
         if kernel is None:
             return
         do_shutdown = kernel.do_shutdown
@@ -37,13 +39,13 @@ class Panels(Loading):
 
     def watch_no_more(self) -> None:
         """Undo `watch_for_the_end`."""
-        vars(getattr(self.shell, "kernel", self)).pop("do_shutdown", None)
+        vars(getattr(self._shell, "kernel", self)).pop("do_shutdown", None)
 
     def cell_begins(self, *_: Any) -> None:
         """Note in the sessions' books which cell runs: what is made now is made by it."""
-        number = int(self.shell.displayhook.prompt_count)
+        number = int(self._shell.displayhook.prompt_count)
         self._cell_turn = number, self._cell_turn[1]
-        for session in tuple(self.sessions.values()):
+        for session in tuple(self._sessions.by_name.values()):
             session.track_registers().cell = number
 
     def cell_ends(self) -> None:
@@ -86,12 +88,12 @@ class Panels(Loading):
         from .holders import holders_of
         from .widgets.registers import RegistersWidget
 
-        name = self._name_of(session)
+        name = self._sessions.name_of(session)
         return RegistersWidget(
             lambda: self._named(name),
-            lambda: holders_of(self.shell),
+            lambda: holders_of(self._shell),
             lambda: self._cell_turn,
-            self._notebook_cells.name_at,
+            self._cells.name_at,
             sort=sort,
             text=filter,
             leaks=leaks,
@@ -109,7 +111,7 @@ class Panels(Loading):
         """
         from .widgets.devices import Devices
 
-        return Devices(self._name_of(session), self._named)
+        return Devices(self._sessions.name_of(session), self._named)
 
     def disco_debugger(self, session: str | None = None) -> Any:
         """The program that is stepped, with buttons and keys; live, between and during cells.
@@ -126,7 +128,7 @@ class Panels(Loading):
         """
         from .widgets.stepper import Stepper
 
-        name = self._name_of(session)
+        name = self._sessions.name_of(session)
         return Stepper(name, lambda: self._named(name), lambda: self._cell_turn)
 
     def disco_timeline(
@@ -163,7 +165,7 @@ class Panels(Loading):
         from .widgets.timeline import Timeline
         from .widgets.timeline_looks import TimelineLooks
 
-        name = self._name_of(session)
+        name = self._sessions.name_of(session)
         looks = self._timelines.get(name)
         if looks is None:
             looks = self._timelines[name] = TimelineLooks(name, self._named)
@@ -174,20 +176,13 @@ class Panels(Loading):
 
     def is_traced(self, session: str | None = None) -> bool:
         """Whether `disco_timeline` has a session record."""
-        looks = self._timelines.get(self._name_of(session))
+        looks = self._timelines.get(self._sessions.name_of(session))
         return looks is not None and bool(looks.wanted)
 
-    def _start(self, name: str, settings: Settings) -> Session:
-        session = super()._start(name, settings)
+    def _goes_on_with(self, name: str, session: Session) -> None:
         if name in self._timelines:
             self._timelines[name].goes_on_with(session)
-        return session
-
-    def _name_of(self, name: str | None) -> str:
-        """The name in the notebook of a session that runs."""
-        found = self.session(name)
-        return next(known for known, session in self.sessions.items() if session is found)
 
     def _named(self, name: str) -> Session:
         """The session that has the name now, also if it was shut down."""
-        return self.sessions[name]
+        return self._sessions.by_name[name]

@@ -1,13 +1,15 @@
 """Cells and scripts that may stop for the debugger, until they have ended.
 
-A part of a `Lab`. What may stop is kept in `_stopped`: whoever takes its last step gets its value
+A part of a `Lab`. Each `disco_*` method is the Python form of the magic of the same name. What may
+stop is kept in `_stopped`: whoever takes its last step gets its value
 or its error, as ``%%disco`` would have. How stepping is done is `debugger.Debugger`'s affair.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,11 +17,18 @@ from IPython.display import display
 
 from ..debugger.debugger import Debugger, debugger_of
 from ..debugger.stops import Stop
+from ..runtime.controller import check_timeout
 from ..runtime.dref import DRef
 from ..runtime.errors import DiscoAssertionError, DiscoError, SessionError, WaitTimeoutError
+from ..runtime.ranks import parse_ranks
 from ..runtime.session import Session
-from .cell import CellRun
+from ..runtime.sources import display_name
+from .cell import CellRun, check_syntax, run_cell
+from .live import PROGRESS_AFTER
 from .running import Running, ending_on_stop
+from .script import read_script, run_script
+from .sessions import Sessions
+from .variables import send_variables
 
 _STANDS = (
     "the workers stand there: %disco_eval EXPR asks, %disco_continue has it raise on them, "
@@ -83,22 +92,164 @@ class Started:
     stepped: bool
 
 
-class Programs(Running):
-    """Sessions whose programs may stop."""
+class Programs:
+    """Runs cells and scripts on the sessions of one shell."""
 
-    def __init__(self, shell: Any) -> None:
-        super().__init__(shell)
+    def __init__(self, sessions: Sessions, running: Running) -> None:
+        self._sessions = sessions
+        self._shell = sessions.shell
+        self._running = running
         self._stopped: WeakKeyDictionary[Session, Started] = WeakKeyDictionary()
+        sessions.at_set_up.append(debugger_of)  # from then on `breakpoint()` stops
+        sessions.at_stop.append(lambda _, session: self.forget(session))
 
-    def _set_up(self, session: Session) -> None:
-        super()._set_up(session)
-        debugger_of(session)  # from now on `breakpoint()` stops
+    def disco(
+        self,
+        cell: str,
+        *,
+        session: str | None = None,
+        targets: str | Iterable[int] | None = None,
+        push: Sequence[str] = (),
+        out: Sequence[str] = (),
+        block: bool = True,
+        stream: bool | None = None,
+        timeout: float | None = None,
+        group_outputs: str = "order",
+        progress_after: float = PROGRESS_AFTER,
+        interrupt: bool = True,
+        step: bool = False,
+        breaks: Sequence[str] = (),
+        trace: Sequence[str] | None = None,
+        pm: bool = False,
+        nan: bool = False,
+    ) -> DRef | CellRun | Stop | None:
+        """Run a cell on the workers.
 
-    def _stop(self, name: str) -> None:
-        super()._stop(name)
-        started = self._stopped.get(self.sessions[name]) if name in self.sessions else None
-        if started is not None:
-            self._forget(started.run)
+        Parameters
+        ----------
+        cell
+            Its source, as typed below ``%%disco``.
+        session
+            Name of the session; None: the one used last.
+        targets
+            A rank set (see `runtime.ranks`); None: all workers.
+        push
+            Notebook variables to send first.
+        out
+            Worker variables to bind in the notebook afterwards, as DRefs.
+        block
+            False returns a `CellRun` at once.
+        stream
+            Show output while the cell runs; None: in a front end where somebody watches.
+        timeout
+            Seconds to wait for the workers.
+        group_outputs
+            ``order``, ``engine`` or ``type``, see `output.GROUPINGS`.
+        progress_after
+            Seconds before a line says what the workers do; negative: never.
+        interrupt
+            Whether stop ends the cell on the workers, or the waiting only.
+        step, breaks, trace, pm, nan
+            Have the workers stop at the first line; at break points (``12 if rank == 2``); record
+            values (names, () for all); stay where they fail; stop where a value is not finite:
+            see `Debugger.prepare`.
+
+        Returns
+        -------
+        DRef, CellRun, Stop or None
+            The value of the last expression, where it has one on any worker. A `Stop` if the
+            workers stand.
+
+        Raises
+        ------
+        WorkerError
+            If it failed on one or more workers.
+        """
+        sess = self._sessions.free(session)
+        check_timeout(timeout)
+        ranks = parse_ranks(targets, sess.num_workers, sess.current_mesh)
+        filename = self._running.next_file()
+        # one line in front, so that line numbers are those of the cell with its magic
+        source = "\n" + self._shell.transform_cell(cell)
+        check_syntax(source, filename)
+        if push:
+            send_variables(sess, self._shell.user_ns, push)
+        program = Program(
+            run_cell,
+            lambda func: CellRun.of_source(sess, source, filename, ranks, func),
+            display_name(filename),
+            filename,
+            ranks,
+            "the cell",
+            out,
+        )
+        with ending_on_stop(sess, interrupt):
+            started = self._begin(sess, program, Stepping(step, breaks, trace, pm, nan))
+            if not block:
+                self._running.leave(started.run)
+                self._shell.user_ns.update({name: sess[name] for name in out})
+                return started.run
+            with self._running.watching(sess, stream, progress_after, group_outputs):
+                return self._end_or_stop(started, timeout, interrupt)
+
+    def disco_run(
+        self,
+        path: str,
+        args: Sequence[str] = (),
+        *,
+        session: str | None = None,
+        timeout: float | None = None,
+        stream: bool | None = None,
+        group_outputs: str = "order",
+        step: bool = False,
+        breaks: Sequence[str] = (),
+        trace: Sequence[str] | None = None,
+        pm: bool = False,
+        nan: bool = False,
+    ) -> DRef | Stop | None:
+        """Run a script for torchrun on all workers; its names are in the cells afterwards.
+
+        Parameters
+        ----------
+        path
+            The script.
+        args
+            Its command line.
+        step, breaks, trace, pm, nan
+            As for `disco`.
+
+        Returns
+        -------
+        Stop or None
+            A `Stop` if the workers stand.
+
+        Raises
+        ------
+        ArgumentError
+            If it can't be read or compiled.
+        WorkerError
+            If it failed, or exited with a status other than 0, on one or more workers.
+        """
+        sess = self._sessions.free(session)
+        check_timeout(timeout)
+        full, source = read_script(path)
+        check_syntax(source, full)
+        ranks = list(range(sess.num_workers))
+        words = "the script"
+        program = Program(
+            run_script,
+            lambda func: CellRun(sess, ranks, func, full, source, list(args), path, what=words),
+            Path(full).name,
+            full,
+            ranks,
+            words,
+        )
+        with ending_on_stop(sess):
+            started = self._begin(sess, program, Stepping(step, breaks, trace, pm, nan))
+            with self._running.watching(sess, stream, group_outputs=group_outputs):
+                return self._end_or_stop(started, timeout)
+
+    # -- what may stop ---------------------------------------------------------------------------
 
     def _begin(self, session: Session, program: Program, stepping: Stepping) -> Started:
         """Send a program, to be stepped if that was asked for or there are break points."""
@@ -170,30 +321,36 @@ class Programs(Running):
             self._forget(run)
             raise
         self._forget(run)
-        self.shell.user_ns.update(self._bound(run.session, started.program.out))
+        self._shell.user_ns.update(self._running.bound(run.session, started.program.out))
         return result
+
+    def forget(self, session: Session) -> None:
+        """What a session had begun to step was ended."""
+        started = self._stopped.get(session)
+        if started is not None:
+            self._forget(started.run)
 
     def _keep(self, started: Started) -> None:
         """It may stop, and be led to its end by other cells, or elsewhere."""
         self._stopped[started.run.session] = started
-        self._in_background(started.run)
+        self._running.leave(started.run)
 
     def _forget(self, run: CellRun) -> None:
         """It has ended, and that was told."""
-        if run in self._background:
-            self._background.remove(run)
+        if run in self._running.background:
+            self._running.background.remove(run)
         known = self._stopped.get(run.session)
         if known is not None and known.run is run:
             del self._stopped[run.session]
 
-    def _move(self, session: str | None, move: Callable[[Debugger], Stop]) -> DRef | Stop | None:
+    def move(self, session: str | None, move: Callable[[Debugger], Stop]) -> DRef | Stop | None:
         """Have a program go on, and show what it prints here."""
-        sess = self.session(session)
+        sess = self._sessions.get(session)
         debugger, started = debugger_of(sess), self._stopped.get(sess)
         if started is not None and debugger.is_active and started.run.ready():
             self._forget(started.run)  # another program was begun meanwhile, not by a cell
             started = None
-        with ending_on_stop(sess), self._watching(sess):
+        with ending_on_stop(sess), self._running.watching(sess):
             if started is None:  # not begun by a cell
                 stop = move(debugger)
                 return stop if stop.finished else debugger.where()

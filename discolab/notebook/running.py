@@ -1,6 +1,6 @@
 """Waiting for what the workers run: their output is shown meanwhile, their result afterwards.
 
-A part of a `Lab`. What stops for the debugger is kept by debugging.py until it has ended.
+A part of a `Lab`. What stops for the debugger is kept by programs.py until it has ended.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from ..ccl.board.rounds import failed_in_collective
 from ..runtime.dref import DRef
@@ -17,26 +16,33 @@ from ..runtime.failures import Failure, summarize
 from ..runtime.session import Session
 from .cell import CellInterrupted, CellRun, has_value
 from .live import PROGRESS_AFTER, LiveView
-from .panels import Panels
+from .sessions import Sessions
 
 
-class Running(Panels):
-    """Sessions whose cells are waited for."""
+class Running:
+    """What runs on the workers of one shell: cells that are waited for, or left to themselves.
 
-    def __init__(self, shell: Any) -> None:
-        super().__init__(shell)
-        self._cells: dict[str, int] = {}
-        self._background: list[CellRun] = []  # not yet known to have ended
+    Attributes
+    ----------
+    background
+        The cells that were left to themselves and are not yet known to have ended.
+    """
 
-    def _next_file(self) -> str:
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._shell = sessions.shell
+        self._files: dict[str, int] = {}
+        self.background: list[CellRun] = []
+
+    def next_file(self) -> str:
         """A file name for a cell, made for people: ``Cell In[3]``, its second ``Cell In[3].2``."""
         # the number in front of the cell; newer IPythons count on before they run it
-        name = f"Cell In[{self.shell.displayhook.prompt_count}]"
-        self._cells[name] = self._cells.get(name, 0) + 1
-        return name if self._cells[name] == 1 else f"{name}.{self._cells[name]}"
+        name = f"Cell In[{self._shell.displayhook.prompt_count}]"
+        self._files[name] = self._files.get(name, 0) + 1
+        return name if self._files[name] == 1 else f"{name}.{self._files[name]}"
 
     @contextmanager
-    def _watching(
+    def watching(
         self,
         session: Session,
         stream: bool | None = None,
@@ -45,11 +51,11 @@ class Running(Panels):
     ) -> Iterator[None]:
         """Have a session's waits on this thread show output and progress, and the rest at the end.
 
-        The parameters are those of `Lab.disco`.
+        The parameters are those of `Programs.disco`.
         """
-        watch = self._watches.get(session)
-        view = LiveView(self.shell, self.output, session, stream, progress_after, watch)
-        with self.output.during_cell(group_outputs):
+        watch = self._sessions.watches.get(session)
+        view = LiveView(self._shell, self._sessions.output, session, stream, progress_after, watch)
+        with self._sessions.output.during_cell(group_outputs):
             before = session.tick
             session.tick = view.tick  # type: ignore[method-assign]
             try:
@@ -58,7 +64,7 @@ class Running(Panels):
                 session.tick = before  # type: ignore[method-assign]
                 view.end()
 
-    def _bound(self, session: Session, names: Sequence[str]) -> dict[str, DRef]:
+    def bound(self, session: Session, names: Sequence[str]) -> dict[str, DRef]:
         """DRefs of worker variables, which must be there on one worker at least."""
         refs = {name: session[name] for name in names}
         for name, ref in refs.items():
@@ -67,19 +73,20 @@ class Running(Panels):
                 raise ArgumentError(f"-o: no worker has a variable named {name!r}")
         return refs
 
-    def _in_background(self, run: CellRun) -> None:
+    def leave(self, run: CellRun) -> None:
         """Have the next cell after its end tell if it failed."""
-        if run not in self._background:
-            self._background.append(run)
+        if run not in self.background:
+            self.background.append(run)
 
-    def _background_ends(self) -> list[tuple[CellRun, str | None]]:
+    def ends(self) -> list[tuple[CellRun, str | None]]:
         """The cells in the background, with the words to say of those that have ended."""
-        return [(run, _end_of(run)) for run in self._background]
+        return [(run, _end_of(run)) for run in self.background]
 
-    def _tell_ends(self, ends: Sequence[tuple[CellRun, str | None]]) -> None:
+    def tell_ends(self, ends: Sequence[tuple[CellRun, str | None]]) -> None:
+        """Say how cells in the background have ended, and forget them; see `ends`."""
         for run, words in ends:
             if words is not None:
-                self._background.remove(run)
+                self.background.remove(run)
                 if words:
                     print(words, file=sys.stderr)
 

@@ -1,11 +1,12 @@
 """The sessions of a notebook by their names: start, restart, status, doctor, mesh, the end.
 
-The first half of a `Lab`, which adds the cells that run on them.
+The other parts of a `Lab` hold the one `Sessions` of the shell. What they do when a session starts
+or stops they enter in its lists (`at_set_up`, `at_start`, `at_stop`, `status_notes`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,19 +26,39 @@ from .worker_shell import set_up
 
 
 class Sessions:
-    """The sessions of one shell, by the names that they have in the notebook."""
+    """The sessions of one shell, by the names that they have in the notebook.
 
-    def __init__(self, shell: Any) -> None:
+    Attributes
+    ----------
+    by_name
+        All that were started, also those that have been shut down.
+    current
+        The name of the one used last.
+    watches
+        Of each, what looks how long its workers wait for the interpreter's lock.
+    at_set_up
+        Each is called with a session that starts, before the notebook has it.
+    at_start, at_stop
+        Each is called with a name and the session that now has it; that has just been shut down.
+    status_notes
+        What each says of a session that runs, if anything, ends its status.
+    """
+
+    def __init__(self, shell: Any, config: Disco, output: OutputCapture, cells: CellTeller) -> None:
         self.shell = shell
-        self.config = Disco(parent=shell)
-        self.output = OutputCapture(shell, self.config)
-        self.sessions: dict[str, Session] = {}
+        self.config = config
+        self.output = output
+        self.by_name: dict[str, Session] = {}
         self.current: str | None = None
-        self._notebook_cells = CellTeller(shell)
+        self.watches: WeakKeyDictionary[Session, LockWatch] = WeakKeyDictionary()
+        self.at_set_up: list[Callable[[Session], object]] = []
+        self.at_start: list[Callable[[str, Session], object]] = []
+        self.at_stop: list[Callable[[str, Session], object]] = []
+        self.status_notes: list[Callable[[Session], str]] = []
+        self._cells = cells
         self._settings: dict[str, Settings] = {}
-        self._watches: WeakKeyDictionary[Session, LockWatch] = WeakKeyDictionary()
 
-    def session(self, name: str | None = None) -> Session:
+    def get(self, name: str | None = None) -> Session:
         """The session of that name, or the one used last.
 
         Raises
@@ -48,9 +69,9 @@ class Sessions:
         name = name or self.current
         if name is None:
             raise SessionError("no session is running: start one with %disco_session 4")
-        found = self.sessions.get(name)
+        found = self.by_name.get(name)
         if found is None:
-            names = ", ".join(self.sessions) or "none"
+            names = ", ".join(self.by_name) or "none"
             raise SessionError(f"there is no session {name!r} (running: {names})")
         if found.closed:
             raise SessionError(
@@ -59,19 +80,24 @@ class Sessions:
             )
         return found
 
-    def free_session(self, name: str | None = None) -> Session:
-        """As `session`, for what needs its workers.
+    def free(self, name: str | None = None) -> Session:
+        """As `get`, for what needs its workers.
 
         Raises
         ------
         SessionError
             Also while they are paused in a program: says where, and how to go on.
         """
-        found = self.session(name)
+        found = self.get(name)
         why = found.held_up() if found.held_up is not None else ""
         if why:
             raise SessionError(why)
         return found
+
+    def name_of(self, name: str | None = None) -> str:
+        """The name in the notebook of a session that runs."""
+        found = self.get(name)
+        return next(known for known, session in self.by_name.items() if session is found)
 
     def disco_session(
         self,
@@ -132,23 +158,27 @@ class Sessions:
     def _start(self, name: str, settings: Settings) -> Session:
         before = self._settings.get(name)
         if before is not None and settings.takes_the_place_of(before):
-            self._stop(name)
+            self.stop(name)
         session = settings.start(self.shell, self._set_up)
-        self._stop(name)
+        self.stop(name)
         session.name = name
-        self.sessions[name] = session
+        self.by_name[name] = session
         self._settings[name] = settings
         self.current = name
         self.shell.user_ns[name] = session
+        for note in self.at_start:
+            note(name, session)
         return session
 
     def _set_up(self, session: Session) -> None:
         """Prepare a session and its workers for cells."""
         session.track_registers().cell = int(self.shell.displayhook.prompt_count)
-        watch = self._watches[session] = LockWatch(session)
+        watch = self.watches[session] = LockWatch(session)
         view = LiveView(self.shell, self.output, session, progress_after=-1, watch=watch)
         session.tick = view.tick  # type: ignore[method-assign]  # for waits outside of cells
-        session.call_packed(set_up, self._notebook_cells.known()).debug_get_from_all()
+        session.call_packed(set_up, self._cells.known()).debug_get_from_all()
+        for prepare in self.at_set_up:
+            prepare(session)
 
     def disco_mesh(self, axes: str | None = None, *, session: str | None = None) -> Mesh | None:
         """Arrange a session's workers in a mesh, ``dp=2,tp=2``; without axes, the one there is.
@@ -159,26 +189,31 @@ class Sessions:
             If the axes can't be read, or do not fit the number of workers.
         """
         if axes:
-            return self.free_session(session).mesh(**parse_axes(axes))
-        return self.session(session).current_mesh
+            return self.free(session).mesh(**parse_axes(axes))
+        return self.get(session).current_mesh
 
     def disco_shutdown(self, name: str | None = None) -> None:
         """Stop a session's workers now; what they run is interrupted."""
         name = name or self.current
-        if name not in self.sessions:
-            self.session(name)  # raises with the names that there are
+        if name not in self.by_name:
+            self.get(name)  # raises with the names that there are
         assert name is not None
-        self._stop(name)
+        self.stop(name)
 
-    def _stop(self, name: str) -> None:
-        if name in self.sessions:
-            left = self.sessions[name].shutdown(cancel=True)
-            self.output.flush()
-            if left:
-                print(
-                    f"{name}: {name_ranks(left)} did not stop, inside a call that Python can't "
-                    "interrupt; left behind until that returns"
-                )
+    def stop(self, name: str) -> None:
+        """End a session's workers, whatever they do; nothing if there is none of that name."""
+        session = self.by_name.get(name)
+        if session is None:
+            return
+        left = session.shutdown(cancel=True)
+        self.output.flush()
+        if left:
+            print(
+                f"{name}: {name_ranks(left)} did not stop, inside a call that Python can't "
+                "interrupt; left behind until that returns"
+            )
+        for note in self.at_stop:
+            note(name, session)
 
     def disco_restart(
         self, name: str | None = None, *, engine: str | None = None, **options: Any
@@ -199,7 +234,7 @@ class Sessions:
             raise SessionError("there is nothing to restart: start one with %disco_session 4")
         given = {option: value for option, value in options.items() if value is not None}
         settings = self._settings[name].on(engine, given)
-        self._stop(name)
+        self.stop(name)
         return self._start(name, settings)
 
     def disco_status(self, name: str | None = None) -> str:
@@ -207,12 +242,12 @@ class Sessions:
         if self.current is None:
             return "no session is running: start one with %disco_session 4"
         name = name or self.current
-        if name not in self.sessions:
-            self.session(name)  # raises with the names that there are
-        session = self.sessions[name]
+        if name not in self.by_name:
+            self.get(name)  # raises with the names that there are
+        session = self.by_name[name]
         if session.closed:
             return f"{name}: shut down (%disco_restart starts it again)"
-        watch = self._watches[session]
+        watch = self.watches[session]
         watch.measure()
         counts = session.statistics()
         rows = [("worker", "device", "state", "for", "queued", "")]
@@ -225,8 +260,8 @@ class Sessions:
             for row in rows
         ]
         head = f"{name}: {session!r}, {counts.live_registers} live registers"
-        hint = watch.hint()
-        return "\n".join([head, *lines, *([hint] if hint else [])])
+        notes = [watch.hint(), *(note(session) for note in self.status_notes)]
+        return "\n".join([head, *lines, *filter(None, notes)])
 
     def disco_doctor(
         self,
@@ -255,7 +290,7 @@ class Sessions:
         ArgumentError
             If an argument can't be read.
         """
-        sess = self.session(session)
+        sess = self.get(session)
         found = doctor(sess, n, targets, group)
         if clear:
             forget(sess)

@@ -35,7 +35,7 @@ class Settings:
     Attributes
     ----------
     num_workers, engine, devices, groups, ccl, mesh
-        As for `Lab.disco_session`.
+        As for `Sessions.disco_session`.
     statistics_limit
         Bytes of a tensor up to which a picture reads all of its values; None: 4 MiB.
     options

@@ -343,13 +343,12 @@ def test_the_end_of_a_session_while_it_is_paused(nb: Any, magic: str) -> None:
 def test_help_and_python_names() -> None:
     from discolab import notebook
     from discolab.notebook import debug_magics, magics  # noqa: F401 - enter themselves
-    from discolab.notebook.lab import Lab
     from discolab.notebook.magic import MAGICS
 
     assert {"disco_step", "disco_where", "disco_pm", "disco_forth", "disco_compare"} <= set(MAGICS)
     for name, magic in MAGICS.items():
         if magic.family is None:
-            assert getattr(Lab, name).__doc__, name
+            assert getattr(notebook, name).__doc__, name
             assert name in notebook.__all__, name
     assert list(inspect.signature(notebook.disco_until).parameters) == [
         "line", "ranks", "timeout", "session",

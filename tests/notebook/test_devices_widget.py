@@ -26,9 +26,7 @@ def devices(nb: Kernel) -> Comm:
 
 @pytest.fixture(scope="module", autouse=True)
 def the_lab(lab_kernel: Kernel) -> None:
-    lab_kernel.ok(
-        "import json, os, time; from discolab.notebook.lab import the_lab; lab = the_lab()"
-    )
+    lab_kernel.ok("import json, os, time; from discolab import notebook as lab")
 
 
 def rows(nb: Kernel) -> list[dict[str, Any]]:

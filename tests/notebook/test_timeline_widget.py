@@ -26,7 +26,7 @@ COMMANDS, SPANS, COLLECTIVES, MARKS = "0", "1", "5", "6"
 @pytest.fixture(scope="module")
 def traced(lab_kernel: Kernel) -> Kernel:
     """Four workers that have recorded a program in which worker 3 is slow."""
-    lab_kernel.ok("import time; from discolab.notebook.lab import the_lab; lab = the_lab()")
+    lab_kernel.ok("import time; from discolab import notebook as lab")
     lab_kernel.ok("%disco_session 4 --devices cpu")
     assert "tracing is on" in lab_kernel.ok("%disco_timeline --on").stdout
     lab_kernel.ok(IMBALANCED)
