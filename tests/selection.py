@@ -2,8 +2,9 @@
 
 Without ``--all`` three kinds of tests are left out:
 
-- On sockets and on Ray those that are not marked ``conformance``. They run on threads and on worker
-  processes; what sockets and Ray add is the connection, and a test that depends on it has the mark.
+- On sockets those that are not marked ``conformance``. They run on threads and on worker processes;
+  what sockets add is the connection, and a test that depends on it has the mark. On Ray, whose
+  workers are those of sockets once they have started, all: it takes long to start.
 - Those marked ``slow``.
 - Of random programs all but the first `FEW`, if their number is the parameter `seed` of a test; and
   what a test leaves out that asks `how_many` programs, rounds or seconds it may take.
@@ -20,7 +21,6 @@ from typing import Any
 
 import pytest
 
-SELDOM = ("sockets", "ray")
 FEW = 20
 
 
@@ -60,7 +60,9 @@ def is_left_out(item: pytest.Item) -> bool:
         return False
     if item.get_closest_marker("slow"):
         return True
-    if engine_of(item) in SELDOM and not item.get_closest_marker("conformance"):
+    if engine_of(item) == "ray":
+        return True
+    if engine_of(item) == "sockets" and not item.get_closest_marker("conformance"):
         return True
     return bool(parameters_of(item).get("seed", 0) >= FEW)
 

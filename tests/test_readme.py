@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
@@ -36,6 +38,7 @@ def test_every_magic_in_its_table_exists() -> None:
         assert name in MAGICS, name
 
 
+@pytest.mark.slow
 def test_the_demo_runs_in_a_terminal() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "discolab", "demo", "--steps", "150"],

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from tests.selection import slow
+
 LIGHT = """
 import sys
 import torch
@@ -52,10 +54,11 @@ def run(program: str, *args: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_a_session_imports_nothing_of_torch_distributed() -> None:
     run(LIGHT)
 
 
-@pytest.mark.parametrize("order", ["0", "1"], ids=["the same", "each another one"])
+@pytest.mark.parametrize("order", [slow("0"), "1"], ids=["the same", "each another one"])
 def test_four_workers_import_at_once(order: str) -> None:
     run(AT_ONCE, order)

@@ -112,6 +112,7 @@ def expected_storm(turns: int, size: int, n: int) -> float:
     return sum(turn * size + turn + n * (n - 1) / 2 for turn in range(turns))
 
 
+@pytest.mark.slow
 def test_storm(start: Any) -> None:
     with start(4, 2) as sess:
         for _ in range(50):

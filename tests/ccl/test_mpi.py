@@ -26,6 +26,7 @@ needs_mpi = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_mpi
 @pytest.mark.parametrize("processes", [slow(2), 3, slow(4)])
 def test_every_operation_between_processes(processes: int) -> None:

@@ -50,6 +50,7 @@ def test_all_checks_pass_on_the_cpu(sections: list[str]) -> None:
     assert ("part of copy" in done.stdout) == ("speed" in sections)
 
 
+@pytest.mark.slow
 def test_a_section_that_crashes_is_a_failed_check(tmp_path: Path) -> None:
     """The checks go on in their own processes; the report names the one that ended."""
     (tmp_path / "sitecustomize.py").write_text(

@@ -339,6 +339,7 @@ def children(pid: int = 0) -> set[int]:
     return found
 
 
+@pytest.mark.slow
 def test_a_hundred_sessions_leave_nothing(how_many: Callable[..., int]) -> None:
     ProcessSession(2, devices="cpu").shutdown()
     gc.collect()

@@ -11,6 +11,7 @@ from torch.autograd import Function
 from discolab import ThreadedSession
 from discolab.isolation import shared_leaves
 from tests.alone import output_of
+from tests.selection import slow
 
 SAME = """
 import threading, time
@@ -62,7 +63,7 @@ print("all ended")
 """
 
 
-@pytest.mark.parametrize("program", [THREADS, WORKERS], ids=["threads", "workers"])
+@pytest.mark.parametrize("program", [slow(THREADS), WORKERS], ids=["threads", "workers"])
 def test_those_that_share_a_leaf_do_not_wait_for_each_other(program: str) -> None:
     assert output_of(SAME + program) == "all ended\n"
 

@@ -15,6 +15,7 @@ from tests.alone import output_of
 from tests.rpc import functions, graphs
 from tests.rpc.conftest import counts
 from tests.rpc.functions import eventually
+from tests.selection import slow
 
 ROUNDS = 40
 
@@ -167,7 +168,7 @@ print("well")
 """
 
 
-@pytest.mark.parametrize("kind", ["threads", "processes"])
+@pytest.mark.parametrize("kind", ["threads", slow("processes")])
 def test_ctrl_c_on_the_controller(kind: str, how_many: Callable[..., int]) -> None:
     """Of few sessions with many, and of those that are hit as their first call opens the routes."""
     program = _CTRL_C.replace("ENGINE", kind)

@@ -93,6 +93,7 @@ def test_more_calls_back_than_there_can_be_threads(sess: Session) -> None:
     nothing_left(sess)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow(sess: Session, engine: str) -> None:
     def used(to: int) -> int:
         return sess.rpc.rpc_sync(to, _objects)

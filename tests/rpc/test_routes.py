@@ -28,6 +28,7 @@ from discolab.transport.handshake import say_hello
 from discolab.transport.loop import PORTABLE
 from discolab.transport.unix_sockets import LocalSocket, local_socket
 from tests.rpc.functions import eventually
+from tests.selection import slow
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
@@ -522,7 +523,7 @@ def test_a_forked_child_neither_sends_nor_keeps_connections_open(pair: Session) 
     assert [body for _, body, _ in node.got] == [b"back", b"back"]
 
 
-@pytest.mark.parametrize("kind", ["processes", "processes-tcp"])
+@pytest.mark.parametrize("kind", ["processes", slow("processes-tcp")])
 def test_nothing_is_left_when_a_session_has_ended(kind: str) -> None:
     def descriptors() -> int:
         gc.collect()

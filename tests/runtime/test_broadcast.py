@@ -6,6 +6,7 @@ import pytest
 
 from discolab.runtime import Worker, probe
 from tests.alone import output_of
+from tests.selection import slow
 
 
 @probe
@@ -80,7 +81,7 @@ print("well", came)
 """
 
 
-@pytest.mark.parametrize(("kind", "rounds"), [("threads", 30), ("processes", 8)])
+@pytest.mark.parametrize(("kind", "rounds"), [("threads", 30), slow("processes", 8)])
 def test_ctrl_c_comes_before_a_broadcast_or_after_it(
     kind: str, rounds: int, how_many: Callable[..., int]
 ) -> None:

@@ -59,6 +59,7 @@ def test_what_is_held_back_can_do_without_its_descriptor(way: None) -> None:
     assert arrived(frame.reload(*frame.unload(sent))) == (b"body", [b"x" * 100_000, b"y"])
 
 
+@pytest.mark.slow
 def test_bytes_that_nobody_has_packed_are_refused() -> None:
     """Millions of them in `fuzz_frames.py`."""
     run(10_000, seed=2)
