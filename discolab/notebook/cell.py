@@ -18,11 +18,12 @@ from types import CodeType, FrameType
 from typing import Any
 
 from ..debugger import raised
-from ..debugger.given import given_names
+from ..debugger.given import GIVEN, given_names
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError, DiscoError, WaitTimeoutError
 from ..runtime.failures import Failure, name_ranks
 from ..runtime.registers import OWN
+from ..runtime.services import probe
 from ..runtime.session import Session
 from ..runtime.sources import place
 from ..runtime.worker import Worker, current_worker
@@ -122,9 +123,14 @@ def compile_cell(source: str, filename: str) -> tuple[CodeType, CodeType | None]
     return compile(tree, filename, "exec"), last
 
 
-def list_names() -> list[str]:
-    """The variables of this worker that the user made (a worker function)."""
-    return sorted(n for n in current_worker().namespace if not n.startswith("_"))
+@probe
+def names_made(worker: Worker) -> list[str]:
+    """The variables of a worker that cells have made."""
+    return [
+        name
+        for name in tuple(worker.namespace)
+        if not name.startswith("_") and name not in GIVEN and name != "mesh"
+    ]
 
 
 def complete_on_worker(text: str) -> list[str]:

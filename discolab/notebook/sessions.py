@@ -16,6 +16,7 @@ from ..runtime.errors import ArgumentError, SessionError
 from ..runtime.failures import name_ranks
 from ..runtime.mesh import Mesh, parse_axes
 from ..runtime.session import Session
+from .cell import names_made
 from .cells import CellTeller
 from .config import Disco
 from .live import LiveView
@@ -23,6 +24,8 @@ from .lock_watch import LockWatch
 from .output import OutputCapture
 from .starting import Settings, taken_by
 from .worker_shell import set_up
+
+_LISTED = 8  # names of variables that are gone
 
 
 class Sessions:
@@ -153,7 +156,27 @@ class Sessions:
             num_workers, engine, devices, groups, ccl, mesh, statistics_limit, given
         )
         settings.check()
-        return self._start(name, settings)
+        gone = self._what_goes(name)
+        session = self._start(name, settings)
+        if gone:
+            print(gone)
+        return session
+
+    def _what_goes(self, name: str) -> str:
+        """What is thrown away if another session takes this name; "" if that is nothing."""
+        session = self.by_name.get(name)
+        if session is None or session.closed:
+            return ""
+        there = session.look(names_made).values()
+        names = sorted({name for made in there for name in made})
+        if not names:
+            return ""
+        listed = ", ".join(names[:_LISTED]) + (", …" if len(names) > _LISTED else "")
+        count = "1 variable is" if len(names) == 1 else f"{len(names)} variables are"
+        return (
+            f"replaced the session of {session.num_workers} workers ({session.engine}); {count} "
+            f"gone: {listed}"
+        )
 
     def _start(self, name: str, settings: Settings) -> Session:
         before = self._settings.get(name)

@@ -10,7 +10,6 @@ from fnmatch import fnmatchcase
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Literal
 
-from ..debugger.given import GIVEN
 from ..runtime.failures import Failure
 from ..runtime.session import Session
 from ..runtime.worker import current_worker
@@ -19,6 +18,7 @@ from ..views.facts.describe import describe
 from ..views.pictures import Shown
 from ..views.registers.facts import fact_of
 from ..views.whos_view import Variables, whos_parts
+from .cell import names_made
 
 _PATIENCE = 2.0  # seconds
 _PATIENCE_TO_READ = 60.0  # seconds, where all values are read
@@ -42,10 +42,8 @@ def list_variables(globs: list[str], stats: Literal["auto"] | bool) -> tuple[dic
     records, nbytes, others = {}, {}, {}
     names = [
         name
-        for name in current_worker().namespace
-        if not name.startswith("_")
-        and name not in GIVEN
-        and (not globs or any(fnmatchcase(name, glob) for glob in globs))
+        for name in names_made(current_worker())
+        if not globs or any(fnmatchcase(name, glob) for glob in globs)
     ]
     for name in sorted(names)[:_MOST]:
         value = current_worker().namespace[name]

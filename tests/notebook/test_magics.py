@@ -25,6 +25,20 @@ def test_a_session_says_what_it_bound(nb: Any) -> None:
     assert result.stdout.startswith("pair: workers 0-1 on cpu (threads, gloo collectives); names")
 
 
+def test_a_session_says_what_it_throws_away(nb: Any) -> None:
+    first = "replaced the session of"
+    nb.ok("%disco_session 2 --devices cpu --name pair")
+    assert first not in nb.ok("%disco_session 2 --devices cpu --name pair").stdout
+    nb.ok("%disco -s pair x = rank; _own = 1")
+    assert first not in nb.ok("%disco_session 2 --devices cpu --name other").stdout
+    lines = nb.ok("%disco_session 3 --devices cpu --name pair").stdout.splitlines()
+    assert lines[0] == f"{first} 2 workers (threads); 1 variable is gone: x"
+    nb.ok("%disco -s pair -t 0 a = b = c = d = e = 1\n")
+    nb.ok("%disco -s pair -t 2 f, g, h, i, j = range(5)")
+    lines = nb.ok("%disco_session 2 --engine processes --devices cpu --name pair").stdout
+    assert "10 variables are gone: a, b, c, d, e, f, g, h, …" in lines.splitlines()[0]
+
+
 def test_session_options(nb: Any) -> None:
     nb.ok("%disco_session -n 4 --groups 2 --engine threads --ccl local --devices cpu,cpu,cpu,cpu")
     assert nb.ok("sess.num_groups").text == "2"
