@@ -1,4 +1,4 @@
-"""The break points of a session: those that last, and those of the program that runs.
+"""The breakpoints of a session: those that last, and those of the program that runs.
 
 The middle part of a `Debugger`.
 """
@@ -17,7 +17,7 @@ _NAMED_AT = f"{locate_in_frame.__module__}:{locate_in_frame.__name__}"
 
 
 class Breaking(Looking):
-    """A session's program with break points."""
+    """A session's program with breakpoints."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
@@ -26,7 +26,7 @@ class Breaking(Looking):
         self._next_break = 1
 
     def break_at(self, text: str, file: str = "", ranks: Ranks = None) -> Break:
-        """Set a break point: ``model.py:12``, ``12 if rank == 2 and loss.isnan().any()``, or, where
+        """Set a breakpoint: ``model.py:12``, ``12 if rank == 2 and loss.isnan().any()``, or, where
         a function begins, ``Block.forward``.
 
         It holds for the program that runs and for those that begin later. All workers gather at the
@@ -52,7 +52,7 @@ class Breaking(Looking):
         return found
 
     def clear(self, number: int | None = None) -> list[Break]:
-        """Remove a break point, or all; those removed.
+        """Remove a breakpoint, or all; those removed.
 
         Raises
         ------
@@ -62,7 +62,7 @@ class Breaking(Looking):
         known = {**self.breaks, **self._own}
         if number is not None and number not in known:
             numbers = ", ".join(map(str, sorted(known))) or "none"
-            raise ArgumentError(f"there is no break point {number!r} (there are: {numbers})")
+            raise ArgumentError(f"there is no breakpoint {number!r} (there are: {numbers})")
         gone = [known[n] for n in sorted(known) if number in (None, n)]
         for one in gone:
             self.breaks.pop(one.number, None)
@@ -76,7 +76,7 @@ class Breaking(Looking):
         return [one for _, one in sorted({**self.breaks, **own}.items())]
 
     def _parse(self, text: str, file: str) -> Break:
-        """A break point in words, which may be the name of a function."""
+        """A breakpoint in words, which may be the name of a function."""
         named = read_name(text) if isinstance(text, str) else None
         if named is None:
             return parse_break(text, file, is_file=bool(file))
@@ -92,12 +92,12 @@ class Breaking(Looking):
             found = self.session.call_packed(locate, name)
             file, line, why = found.debug_get_from_remote(0)
             if why:
-                raise ArgumentError(f"break point: {why}")
+                raise ArgumentError(f"breakpoint: {why}")
             return file, line
         first = self._paused(None)[0]
         well, place_ = self._ask([first], _NAMED_AT, (name,), ANSWER)[first]
         if not well:
-            raise ArgumentError(f"break point: there is no function {name}: {place_}")
+            raise ArgumentError(f"breakpoint: there is no function {name}: {place_}")
         return place_[0], place_[1]
 
     def _number(self) -> int:

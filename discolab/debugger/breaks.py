@@ -1,4 +1,4 @@
-"""Break points: read from what a user types, carried to the workers, looked up there by line.
+"""Breakpoints: read from what a user types, carried to the workers, looked up there by line.
 
 `parse_break` runs on the controller, where the source is; it finds the file and refuses a line
 that can't be. A worker's `BreakTable` is replaced on the thread that hears of it, and read by the
@@ -33,7 +33,7 @@ _PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
 
 @dataclass(frozen=True)
 class Break:
-    """A break point.
+    """A breakpoint.
 
     Attributes
     ----------
@@ -85,7 +85,7 @@ _NONE: Mapping[int, tuple[Break, ...]] = MappingProxyType({})
 
 
 class BreakTable:
-    """The break points of one worker.
+    """The breakpoints of one worker.
 
     Attributes
     ----------
@@ -108,7 +108,7 @@ class BreakTable:
             self.version += 1
 
     def of(self, code: CodeType) -> Mapping[int, tuple[Break, ...]]:
-        """Line -> break points there, of the lines of one code object, those within it left out."""
+        """Line -> breakpoints there, of the lines of one code object, those within it left out."""
         found: dict[int, tuple[Break, ...]] = {}
         for one in self._breaks:
             if one.is_in(code.co_filename) and any(n == one.line for *_, n in code.co_lines()):
@@ -128,7 +128,7 @@ def compiled(condition: str) -> CodeType:
 def parse_break(
     text: str, default_file: str | None = None, *, number: int = 0, is_file: bool = False
 ) -> Break:
-    """Read a break point: ``12 if loss > 9``, ``model.py:30``, ``Cell In[3]:12``.
+    """Read a breakpoint: ``12 if loss > 9``, ``model.py:30``, ``Cell In[3]:12``.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def parse_break(
     default_file
         The file of a line alone.
     number
-        What the break point is called.
+        What the breakpoint is called.
     is_file
         Whether `default_file` is as code objects have it: of cells several may have one name.
 
@@ -149,11 +149,11 @@ def parse_break(
     """
     match = _HERE.fullmatch(text.strip()) or _THERE.fullmatch(text.strip())
     if match is None:
-        raise ArgumentError(f"can't read the break point {text!r}: write {_FORMS}")
+        raise ArgumentError(f"can't read the breakpoint {text!r}: write {_FORMS}")
     parts = match.groupdict()
     named = (parts.get("file") or default_file or "").strip()
     if not named:
-        raise ArgumentError(f"break point {text!r} is in which file? Write FILE:{parts['line']}")
+        raise ArgumentError(f"breakpoint {text!r} is in which file? Write FILE:{parts['line']}")
     condition = parts["condition"]
     if condition is not None:
         condition = condition.strip()
@@ -243,7 +243,7 @@ def _check_line(file: str, line: int) -> None:
 
 def _check_condition(condition: str, text: str) -> None:
     if not condition:
-        raise ArgumentError(f"break point {text!r} has no condition after its 'if'")
+        raise ArgumentError(f"breakpoint {text!r} has no condition after its 'if'")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

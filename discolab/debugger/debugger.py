@@ -3,7 +3,7 @@
 All of it may be called from any thread of the controller. Each wait can be interrupted, and has a
 deadline if `timeout` is given (else the session's); Ctrl-C in a wait has the workers stop where
 they are, and once more ends what they run. In three parts: a program is looked at (looking.py), has
-break points (breaking.py), and is begun, waited for and moved (here).
+breakpoints (breaking.py), and is begun, waited for and moved (here).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Debugger(Breaking):
     ----------
     session
     breaks
-        The break points, by number; of programs that begin later too.
+        The breakpoints, by number; of programs that begin later too.
     program
         The last one that `start` has begun.
     """
@@ -111,7 +111,7 @@ class Debugger(Breaking):
         step
             Stop at its first line.
         breaks
-            Break points of this program alone: ``12``, ``12 if rank == 2``, ``model.py:30``,
+            Breakpoints of this program alone: ``12``, ``12 if rank == 2``, ``model.py:30``,
             ``Block.forward``.
         trace
             Names to record line by line, () for all of them; None: none.
@@ -120,14 +120,14 @@ class Debugger(Breaking):
         nan
             Stop at the first operation that makes a value that is not finite.
         file
-            In which break points without a file are.
+            In which breakpoints without a file are.
         words
             For the status of workers.
 
         Raises
         ------
         ArgumentError
-            If a break point is at a line that can't be.
+            If a breakpoint is at a line that can't be.
         DebuggerError
             If another program is under way.
         """
@@ -180,7 +180,7 @@ class Debugger(Breaking):
     ) -> Stop:
         """`start`, and wait until all workers stand or have ended.
 
-        Without break points it stops at the first line, unless ``step=False``.
+        Without breakpoints it stops at the first line, unless ``step=False``.
         """
         if step is None:
             step = not (options.get("breaks") or self.breaks)
@@ -265,7 +265,7 @@ class Debugger(Breaking):
         return self._go("until", line, ranks, timeout)
 
     def continue_(self, n: int = 1, ranks: Ranks = None, timeout: float | None = None) -> Stop:
-        """To the next break point, or the n-th, or the end."""
+        """To the next breakpoint, or the n-th, or the end."""
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise ArgumentError(f"continue: at which stop to stop is a number from 1; got {n!r}")
         return self._go("continue", n - 1, ranks, timeout)

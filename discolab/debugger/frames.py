@@ -50,7 +50,7 @@ _OPTIMIZED = 1  # of `co_flags`: a function's code, whose variables are not in a
 def user_frames(frame: FrameType | None) -> list[FrameType]:
     """The user's frames from `frame` outwards, the outermost first.
 
-    Frames of library code that are traced for a break point count too.
+    Frames of library code that are traced for a breakpoint count too.
     """
     found = []
     while frame is not None and frame.f_code not in FLOORS:

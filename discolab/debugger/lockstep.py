@@ -77,7 +77,7 @@ class Lockstep:
         self.ends: dict[int, str] = {}
         self.stops = 0
         self.stopped: tuple[int, ...] = ()
-        self._pass = 0  # break points that fire and are passed all the same
+        self._pass = 0  # breakpoints that fire and are passed all the same
         self._freezing = False
         self._shown = False  # whether what is settled now was counted as a stop
         self._story: deque[tuple[Any, ...]] = deque(maxlen=_STORY)

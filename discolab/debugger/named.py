@@ -1,4 +1,4 @@
-"""Break points at functions, by name: ``attention``, ``Block.forward``, ``model.blocks[0]``.
+"""Breakpoints at functions, by name: ``attention``, ``Block.forward``, ``model.blocks[0]``.
 
 A name is looked for in the source at hand first, as of a cell that is about to define it, and then
 among what a worker has. A module stands for its ``forward``, another class for its ``__init__``.
@@ -28,7 +28,7 @@ _OF_CLASSES = ("forward", "__init__")
 
 
 def read_name(text: str) -> tuple[str, str] | None:
-    """The name and the condition (`` if x``) of a break point at a function; None if it is none."""
+    """The name and the condition (`` if x``) of a breakpoint at a function; None if it is none."""
     match = _NAMED.fullmatch(text)
     return (match["name"], match["condition"] or "") if match else None
 

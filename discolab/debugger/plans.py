@@ -23,7 +23,7 @@ class Plan(NamedTuple):
     Attributes
     ----------
     breaks
-        The break points of its lines.
+        The breakpoints of its lines.
     steps
         Whether stepping stops there: not in comprehensions, nor in library code, unless something
         else has stopped there.

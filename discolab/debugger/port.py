@@ -60,7 +60,7 @@ class Port:
     ahead
         how it shall go on from there; None: stop.
     breaks
-        Its break points.
+        Its breakpoints.
     frame
         In which it stands; None while it does not.
     frames

@@ -13,7 +13,7 @@ Order = tuple[str, Any]
 
 MODES = ("step", "next", "out", "until", "continue", "same")
 """To the next line, in functions too; to the next line here; until this function returns; to a
-later line here; to a break point; as it went before."""
+later line here; to a breakpoint; as it went before."""
 
 
 class Spot(NamedTuple):
@@ -53,9 +53,9 @@ class Arrival(NamedTuple):
         ``entry``, ``step``, ``break``, ``breakpoint()``, ``pause``, ``assert``, ``non-finite``,
         ``raised`` or ``end``.
     detail
-        In words: ``break point 2``.
+        In words: ``breakpoint 2``.
     fired
-        False: it has come to a break point whose condition does not hold here.
+        False: it has come to a breakpoint whose condition does not hold here.
     error
         What went wrong in the condition; then `fired` is true.
     hit
@@ -101,7 +101,7 @@ class Options(NamedTuple):
     step
         Stop at its first line.
     breaks
-        Its break points, as `breaks.Break.packed` makes them.
+        Its breakpoints, as `breaks.Break.packed` makes them.
     trace
         Names whose values are recorded line by line; () for all; None: nothing is.
     pm

@@ -52,7 +52,7 @@ def _worker_at(lockstep: Lockstep, rank: int) -> WorkerAt:
     if at is not None:
         note = at.detail if at.fired else ""
         raising = f"raising {at.raising}" if at.raising and at.reason != "raised" else ""
-        words = "stands at a break point until the others have come" if state is HELD else ""
+        words = "stands at a breakpoint until the others have come" if state is HELD else ""
         note = "; ".join(filter(None, [note, raising]))
         return WorkerAt(rank, shown, at.stack, words, note=note, error=at.error)
     wait = lockstep.waits.get(rank)
@@ -63,7 +63,7 @@ def _worker_at(lockstep: Lockstep, rank: int) -> WorkerAt:
 
 
 def _reason(lockstep: Lockstep) -> str:
-    """Why the last stop was: ``break point 1 at Cell In[3], line 5``."""
+    """Why the last stop was: ``breakpoint 1 at Cell In[3], line 5``."""
     if lockstep.finished:
         return "the program has ended"
     if not lockstep.settled:

@@ -48,7 +48,7 @@ class Station:
     file
         In which it begins, "" if that is not known.
     breaks
-        The break points as they were changed since the program was sent; None if they were not.
+        The breakpoints as they were changed since the program was sent; None if they were not.
     version
         Counts changes; `changed` is told of each.
     listeners
@@ -116,7 +116,7 @@ class Station:
                 self._do(self.lockstep.command(mode, argument, ranks))
 
     def set_breaks(self, packed: tuple[Any, ...]) -> None:
-        """Have all workers know these break points, those that have not begun too."""
+        """Have all workers know these breakpoints, those that have not begun too."""
         with self.lock:
             self.breaks = packed
             self.send_all("breaks", packed)

@@ -31,9 +31,9 @@ class WorkerAt:
     waits_for
         For whom it waits in a collective.
     note
-        Why it stopped: ``break point 2``, ``disco_assert failed: ...``, ``raising ValueError: x``.
+        Why it stopped: ``breakpoint 2``, ``disco_assert failed: ...``, ``raising ValueError: x``.
     error
-        What its program ended with, or what went wrong in the condition of a break point.
+        What its program ended with, or what went wrong in the condition of a breakpoint.
     variables
         Name -> record (`views.describe`) of the frame that is shown; None: not asked for.
     changed
@@ -68,7 +68,7 @@ class Stop(Pictured):
     number
         Of the stop in its program, from 1.
     reason
-        In words: ``break point 1 at Cell In[3], line 5``.
+        In words: ``breakpoint 1 at Cell In[3], line 5``.
     workers
         By rank.
     groups

@@ -1,13 +1,13 @@
 """Tracer: steps through one program on one worker's thread, by ``sys.settrace``.
 
 One tracer for each program that is traced, used on the worker's own thread alone; only
-`Port.pause_wanted` and the break points change from elsewhere, and are looked at on each line.
+`Port.pause_wanted` and the breakpoints change from elsewhere, and are looked at on each line.
 ``sys.settrace`` is used on every version of Python: ``sys.monitoring`` is a table of the whole
 process, and workers that are threads of one process would have to share it.
 
 Python calls the global trace function (`_entering`) once for each call of a Python function. It
 decides by code object: frames of the user's code get a `Watch` that is called at each line, frames
-of library code get nothing and run as they would. A frame of library code that holds a break point
+of library code get nothing and run as they would. A frame of library code that holds a breakpoint
 is watched too. What is done within a trace function is itself not traced: nothing that a condition
 or an evaluation calls stops.
 
@@ -57,7 +57,7 @@ class Tracer:
     attentive
         Whether every line is looked at.
     version
-        Of the break points, when they were last looked at.
+        Of the breakpoints, when they were last looked at.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Tracer:
         ----------
         thunk
         mode
-            ``step`` stops at its first line, ``continue`` at break points.
+            ``step`` stops at its first line, ``continue`` at breakpoints.
         """
         before = _look_before()
         self._begin(mode)
@@ -218,7 +218,7 @@ class Tracer:
         return chain
 
     def _read_breaks(self, frame: FrameType) -> None:
-        """The break points have changed: of the frames that run, too."""
+        """The breakpoints have changed: of the frames that run, too."""
         self.version = self.port.breaks.version
         self._plans.clear()
         one: FrameType | None = frame
@@ -279,7 +279,7 @@ class Tracer:
         return watch in self._among or (watch is self._here and line >= self._line)
 
     def _fired(self, there: Sequence[Break], frame: FrameType) -> tuple[Sequence[Break], str]:
-        """Those break points of a line that stop this worker, and what went wrong in them."""
+        """Those breakpoints of a line that stop this worker, and what went wrong in them."""
         fired, errors = [], []
         for one in there:
             if one.ranks is None or self.worker.worker_id in one.ranks:
@@ -293,7 +293,7 @@ class Tracer:
     def _holds(self, one: Break, frame: FrameType) -> tuple[bool, str]:
         """Whether a condition holds, and what went wrong in it; then it holds."""
         self._standing = True
-        self.worker.alone = f"the condition of break point {one.number} is worked out"
+        self.worker.alone = f"the condition of breakpoint {one.number} is worked out"
         try:
             return bool(frames.value_of(compiled(one.condition), frame)), ""
         except WorkerInterrupted:
@@ -415,4 +415,4 @@ def _take_over(frame: FrameType) -> None:
 
 def _names(breaks: Sequence[Break]) -> str:
     numbers = ", ".join(str(one.number) for one in breaks)
-    return f"break point{'s' if len(breaks) > 1 else ''} {numbers}"
+    return f"breakpoint{'s' if len(breaks) > 1 else ''} {numbers}"

@@ -1,4 +1,4 @@
-"""The debugger's magics: go on, look around, break points, what is over, compare; ``%disco_debug``.
+"""The debugger's magics: go on, look around, breakpoints, what is over, compare; ``%disco_debug``.
 
 A table: what a row does is the command of the same name, most of them `Debugging`'s.
 """
@@ -32,7 +32,7 @@ def _where_it_stands(result: Any, _: Namespace) -> Any:
 
 
 _LINE = argument("line", nargs="?", type=int, metavar="LINE", help="of this function")
-_TH = argument("n", nargs="?", type=int, default=1, help="stop at the n-th break point (1)")
+_TH = argument("n", nargs="?", type=int, default=1, help="stop at the n-th breakpoint (1)")
 _GOING_ON = {
     "step": (
         "Go to the next line on all workers, in functions that it calls too.",
@@ -55,7 +55,7 @@ _GOING_ON = {
         (_LINE, RANKS),
     ),
     "continue": (
-        "Go on to the next break point, or the end.",
+        "Go on to the next breakpoint, or the end.",
         ("%disco_continue", "%disco_continue 3   # to the third from here"),
         (_TH, RANKS),
     ),
@@ -144,7 +144,7 @@ Magic(
     expands=False,
 ).enter()
 
-# -- break points --------------------------------------------------------------------------------
+# -- breakpoints --------------------------------------------------------------------------------
 
 
 def _read_break(parser: MagicArgumentParser, line: str, cell: str | None = None) -> Namespace:
@@ -154,7 +154,7 @@ def _read_break(parser: MagicArgumentParser, line: str, cell: str | None = None)
     if args.remove and not (args.remove == "all" or args.remove.isdecimal()):
         raise UsageError(f"%disco_break: -d takes the number of one, or all: {args.remove!r}")
     if args.remove and args.where:
-        raise UsageError("%disco_break: a break point to set, or -d, not both")
+        raise UsageError("%disco_break: a breakpoint to set, or -d, not both")
     args.where = unquoted(args.where) if args.where[:1] in ("'", '"') else args.where
     return args
 
@@ -164,16 +164,16 @@ def _breakpoints(breaks: list[Any], args: Namespace) -> Any:
         return Shown(breaks_parts(breaks))
     gone = "removed " if args.remove else ""
     if not breaks:
-        print("there are no break points")
+        print("there are no breakpoints")
     for point in breaks:
-        print(f"{gone}break point {point.number}: {point}")
+        print(f"{gone}breakpoint {point.number}: {point}")
     return None
 
 
 Magic(
     name="disco_break",
     usage="[FILE:LINE [if COND] | -d NUMBER] [options]",
-    help="""Set a break point; alone: list them.
+    help="""Set a breakpoint; alone: list them.
 
 All workers gather at the line, then it is decided, and all stop or none. It is kept for the
 programs to come; a line alone is of the cell in which the workers stand.""",

@@ -1,4 +1,4 @@
-"""The debugger in a notebook: stepping, looking around, break points, what is over.
+"""The debugger in a notebook: stepping, looking around, breakpoints, what is over.
 
 A part of a `Lab`. Most `disco_*` methods are those of `debugger.Debugger` under another name, with
 the session's name as one more argument.
@@ -92,7 +92,7 @@ class Debugging:
         timeout: float | None = None,
         session: str | None = None,
     ) -> DRef | Stop | None:
-        """To the next break point, the `n`-th one, or the end; as `disco_step`.
+        """To the next breakpoint, the `n`-th one, or the end; as `disco_step`.
 
         While the workers run, after a wait that was given up, this waits again.
         """
@@ -154,7 +154,7 @@ class Debugging:
         with self._running.watching(sess):
             return look(debugger_of(sess))
 
-    # -- break points --------------------------------------------------------------------------
+    # -- breakpoints --------------------------------------------------------------------------
 
     def disco_break(
         self,
@@ -164,7 +164,7 @@ class Debugging:
         remove: int | str | None = None,
         session: str | None = None,
     ) -> list[Break]:
-        """Set a break point, remove some, or list those that there are.
+        """Set a breakpoint, remove some, or list those that there are.
 
         Parameters
         ----------

@@ -199,7 +199,7 @@ def _read_program(parser: MagicArgumentParser, line: str, cell: str | None = Non
     Raises
     ------
     UsageError
-        If a break point lacks its line, or its quotes.
+        If a breakpoint lacks its line, or its quotes.
     """
     what = "%%disco" if parser.prog == "%disco" else parser.prog
     for word, after in pairwise([*words_of(without_comment(line)), ""]):
@@ -212,7 +212,7 @@ def _read_program(parser: MagicArgumentParser, line: str, cell: str | None = Non
     rest = [*getattr(args, "code", ()), *getattr(args, "args", ())]
     if args.breaks and (rest[:1] == ["if"] or getattr(args, "path", "") == "if"):
         raise UsageError(
-            f"{what}: a break point with a condition is put in quotes: {_BREAK_EXAMPLE}"
+            f"{what}: a breakpoint with a condition is put in quotes: {_BREAK_EXAMPLE}"
         )
     args.trace = None if args.trace is None else tuple(names_in([unquoted(args.trace)]))
     args.breaks = [unquoted(text) for text in args.breaks]

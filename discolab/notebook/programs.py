@@ -65,7 +65,7 @@ class Program:
     name
         What people are told that runs: ``Cell In[3]``.
     file
-        In which break points are that name no file.
+        In which breakpoints are that name no file.
     ranks
         The workers that run it.
     words
@@ -150,7 +150,7 @@ class Programs:
         interrupt
             Whether stop ends the cell on the workers, or the waiting only.
         step, breaks, trace, pm, nan
-            Have the workers stop at the first line; at break points (``12 if rank == 2``); record
+            Have the workers stop at the first line; at breakpoints (``12 if rank == 2``); record
             values (names, () for all); stay where they fail; stop where a value is not finite:
             see `Debugger.prepare`.
 
@@ -252,7 +252,7 @@ class Programs:
     # -- what may stop ---------------------------------------------------------------------------
 
     def _begin(self, session: Session, program: Program, stepping: Stepping) -> Started:
-        """Send a program, to be stepped if that was asked for or there are break points."""
+        """Send a program, to be stepped if that was asked for or there are breakpoints."""
         debugger = debugger_of(session)
         if not stepping.asked and not debugger.breaks:
             return Started(program, program.send(program.func), False)

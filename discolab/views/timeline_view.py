@@ -40,7 +40,7 @@ class SiteTime:
     """The collectives of one place in the program.
 
     `waited` is the waiting of all members together, in ns; `slowest` are the workers that were the
-    last to come, with how often; `size` is what all have given, in bytes; `failed` counts those
+    last to arrive, with how often; `size` is what all have given, in bytes; `failed` counts those
     that failed or were stopped, `going` those that are not over.
     """
 
@@ -176,7 +176,7 @@ def _site_table(sites: Sequence[SiteTime]) -> Part:
         Column("called at"),
         Column("times", "right"),
         Column("waited", "right"),
-        Column("last to come"),
+        Column("last to arrive"),
         Column("data", "right"),
         Column(""),
     )

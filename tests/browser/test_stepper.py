@@ -102,7 +102,7 @@ def test_a_program_is_stepped_with_keys_and_clicks(
     panel.click("next")
     panel.until(lambda: "waits in all_reduce #1" in panel.shown.inner_text())
     panel.shown.get_by_role("button", name="all", exact=True).click()
-    panel.shown.get_by_label("break point at line 11", exact=True).click()
+    panel.shown.get_by_label("breakpoint at line 11", exact=True).click()
     panel.until(lambda: "Cell In[3], line 11" in panel.shown.locator(".dls-breaks").inner_text())
     panel.shown.locator(".dls-head").click()
     page.page.keyboard.press("c")

@@ -1,4 +1,4 @@
-"""Break points as they are typed: which are understood, what is said of the others."""
+"""Breakpoints as they are typed: which are understood, what is said of the others."""
 
 import linecache
 import sys
@@ -114,10 +114,10 @@ def test_it_reads_as_it_is_typed(script: str) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "can't read the break point ''"),
+        ("", "can't read the breakpoint ''"),
         ("here", "write LINE, FILE:LINE or a function"),
-        ("6 x == 1", "can't read the break point '6 x == 1'"),
-        ("-3", "can't read the break point"),
+        ("6 x == 1", "can't read the breakpoint '6 x == 1'"),
+        ("-3", "can't read the breakpoint"),
         ("0", r"Cell In\[7\] has no line 0: its lines are 1 to 13"),
         ("14", r"Cell In\[7\] has no line 14: its lines are 1 to 13"),
         ("1", r"no code is on line 1 of Cell In\[7\] \(# a comment\): the next .* is 2"),

@@ -1,4 +1,4 @@
-"""How the debugger draws a stop, break points, an evaluation and a history: what a user reads."""
+"""How the debugger draws a stop, breakpoints, an evaluation and a history: what a user reads."""
 
 from __future__ import annotations
 
@@ -197,10 +197,10 @@ def test_a_file_without_source_still_tells_the_line() -> None:
 def test_why_single_workers_stopped_is_told_if_the_head_does_not() -> None:
     text = repr(
         stop(
-            paused(0, note="break point 1"),
+            paused(0, note="breakpoint 1"),
             paused(1, note="raising ValueError: x"),
             paused(2, error="NameError: name 'y' is not defined"),
-            reason="break point 1 (workers 0,2) at Cell In[3], line 7",
+            reason="breakpoint 1 (workers 0,2) at Cell In[3], line 7",
         )
     )
     assert "worker 1: raising ValueError: x" in text
@@ -396,7 +396,7 @@ def test_a_record_that_makes_no_sense_leaves_the_reason() -> None:
     assert "stepped" in repr(stop(broken))
 
 
-# -- break points, evaluations, histories -----------------------------------------------------
+# -- breakpoints, evaluations, histories -----------------------------------------------------
 
 
 def test_break_points_are_listed() -> None:
@@ -405,7 +405,7 @@ def test_break_points_are_listed() -> None:
         {1: {0: 2, 1: 2}, 2: {2: 1, 3: 0}},
     )
     assert render_text(found) == (
-        "break points\n"
+        "breakpoints\n"
         "  #  place               condition     workers       stops\n"
         "  1  Cell In[3], line 7                all               2\n"
         "  2  shop/net.py:30      if rank == 2  2,3      2: 1, 3: 0"

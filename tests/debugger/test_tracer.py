@@ -321,7 +321,7 @@ def test_threads_that_the_user_starts_run_freely() -> None:
     assert 3 not in port.lines
 
 
-# -- break points, pause -------------------------------------------------------------------------
+# -- breakpoints, pause -------------------------------------------------------------------------
 
 
 def test_a_condition_is_worked_out_in_the_frame_and_is_a_meeting_where_it_is_false() -> None:
@@ -334,9 +334,9 @@ def test_a_condition_is_worked_out_in_the_frame_and_is_a_meeting_where_it_is_fal
     stop = program.stop(3, "i == 1 and any(i + k == j for j in [3])", number=7)
     port = program.run(mode="continue", then="same", breaks=[stop])
     assert [(a.fired, a.reason, a.detail, a.hit) for a in port.arrivals] == [
-        (False, "break", "break point 7", 1),
-        (True, "break", "break point 7", 2),
-        (False, "break", "break point 7", 3),
+        (False, "break", "breakpoint 7", 1),
+        (True, "break", "breakpoint 7", 2),
+        (False, "break", "breakpoint 7", 3),
     ]
 
 
@@ -354,7 +354,7 @@ def test_no_collective_can_begin_in_a_condition() -> None:
     alone: list[str] = []
     program.namespace["note"] = lambda: alone.append(program.worker.alone)
     program.run(mode="continue", breaks=[program.stop(2, "note()", 4)])
-    assert alone == ["the condition of break point 4 is worked out"]
+    assert alone == ["the condition of breakpoint 4 is worked out"]
     assert program.worker.alone == ""
 
 
@@ -370,8 +370,8 @@ def test_a_break_point_of_other_workers_is_only_a_meeting() -> None:
     breaks = [program.stop(2, ranks=(0, 2)), program.stop(1, number=2, ranks=(1,))]
     port = program.run(mode="continue", breaks=breaks)
     assert [(a.here.line, a.fired, a.detail) for a in port.arrivals] == [
-        (1, True, "break point 2"),
-        (2, False, "break point 1"),
+        (1, True, "breakpoint 2"),
+        (2, False, "breakpoint 1"),
     ]
 
 
@@ -395,7 +395,7 @@ def test_several_break_points_of_a_line_are_one_stop() -> None:
     program = Program("x = 1\ny = 2")
     breaks = [program.stop(2, "x == 1", 1), program.stop(2, "x == 2", 2), program.stop(2, "", 3)]
     port = program.run(mode="continue", breaks=breaks)
-    assert [a.detail for a in port.arrivals] == ["break points 1, 3"]
+    assert [a.detail for a in port.arrivals] == ["breakpoints 1, 3"]
 
 
 def test_a_step_that_ends_at_a_condition_that_is_false_is_a_step() -> None:

@@ -1,4 +1,4 @@
-"""Stepping, break points and post-mortem in a real kernel."""
+"""Stepping, breakpoints and post-mortem in a real kernel."""
 
 from __future__ import annotations
 
@@ -134,14 +134,14 @@ def test_break_points_that_stay(nb: Any, tmp_path: Path) -> None:
     code = "%%disco\nmodule_with_break.double(rank)"
     assert "3  " in nb.ok(code).text  # worker 3 alone has 6
     assert nb.ok("%disco_continue").text.startswith("DRef")
-    assert "removed break point" in nb.ok("%disco_break -d all").stdout
-    assert "no break points" in nb.ok("%disco_break").text
+    assert "removed breakpoint" in nb.ok("%disco_break -d all").stdout
+    assert "no breakpoints" in nb.ok("%disco_break").text
     assert nb.ok(code).text.startswith("DRef")
 
 
 def test_break_points_that_are_not_there(nb: Any) -> None:
     assert "-d which? The number of one, or all" in nb.fails("%disco_break -d").stderr
-    assert nb.ok("%disco_break -d all").stdout == "there are no break points\n"
+    assert nb.ok("%disco_break -d all").stdout == "there are no breakpoints\n"
 
 
 def test_names_of_cells_are_known_in_modules(nb: Any, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_what_can_not_be_is_told_before_anything_runs(nb: Any) -> None:
         result = nb.fails(f"%%disco {options}\nprint('ran')\n1")
         assert word in result.stderr, options
         assert result.stdout == ""
-    assert "no break point 7" in nb.fails("%disco_break -d 7").stderr
+    assert "no breakpoint 7" in nb.fails("%disco_break -d 7").stderr
     assert "takes the number" in nb.fails("%disco_break -d one").stderr
     assert nb.ok("%%disco --block\n1").text == "DRef: 1 on all 4 workers"
 

@@ -200,7 +200,7 @@ def test_a_line_is_clicked_for_a_break_point(panel: Panel) -> None:
     assert panel.frame["source"]["breaks"] == {"4": ""}
     panel.press("continue")
     assert line_of(panel) == "return twice"
-    assert panel.frame["reason"].startswith("break point ")
+    assert panel.frame["reason"].startswith("breakpoint ")
     panel.ask("toggle", lambda frame: not frame["breaks"], file=file, line=4)
     panel.ask("toggle", lambda frame: frame["breaks"], file=file, line=10)
     number = panel.frame["breaks"][0]["number"]

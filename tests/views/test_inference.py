@@ -69,7 +69,7 @@ def test_unknown_layouts_stand_apart() -> None:
     assert html.count("<img") == 4
     assert text.count("\n") == 5  # a title, a heading, and a row for each worker
     _, html = both([torch.eye(4) + (rank == 2) for rank in range(4)])
-    assert "one tile a class of equal contents" in html
+    assert "one tile per distinct value" in html
     assert html.count("<img") == 2
     assert html.count("B ≠") == 1
 
@@ -108,4 +108,4 @@ def test_text_says_of_replicas_that_differ_what_html_says() -> None:
     values = [torch.full((4, 4), float(rank)) for rank in range(2)]
     text, html = both(values, placements=[Replicate()])
     for words in (text, html):
-        assert words.count("Replicate() of [4, 4]; one tile a class of equal contents") == 1
+        assert words.count("Replicate() of [4, 4]; one tile per distinct value") == 1

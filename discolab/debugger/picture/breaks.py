@@ -1,4 +1,4 @@
-"""Draws the list of break points. Pure."""
+"""Draws the list of breakpoints. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .places import short_name
 def breaks_parts(
     breaks: Iterable[Break], hits: Mapping[int, Mapping[int, int]] | None = None
 ) -> Part:
-    """A row for each break point, in order of number.
+    """A row for each breakpoint, in order of number.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ def breaks_parts(
     """
     shown = sorted(breaks, key=lambda one: one.number)
     if not shown:
-        return Text("no break points: %disco_break LINE [if CONDITION] sets one", "muted")
+        return Text("no breakpoints: %disco_break LINE [if CONDITION] sets one", "muted")
     columns = (
         Column("#", "right"),
         Column("place"),
@@ -38,7 +38,7 @@ def breaks_parts(
         tuple(columns[place] for place in kept),
         tuple(Row(tuple(row[place] for place in kept)) for row in rows),
     )
-    return VStack((Text("break points", "title"), table))
+    return VStack((Text("breakpoints", "title"), table))
 
 
 def _cells(one: Break, hits: Mapping[int, int] | None) -> tuple[Text, ...]:

@@ -185,7 +185,7 @@ class Stepper(LiveWidget):
             super().command(name, content)
 
     def _toggle(self, file: str, line: int) -> None:
-        """Set a break point at a line, or remove those that are there."""
+        """Set a breakpoint at a line, or remove those that are there."""
         debugger = self._looks.debugger
         there = [one for one in debugger.all_breaks() if one.line == line and one.is_in(file)]
         for one in there:

@@ -143,12 +143,12 @@ def source_of(stop: Stop, focus: int, breaks: Iterable[Break]) -> Json | None:
 
 
 def breaks_in(file: str, breaks: Iterable[Break]) -> Json:
-    """The break points in a file: line -> condition."""
+    """The breakpoints in a file: line -> condition."""
     return {str(one.line): one.condition for one in breaks if one.is_in(file)}
 
 
 def breaks_of(breaks: Iterable[Break]) -> list[Json]:
-    """Break points, to be listed."""
+    """Breakpoints, to be listed."""
     return [
         {
             "number": one.number,

@@ -244,7 +244,7 @@ class TimelineLooks:
         return min(found, key=lambda event: abs(event.begin - at), default=None)
 
     def _members(self, event: Event, now: int) -> list[dict[str, Any]]:
-        """What each member has done about a collective, the last to come last."""
+        """What each member has done about a collective, the last to arrive last."""
         if event.kind != "collective" or event.number < 0:
             return []
         key = (event.ordinal, event.group, event.tag, event.number)

@@ -153,7 +153,7 @@ def _draw_one(
     if len(shown) > 1 or seen or plan.partial or classes is None:
         return [grid], seen
     by_class = _by_class(list(plan.keys), classes)
-    words = f"{caption}; one tile a class of equal contents"
+    words = f"{caption}; one tile per distinct value"
     shapes = {held: plan.logical for _, held in by_class}
     drawn = _tiles("", shapes, by_class, heats)  # the words in a line, so that text has them too
     return [Text(words, "muted"), *drawn], set(plan.keys)
@@ -196,7 +196,7 @@ def draw_apart(
         words = ""
     elif same and classes is not None and len({classes[rank] for rank in ranks}) < len(ranks):
         groups = _by_class(ranks, classes)
-        words = "one tile a class of equal contents" if len(groups) > 1 else ""
+        words = "one tile per distinct value" if len(groups) > 1 else ""
     else:
         words = f"one tensor a worker; {_UNKNOWN}"
     if others:

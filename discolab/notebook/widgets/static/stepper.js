@@ -12,7 +12,7 @@ const BUTTONS = [
   ["step", "s", "run the next line, into functions that it calls"],
   ["next", "n", "run the next line, functions that it calls in one go"],
   ["out", "o", "run until this function returns"],
-  ["continue", "c", "run to the next break point"],
+  ["continue", "c", "run to the next breakpoint"],
   ["pause", "p", "stop all workers at their next line"],
   ["abort", "", "end the program on all workers"],
 ];
@@ -66,7 +66,7 @@ function startStepper(root, send) {
   const frames = element("div", { class: "dls-frames", role: "listbox", "aria-label": "stack" });
   const breaks = element("div", { class: "dls-breaks" });
   const stackBox = element("div", { class: "dls-box" }, element("h4", {}, "stack"), frames);
-  const breakBox = element("div", { class: "dls-box" }, element("h4", {}, "break points"), breaks);
+  const breakBox = element("div", { class: "dls-box" }, element("h4", {}, "breakpoints"), breaks);
   const side = element("div", { class: "dls-side" }, stackBox, breakBox);
   const hint = element("div", { class: "dls-hint" },
     ...HINTS.map(([code, words]) => element("div", {}, element("code", {}, code), element("span", {}, words))));
@@ -172,8 +172,8 @@ function startStepper(root, send) {
       element("span", { class: `dls-dot dls-set${one.condition ? " dls-if" : ""}`, "aria-hidden": "true" }),
       element("span", { class: "dls-told" }, `${one.number} · ${one.place}`,
         one.condition ? element("code", {}, ` if ${one.condition}`) : null),
-      element("button", { type: "button", class: "dls-clear", title: `remove break point ${one.number}`,
-        "aria-label": `remove break point ${one.number}`, onclick: () => send("clear", { number: one.number }) }, "✕"))));
+      element("button", { type: "button", class: "dls-clear", title: `remove breakpoint ${one.number}`,
+        "aria-label": `remove breakpoint ${one.number}`, onclick: () => send("clear", { number: one.number }) }, "✕"))));
   }
 
   function update(latest) {

@@ -1,4 +1,4 @@
-// The source of a program: its lines, coloured, with break points and the places of workers.
+// The source of a program: its lines, coloured, with breakpoints and the places of workers.
 
 const MOST_CHIPS = 8;
 const KEYWORDS = new Set(("and as assert async await break case class continue def del elif else "
@@ -81,7 +81,7 @@ function startSource(onToggle) {
       const number = source.first + i;
       const dot = element("button", {
         class: "dls-gutter", tabindex: "-1", type: "button",
-        "aria-label": `break point at line ${number}`,
+        "aria-label": `breakpoint at line ${number}`,
         onclick: () => onToggle(source.file, number),
       }, element("span", { class: "dls-dot" }), String(number));
       const who = element("span", { class: "dls-who", role: "cell" });
@@ -105,8 +105,8 @@ function startSource(onToggle) {
       dot.classList.toggle("dls-set", stop !== undefined);
       dot.classList.toggle("dls-if", !!stop);
       dot.setAttribute("aria-pressed", String(stop !== undefined));
-      dot.title = stop === undefined ? `set a break point at line ${number}`
-        : `remove the break point${stop ? ` (${stop})` : ""}`;
+      dot.title = stop === undefined ? `set a breakpoint at line ${number}`
+        : `remove the breakpoint${stop ? ` (${stop})` : ""}`;
       if (who.firstChild || marks.length)
         who.replaceChildren(...marks.map(([look, ranks]) => {
           const box = chips(ranks, colours, Object.keys(colours).length);

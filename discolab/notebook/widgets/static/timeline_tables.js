@@ -1,6 +1,6 @@
 // Below the lanes of the timeline: what is known of one event, and the sums.
 
-const SITE_HEADS = ["collective", "called at", "times", "waited in all", "last to come"];
+const SITE_HEADS = ["collective", "called at", "times", "waited in all", "last to arrive"];
 
 // What is known of one event, below the lanes.
 function detailsView(close) {
