@@ -6,9 +6,11 @@ from shapes; where the values are not the reference's as they lie, sums and fuse
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from math import prod
 from statistics import median
 from typing import Any
@@ -44,6 +46,7 @@ from .pairs import (
 )
 from .presence import Presence
 from .results import Finding, Point, point_name
+from .rounding import TIMES, Noise
 from .sides import Fact, Side, WorkerSides
 
 PARAMETERS = ("parameter", "buffer")
@@ -384,6 +387,35 @@ class Matcher:
             found.append(point)
         return found
 
+    # -- rounding ------------------------------------------------------------------------------
+
+    def may_be_rounding(self, point: Point) -> bool:
+        """Whether a difference is one of numbers that are rounded, by the tolerance of the dtype."""
+        if point.problem or point.agrees or self.rtol is not None or self.atol is not None:
+            return False
+        if point.kind in PARAMETERS and not point.gradient:
+            return False
+        return "float" in point.dtype
+
+    def judged_by_noise(self, point: Point, noise: Noise) -> Point:
+        """The point, as one that agrees if rounding makes as much of the reference itself."""
+        if not self.may_be_rounding(point) or not point.rows:
+            return point
+        pair = self.pairs[point.key]
+        nearer = self._nearer.get(pair.identity)
+        for judged in (point, *([as_point(nearer, point)] if nearer is not None else [])):
+            layout = next((lay for lay in pair.layouts if lay.words == judged.layout), None)
+            if judged.partial or layout is None:  # a sum: it was compared as a whole
+                rounds = all(_is_rounding(row, noise, point.key, None) for row in judged.rows.values())
+            else:
+                rounds = all(
+                    _is_rounding(row, noise, point.key, partial(layout.part_of, rank=rank))
+                    for rank, row in judged.rows.items()
+                )
+            if rounds:
+                return replace(judged, agrees=True, ranks=(), unlike=False)
+        return point
+
     def _judged_sum(self, pair: Pair, layout: ShardLayout, parts: dict[int, torch.Tensor]) -> Point:
         """Compare the sums of samples with the reference's."""
         whole = self.ours.value(pair.point.key)
@@ -503,6 +535,15 @@ class Matcher:
         return self.workers.send(parts)
 
 
+def _is_rounding(row: Row, noise: Noise, key: str, part: Any) -> bool:
+    if not row["over"]:
+        return True
+    if not math.isfinite(row["max_abs"]):
+        return False
+    rms, most = noise.of(key, part or (lambda whole: whole))
+    return bool(row["rms"] <= TIMES * rms and row["max_abs"] <= TIMES * most)
+
+
 def as_point(judged: Point, point: Point) -> Point:
     """What was found of the same values, for another point."""
     return replace(
@@ -619,12 +660,12 @@ def _scaled_gradients(
     try:
         for gradient, value in zip(gradients, values, strict=True):
             assert value is not None
-            gradient.value = value * factor
+            gradient.value, gradient.factor = value * factor, factor
         yield lambda: kept.append(True)
     finally:
         if not kept:
             for gradient, value in zip(gradients, values, strict=True):
-                gradient.value = value
+                gradient.value, gradient.factor = value, 1.0
 
 
 def _differs(point: Point) -> bool:

@@ -142,20 +142,23 @@ def difference(local: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance
     -------
     dict
         ``max_abs``, ``over`` (elements beyond the tolerance, 0 if that is rounding), ``size``,
+        ``rms`` (the root of the mean square of all errors, where some are beyond the tolerance),
         ``nan`` (elements that are NaN on both sides), and of the worst element ``place`` (flat),
         ``a`` (here) and ``b`` (reference).
     """
     one = local.reshape(-1)
     other = expected.to(one.device, non_blocking=False).reshape(-1)
-    row: Row = {"max_abs": 0.0, "over": 0, "size": one.numel(), "nan": 0, "place": None}
+    row: Row = {"max_abs": 0.0, "over": 0, "size": one.numel(), "nan": 0, "place": None, "rms": 0.0}
     far = 0
     with torch.no_grad():
         for start in range(0, one.numel(), _CHUNK):
             chunk = slice(start, start + _CHUNK)
             far += _add(row, start, one[chunk], other[chunk], tolerance)
-        few = 0 < row["over"] <= max(_FEW * row["size"], 1) and not far
-        if few and tolerance.noise and _rms(one, other) <= tolerance.noise:
-            row["over"] = 0
+        if row["over"]:
+            row["rms"] = _rms(one, other)
+            few = row["over"] <= max(_FEW * row["size"], 1) and not far
+            if few and tolerance.noise and row["rms"] <= tolerance.noise:
+                row["over"] = 0
     return row
 
 

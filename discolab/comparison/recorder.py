@@ -53,11 +53,12 @@ def note(name: str, value: V) -> V:
 
 @dataclass(slots=True)
 class Gradient:
-    """The gradient of a value, once it has come, and as which one."""
+    """The gradient of a value, once it has come, and as which one; multiplied by `factor`."""
 
     value: torch.Tensor | None = None
     sharding: Sharding | None = None
     order: int = -1
+    factor: float = 1.0
 
 
 @dataclass(slots=True)

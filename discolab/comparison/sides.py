@@ -13,12 +13,14 @@ controller's process, without a copy; other workers are sent the part that they 
 from __future__ import annotations
 
 import itertools
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeAlias
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..layouts.layout import Shape, ShardLayout
 from ..runtime.dref import DRef
@@ -72,6 +74,8 @@ class Side:
         self.backward_wanted = backward
         self.recorder = ActivationRecorder(backward)
         self.recorder.take_parameters(module)
+        self.stepped = False  # an optimizer's step was in it
+        self.changed = False  # it has written into its parameters
         self._result: Any = None
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []  # with what they held before
 
@@ -87,9 +91,17 @@ class Side:
     # -- running -------------------------------------------------------------------------------
 
     def forward(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int, cut: Any = None
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        seed: int,
+        cut: Any = None,
+        around: AbstractContextManager[Any] | None = None,
     ) -> None:
-        """Run the program on inputs of its own; `cut` gives the part of an input that is ours."""
+        """Run the program on inputs of its own; `cut` gives the part of an input that is ours.
+
+        `around` is entered while it runs.
+        """
 
         def made(name: str, tensor: torch.Tensor) -> torch.Tensor:
             with torch.no_grad():
@@ -103,14 +115,35 @@ class Side:
         kwargs = {key: replaced(value, key, made) for key, value in kwargs.items()}
         if self.module is not None:
             self._buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
+        before = self._versions()
         with (
             seeded(seed, self.device),
             torch.set_grad_enabled(self.backward_wanted),
+            self._noticing_steps(),
             self.recorder.recording(self.module),
+            around or nullcontext(),
         ):
             self.recorder.take("argument", "", {**dict(enumerate(args)), **kwargs})
             self._result = self.program(*args, **kwargs)
             self.recorder.take("result", "", self._result)
+        self.changed = before != self._versions()
+
+    def _versions(self) -> list[int]:
+        """How often each parameter was written to."""
+        return [] if self.module is None else [p._version for p in self.module.parameters()]
+
+    @contextmanager
+    def _noticing_steps(self) -> Iterator[None]:
+        thread = threading.get_ident()
+
+        def stepping(*_: Any) -> None:
+            self.stepped = self.stepped or threading.get_ident() == thread
+
+        hook = register_optimizer_step_pre_hook(stepping)
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def restore(self) -> None:
         """Put buffers back; not before backward, which may need them as forward has left them."""
@@ -121,7 +154,12 @@ class Side:
                     buffer.copy_(before)
         self._result = None
 
-    def backward(self, seed: int, starts: Mapping[str, Any]) -> None:
+    def backward(
+        self,
+        seed: int,
+        starts: Mapping[str, Any],
+        around: AbstractContextManager[Any] | None = None,
+    ) -> None:
         """Run backward from the loss, or from the result with gradients that a seed gives.
 
         Parameters
@@ -135,7 +173,7 @@ class Side:
         for leaf, _ in kept:
             leaf.grad = None
         try:
-            with seeded(seed, self.device), torch.enable_grad():
+            with seeded(seed, self.device), torch.enable_grad(), around or nullcontext():
                 if self.loss is not None:
                     loss = self.loss(result)
                     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
