@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ..runtime.errors import ArgumentError, CollectiveError, SessionError
+from ..runtime.sources import place
 from ..runtime.worker import Worker, current_worker
 from .board.diagnosis import call_site
 from .board.ledger import ledger_of
@@ -84,6 +87,49 @@ def make_call(
     if Call.watch is not None:
         Call.watch(call)
     return call
+
+
+class GradientWarning(UserWarning):
+    """A collective without a gradient was given a tensor that has one."""
+
+
+_noticed = threading.local()
+_warned: set[tuple[str, str, int]] = set()  # name, file and line; a place entered twice is no harm
+
+
+def warn_of_gradient(name: str, worker: Worker) -> None:
+    """Warn that autograd ends at a collective, once for each place that calls it.
+
+    What this thread notices (`noticing_lost_gradients`) is told each time.
+    """
+    site = call_site(worker)
+    code, line = ("", 0) if site is None else site
+    filename = str(getattr(code, "co_filename", code))
+    places: list[tuple[str, str]] | None = getattr(_noticed, "places", None)
+    if places is not None and (name, place(filename, line)) not in places:
+        places.append((name, place(filename, line)))
+    if (name, filename, line) in _warned:
+        return
+    _warned.add((name, filename, line))
+    warnings.warn_explicit(
+        f"ccl.{name} has no gradient: its result is detached from the tensor given, which requires "
+        f"grad. discolab.ccl.autograd has collectives with a gradient (behind a row-parallel layer "
+        f"reduce_from_region); where none is wanted, give x.detach()",
+        GradientWarning,
+        filename or "<unknown>",
+        line,
+    )
+
+
+@contextmanager
+def noticing_lost_gradients() -> Iterator[list[tuple[str, str]]]:
+    """Give the collectives of this thread at which autograd ends: name and place."""
+    before = getattr(_noticed, "places", None)
+    _noticed.places = []
+    try:
+        yield _noticed.places
+    finally:
+        _noticed.places = before
 
 
 # To write their outputs does not raise the version counter that autograd looks at, as with Gloo:

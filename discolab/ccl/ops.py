@@ -17,7 +17,9 @@ all_reduce, reduce, broadcast, scatter and recv, as in torch with Gloo: autograd
 it.
 
 Collectives here are not differentiable (`discolab.ccl.autograd` has those that are): they see
-detached data, and a result that they make does not require grad. A result is contiguous; `out`
+detached data, and a result that they make does not require grad. Where a tensor that requires grad
+is given to one while gradients are enabled, a `GradientWarning` says so, once for each line of a
+program (not of `broadcast`, nor in place, as parameters are made alike). A result is contiguous; `out`
 may have any strides, and may be the input. ``group=`` is None (this worker's own group),
 ``"world"``, the name of a mesh axis, a `Group`, or a list of ranks. ``async_op=True`` gives a
 `Work` at once, whose ``wait()`` returns what the function would have returned.
@@ -77,7 +79,7 @@ def all_reduce(
         See this module.
     """
     name = "all_reduce"
-    worker, src, members = _enter(name, tensor, group)
+    worker, src, members = _enter(name, tensor, group, out)
     reduction = check_reduction(name, op, src.dtype)
     result, dst = checks.as_output(name, out, tuple(src.shape), src)
     return _run(name, worker, members, [src], [src], [dst], result, timeout, async_op, reduction)
@@ -120,7 +122,7 @@ def reduce(
         The result on `dst`, None on the others.
     """
     name = "reduce"
-    worker, src, members = _enter(name, tensor, group)
+    worker, src, members = _enter(name, tensor, group, out)
     reduction = check_reduction(name, op, src.dtype)
     root = checks.as_root(name, dst, members, "dst")
     result: torch.Tensor | None = None
@@ -156,7 +158,7 @@ def all_gather(
         `out`, or a new tensor of that shape; the same on all.
     """
     name = "all_gather"
-    worker, src, members = _enter(name, tensor, group)
+    worker, src, members = _enter(name, tensor, group, out)
     result, pieces = _gathered(name, src, members, out)
     return _run(name, worker, members, [src], [src], pieces, result, timeout, async_op)
 
@@ -194,7 +196,7 @@ def gather(
         The result on `dst`, None on the others.
     """
     name = "gather"
-    worker, src, members = _enter(name, tensor, group)
+    worker, src, members = _enter(name, tensor, group, out)
     root = checks.as_root(name, dst, members, "dst")
     result: torch.Tensor | None = None
     pieces: list[torch.Tensor] = []
@@ -229,7 +231,7 @@ def reduce_scatter(
         `out`, or a new tensor of that shape.
     """
     name = "reduce_scatter"
-    worker, src, members = _enter(name, tensor, group)
+    worker, src, members = _enter(name, tensor, group, out)
     reduction = check_reduction(name, op, src.dtype)
     shape = checks.check_divides(name, src, members)
     result, dst = checks.as_output(name, out, shape, src, f"one of {len(members)} parts")
@@ -370,6 +372,8 @@ def all_to_all(
     result: Any
     if isinstance(tensor, torch.Tensor):
         source = checks.as_source(name, tensor)
+        if tensor.requires_grad and torch.is_grad_enabled():
+            checks.warn_of_gradient(name, worker)
         checks.check_divides(name, source, members)
         result, dst = checks.as_output(name, out, tuple(source.shape), source)
         srcs, outs = rows(source, len(members)), rows(dst, len(members))
@@ -456,10 +460,15 @@ def barrier(
     return backend_of(worker).barrier(call).give(None, async_op)
 
 
-def _enter(name: str, tensor: Any, group: GroupLike) -> tuple[Worker, torch.Tensor, Group]:
+def _enter(
+    name: str, tensor: Any, group: GroupLike, out: Any
+) -> tuple[Worker, torch.Tensor, Group]:
     """The calling worker, the plain tensor that it gives, and the members."""
     worker = checks.calling_worker(name)
-    return worker, checks.as_source(name, tensor), resolve(worker, group, name)
+    source = checks.as_source(name, tensor)
+    if tensor.requires_grad and out is not tensor and torch.is_grad_enabled():
+        checks.warn_of_gradient(name, worker)
+    return worker, source, resolve(worker, group, name)
 
 
 def _run(

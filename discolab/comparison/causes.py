@@ -1,7 +1,8 @@
 """What the numbers give away of why values differ, in words. Pure.
 
 Each test below looks at the `Evidence`: elements of the workers' tensors, and the reference's at
-the same places. It says something only if the numbers bear it out to within the tolerance.
+the same places. It says something only where the numbers leave no other reading; what they prove
+stands with each test. Where two causes give the same numbers, both are named.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from ..views.formats import format_number, format_workers
 
 Tensors: TypeAlias = dict[int, torch.Tensor]
 """By rank."""
+
+_UNEXPLAINED = 0.04  # of an error's square: so much a term that is its cause may leave to rounding
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,9 @@ class Evidence:
         each rank their samples at the same places.
     reference
         The whole value if it is small, else None.
+    summed_later
+        Whether the next value that all should hold alike is alike on all, which a sum makes of
+        terms; None: there is none.
     """
 
     local: Tensors
@@ -59,6 +65,7 @@ class Evidence:
     reference: torch.Tensor | None = None
     gradient: bool = False
     parameter: bool = False
+    summed_later: bool | None = None
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -67,6 +74,22 @@ class Evidence:
     @property
     def count(self) -> int:
         return len(self.local)
+
+    @property
+    def alike(self) -> bool:
+        """Whether all workers hold the same."""
+        first, *others = self.local.values()
+        return all(self.close(first, other) for other in others)
+
+    def explains(self, off: torch.Tensor, term: torch.Tensor, slack: float) -> float:
+        """What a term leaves of an error, as a part of it; infinite if that is beyond rounding."""
+        rest = off - term
+        size = float(off.square().sum())
+        left = float(rest.square().sum())
+        within = bool((rest.abs() <= slack * (self.atol + self.rtol * term.abs()) + 1e-12).all())
+        if not size > 0 or not within or left > _UNEXPLAINED * size:
+            return math.inf
+        return left / size
 
     def close(self, a: torch.Tensor, b: torch.Tensor, slack: float = 2.0) -> bool:
         """Whether two are the same, nearly."""
@@ -80,7 +103,7 @@ def causes_of(evidence: Evidence) -> list[str]:
     """What is known of the cause, the strongest first; what follows from another is left out."""
     tests: list[Callable[[Evidence], Iterator[str]]] = [
         _non_finite, _swapped, _zero, _as_sum, _factor, _order,
-        _cut_otherwise, _added, _shifted, _coarse,
+        _cut_otherwise, _added, _factor_but, _shifted, _coarse,
     ]  # fmt: skip
     found: list[str] = []
     for test in tests:
@@ -91,6 +114,7 @@ def causes_of(evidence: Evidence) -> list[str]:
 
 
 def _non_finite(e: Evidence) -> Iterator[str]:
+    """Says what is seen: NaN or infinite elements on one side only."""
     odd = [r for r in e.odd if e.local[r].shape == e.expected[r].shape]
     here = {r: ~torch.isfinite(e.local[r]) for r in odd}
     there = {r: ~torch.isfinite(e.expected[r]) for r in odd}
@@ -111,14 +135,18 @@ def _hold(ranks: Sequence[int]) -> str:
 
 
 def _as_sum(e: Evidence) -> Iterator[str]:
-    """The reference is the sum, or the mean, of what workers hold alike in shape."""
-    if not e.replicated or e.count < 2:
+    """The reference is the sum, or the mean, of what the workers hold.
+
+    Certain where they hold different values: that these sum up to the reference by chance in every
+    element can't be. What they hold alike is no term. That nothing sums the terms up is known only
+    where the workers go on with different values; else the sum comes later, and what is wrong is
+    what each of them has added before it.
+    """
+    sizes = {part.shape for part in e.local.values()}
+    if not e.replicated or e.count < 2 or len(sizes) > 1 or e.alike:
         return
     stacked = torch.stack(list(e.local.values()))
     expected = e.expected[e.ranks[0]]
-    alike = e.close(stacked[0], stacked[-1]) and e.close(stacked[0], stacked[1])
-    if alike and e.gradient and e.parameter:
-        return  # as after an average: these are no terms
     if e.close(stacked.sum(0), expected, 2.0 * e.count):
         yield missing_sum(e.gradient, e.parameter)
     elif e.close(stacked.mean(0), expected, 2.0):
@@ -126,17 +154,34 @@ def _as_sum(e: Evidence) -> Iterator[str]:
         yield f"equals the reference once averaged over the workers: {what} is missing"
     else:
         off = stacked.sum(0) - expected
-        for name, terms in e.terms:
-            term = terms[e.ranks[0]]
-            if term.any() and e.close(off, (e.count - 1) * term, 4.0 * e.count):
-                words = missing_sum(e.gradient, e.parameter)
-                yield f"{words} (but for the {name}, which each worker has added)"
-                return
+        rank, times = e.ranks[0], e.count - 1
+        fits = [(e.explains(off, times * terms[rank], 4.0 * e.count), name) for name, terms in e.terms]
+        left, name = min(fits, default=(math.inf, ""))
+        if not math.isfinite(left):
+            return
+        if e.summed_later is False:
+            words = missing_sum(e.gradient, e.parameter)
+            yield f"{words} (but for the {name}, which each worker has added)"
+        elif e.summed_later:
+            yield (
+                f"is off by {times} × the {name} once it is summed: it is added on every worker "
+                "before the sum, so it counts once for each of them"
+            )
+        else:
+            yield (
+                f"equals the reference once summed over the workers, but for the {name}: it is "
+                "added on every worker, so a sum counts it once for each of them"
+            )
 
 
-def missing_sum(gradient: bool, parameter: bool) -> str:
-    """What to say of a value that the workers hold terms of."""
+def missing_sum(gradient: bool, parameter: bool, known_before: bool = True) -> str:
+    """What to say of a value that the workers hold terms of.
+
+    `known_before`: whether what it comes from was compared, and is whole.
+    """
     words = "equals the reference once summed over the workers: "
+    if gradient and parameter and not known_before:
+        return words + "an all-reduce is missing, of this gradient or before it in backward"
     if gradient and parameter:
         return words + "the all-reduce of this gradient is missing"
     if gradient:
@@ -145,14 +190,22 @@ def missing_sum(gradient: bool, parameter: bool) -> str:
 
 
 def _factor(e: Evidence) -> Iterator[str]:
-    """All, or some, hold a multiple; or they do but for a bias, added afterwards."""
-    nothing: Tensors = {rank: torch.zeros_like(e.expected[rank]) for rank in e.ranks}
-    biases = [(name, terms) for name, terms in e.terms if name.startswith("bias ")]
-    for name, terms in [("", nothing), *biases]:
+    """All, or some, hold a multiple of the reference. Certain where every element has the factor."""
+    nothing = {rank: torch.zeros_like(e.expected[rank]) for rank in e.ranks}
+    factor = _common_factor(e, nothing)
+    if factor is not None and not _any_factor(e, factor):
+        yield _factor_words(e, factor, "")
+
+
+def _factor_but(e: Evidence) -> Iterator[str]:
+    """The same but for a value that is added afterwards, as a bias behind a sum.
+
+    Certain where the factor is the number of workers or one over it, in every element.
+    """
+    for name, terms in e.terms:
         factor = _common_factor(e, terms)
-        if factor is not None and not _any_factor(e, factor):
-            but = f" (but for the {name}, added afterwards)" if name else ""
-            yield _factor_words(e, factor, but)
+        if factor is not None and _by_count(factor, e.count) and not _any_factor(e, factor):
+            yield _factor_words(e, factor, f" (but for the {name}, added afterwards)")
             return
 
 
@@ -160,6 +213,11 @@ def _any_factor(e: Evidence, factor: float) -> bool:
     """Whether a factor says nothing: of one number any other is a multiple."""
     lone = max((int((e.expected[r] != 0).sum()) for r in e.odd), default=0) < 2
     return lone and not any(abs(factor - k) < 1e-2 * abs(k) for k in (e.count, 1 / e.count, -1))
+
+
+def _by_count(factor: float, n: int) -> bool:
+    """Whether a factor is the number of workers, or one over it."""
+    return n > 1 and any(abs(factor - k) < 1e-2 * k for k in (n, 1 / n))
 
 
 def _common_factor(e: Evidence, terms: Tensors) -> float | None:
@@ -205,13 +263,23 @@ def _multiple(e: Evidence, a: torch.Tensor, b: torch.Tensor) -> float | None:
     k = float(a.dot(b)) / size
     if not math.isfinite(k) or abs(k) < 1e-6:
         return None
+    off = a - b
+    whole = float(off.square().sum())
+    if float((a - k * b).square().sum()) > _UNEXPLAINED * whole:
+        return None
     return k if e.close(a / k, b, 4.0) else None
 
 
 def _added(e: Evidence) -> Iterator[str]:
-    """A known value was added, too often or not at all."""
+    """A known value was added, too often or not at all.
+
+    Certain where the error is a multiple of that value in every element, and nothing of it is left
+    but rounding. Of several values that would do, the one that leaves least is named.
+    """
+    fits: list[tuple[float, str, float]] = []
     for name, terms in e.terms:
         found: list[float] = []
+        left = 0.0
         for rank in e.odd:
             term = terms.get(rank)
             if term is None or term.shape != e.local[rank].shape:
@@ -226,17 +294,24 @@ def _added(e: Evidence) -> Iterator[str]:
                 allowed = 8 * (e.atol + e.rtol * e.expected[rank].abs())
                 if not near or not bool(((off - near * term).abs() <= allowed).all()):
                     break
+            rest, whole = (off - near * term).square().sum(), off.square().sum()
+            if float(rest) > _UNEXPLAINED * float(whole):
+                break
+            left = max(left, float(rest / whole))
             found.append(near)
-        if len(found) < len(e.odd) or len({round(k, 6) for k in found}) > 1:
-            continue
-        yield _added_words(name, found[0], e)
-        return
+        if found and len(found) == len(e.odd) and len({round(k, 6) for k in found}) == 1:
+            fits.append((left, name, found[0]))
+    if fits:
+        _, name, times = min(fits)
+        yield _added_words(name, times, e)
 
 
 def _added_words(name: str, k: float, e: Evidence) -> str:
     n = e.count
     who = "" if len(e.odd) == n else f"on {format_workers(e.odd)} "
-    if (n > 2 and k == n - 1) or (n == 2 and k == 1):
+    if n == 2 and k == 1:
+        return f"{who}is off by 1 × the {name}: it is added twice, or by each worker before the sum"
+    if n > 2 and k == n - 1:
         return (
             f"{who}is off by {n - 1} × the {name}: it is added on every worker before the sum, "
             "so it counts once for each of them"
@@ -255,12 +330,18 @@ def _zero(e: Evidence) -> Iterator[str]:
 
 
 def _coarse(e: Evidence) -> Iterator[str]:
-    """Numbers that have only the digits of a coarser dtype."""
+    """The reference, rounded to a coarser dtype.
+
+    Certain where each element is one of that dtype, next to the reference's: of other numbers with
+    few digits, as zeros and ones, nothing follows.
+    """
     for dtype in (torch.bfloat16, torch.float16):
+        epsilon = torch.finfo(dtype).eps
         odd = [
             r for r in e.odd
             if bool((e.local[r].to(dtype).double() == e.local[r]).all())
             and not bool((e.expected[r].to(dtype).double() == e.expected[r]).all())
+            and bool(((e.local[r] - e.expected[r]).abs() <= epsilon * e.expected[r].abs()).all())
         ]  # fmt: skip
         if odd:
             name = str(dtype).removeprefix("torch.")
@@ -306,7 +387,10 @@ def _rows_over(over: torch.Tensor, dim: int) -> list[int]:
 
 
 def _swapped(e: Evidence) -> Iterator[str]:
-    """Another worker's part."""
+    """Another worker's part.
+
+    Certain where every element is the other's, and the two parts are not the same.
+    """
     if e.replicated:
         return
     theirs: dict[int, int] = {}
@@ -336,7 +420,10 @@ def _swapped(e: Evidence) -> Iterator[str]:
 
 
 def _order(e: Evidence) -> Iterator[str]:
-    """A whole value whose pieces along a dim are in another order, as after an all-gather."""
+    """A whole value whose pieces along a dim are in another order, as after an all-gather.
+
+    Certain where each piece is another one of the reference's, on all workers that differ.
+    """
     if not (e.replicated and e.whole and e.reference is not None and e.count > 1):
         return
     rank = e.odd[0]
@@ -351,6 +438,8 @@ def _order(e: Evidence) -> Iterator[str]:
         places = [
             next((j for j, piece in enumerate(pieces) if e.close(one, piece)), -1) for one in theirs
         ]
+        if not all(e.close(e.local[rank], e.local[other]) for other in e.odd[1:]):
+            return
         if sorted(places) == list(range(n)) and places != list(range(n)):
             told = ", ".join(map(str, places))
             yield f"its parts along dim {dim} are in the order {told}: gathered in a wrong order"
@@ -358,7 +447,10 @@ def _order(e: Evidence) -> Iterator[str]:
 
 
 def _cut_otherwise(e: Evidence) -> Iterator[str]:
-    """A shard of the right shape that was cut in another way."""
+    """A shard of the right shape that was cut in another way.
+
+    Certain where each worker that differs holds exactly what that cut gives it.
+    """
     if e.replicated or e.reference is None or not e.whole:
         return
     words = ""
@@ -414,18 +506,22 @@ def _interleaved(whole: torch.Tensor, dim: int, n: int, place: int, width: int) 
 
 
 def _shifted(e: Evidence) -> Iterator[str]:
-    """Rows that are off by one."""
+    """Rows that are off by one.
+
+    Certain where all rows but the last are the next ones, on each worker that differs.
+    """
     if not e.whole or e.reference is None:
         return
-    rank = e.odd[0]
-    shape = e.shapes[rank]
-    local, expected = e.local[rank].reshape(shape), e.expected[rank].reshape(shape)
-    for dim, size in enumerate(shape):
-        if size < 3:
-            continue
+
+    def is_shifted(rank: int, dim: int, step: int) -> bool:
+        shape = e.shapes[rank]
+        size = shape[dim]
+        local, expected = e.local[rank].reshape(shape), e.expected[rank].reshape(shape)
+        a = local.narrow(dim, max(-step, 0), size - 1)
+        return size > 2 and e.close(a, expected.narrow(dim, max(step, 0), size - 1))
+
+    for dim in range(len(e.shapes[e.odd[0]])):
         for step, words in ((1, "later"), (-1, "earlier")):
-            a = local.narrow(dim, max(-step, 0), size - 1)
-            b = expected.narrow(dim, max(step, 0), size - 1)
-            if e.close(a, b):
+            if all(is_shifted(rank, dim, step) for rank in e.odd):
                 yield f"its elements along dim {dim} are those of one place {words}: off by one"
                 return

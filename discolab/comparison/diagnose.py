@@ -53,10 +53,71 @@ class Compared:
 def first_divergence(matcher: Matcher, compared: Compared) -> Finding | None:
     """The first difference, in the order of the reference's program; None if there is none."""
     first = _first(matcher, compared)
-    if first is None or first.point.gradient or first.point.kind not in ("output", "result"):
+    if first is None:
         return first
-    idle = matcher.presence.not_run(matcher.names.rename(first.point.module), first.ranks)
-    return replace(first, causes=(idle, *first.causes)) if idle else first
+    point = first.point
+    more: list[str] = []
+    if point.gradient:
+        more = _lost_gradients(matcher, compared, first)
+    elif point.kind in ("input", "output", "result"):
+        calls = _calls_between(matcher, compared, first)
+        more = list(filter(None, [matcher.presence.not_run(calls, first.ranks)]))
+    return replace(first, causes=(*more, *first.causes)) if more else first
+
+
+def _calls_between(matcher: Matcher, compared: Compared, first: Finding) -> dict[str, str]:
+    """The modules that the reference ran between what last agrees on workers and a difference.
+
+    That workers did not run one of them can't be right; what stages left out before did no harm.
+    By the workers' name; the type of each.
+    """
+    ours = matcher.ours.recorder
+    order = {key: number for number, key in enumerate(ours.entries)}
+    end = order.get(first.point.key, -1)
+    agreeing = [
+        order[p.key] for p in compared.points
+        if p.agrees and not p.partial and order.get(p.key, end) < end
+        and p.kind in ("input", "output", "note") and not p.problem
+        and set(first.ranks) <= set(matcher.pairs[p.key].held)
+    ]  # fmt: skip
+    start = max(agreeing, default=-1)
+    found = {}
+    for key, entry in list(ours.entries.items())[start + 1 : end + 1]:
+        path = entry.name.split("#")[0]
+        if entry.kind == "output" and key != first.point.key and path in ours.modules:
+            found[matcher.names.rename(entry.name, "output")] = ours.modules[path][0]
+    return found
+
+
+def _lost_gradients(matcher: Matcher, compared: Compared, first: Finding) -> list[str]:
+    """Where autograd ends on workers and not in the reference, if a gradient is wrong for it.
+
+    Certain as a fact; that it is why a gradient differs is said only where one is missing or
+    nothing else explains it.
+    """
+    if first.causes and "no gradient" not in first.causes[0] and "all zeros" not in first.causes[0]:
+        return []
+    found = []
+    for (name, place), ranks in matcher.workers.lost_gradients().items():
+        found.append(
+            f"ccl.{name} at {place} on {format_workers(ranks)} was given a tensor that requires "
+            f"grad: ccl.{name} has no gradient; discolab.ccl.autograd has collectives with one"
+        )
+    entries = matcher.ours.recorder.entries
+    wanted = [
+        p for p in compared.points
+        if p.kind in ("output", "note", "input") and not p.problem and entries[p.key].requires_grad
+    ]  # fmt: skip
+    ends = matcher.workers.ungraded([p.theirs for p in wanted])
+    for number, point in enumerate(wanted):
+        ranks = [rank for rank, each in enumerate(ends) if each[number]]
+        if ranks and not found:
+            found.append(
+                f"the {point.words} on {format_workers(ranks)} does not require grad, the "
+                "reference's does: it was detached before that"
+            )
+            break
+    return found
 
 
 def _first(matcher: Matcher, compared: Compared) -> Finding | None:
@@ -146,7 +207,8 @@ def _unsummed(matcher: Matcher, points: Sequence[Point], number: int) -> int | N
         if point.problem or (point.kind in ("parameter", "buffer") and not point.gradient):
             continue
         if point.partial and point.source == "inferred":
-            found = place
+            if not _whole_later(matcher, points, place, number):
+                found = place
         elif "Shard" not in point.layout:
             break
     if found is None and points[number].gradient:  # one of several modules that a value goes to
@@ -158,6 +220,40 @@ def _unsummed(matcher: Matcher, points: Sequence[Point], number: int) -> int | N
             if same and point.partial and point.source == "inferred":
                 return place
     return _added_unsummed(matcher, points, number) if found is None else found
+
+
+def _agrees_around(points: Sequence[Point], place: int) -> bool:
+    """Whether a later value into which all goes that comes of this one is whole, and agrees."""
+    point = points[place]
+    if point.kind == "parameter":
+        point = replace(point, kind="output", module=point.module.rpartition(".")[0])
+    return any(
+        later.agrees and not later.partial and not later.problem and _around(later, point)
+        for later in points[place + 1 :]
+    )
+
+
+def _whole_later(matcher: Matcher, points: Sequence[Point], place: int, end: int) -> bool:
+    """Whether terms were summed, since what comes of them, or the same value, is whole."""
+    if _agrees_around(points, place):
+        return True
+    value = matcher.ours.value(points[place].key)
+    return any(
+        p.agrees and not p.partial and not p.problem and p.shape == points[place].shape
+        and torch.equal(matcher.ours.value(p.key), value)
+        for p in points[place + 1 : end]
+    )  # fmt: skip
+
+
+def _summed_later(points: Sequence[Point], number: int) -> bool | None:
+    """Whether the next value that all workers should hold alike is alike on them."""
+    if points[number].gradient:
+        return None
+    for point in points[number + 1 :]:
+        if point.problem or "Shard" in point.layout or not point.rows or point.kind == "buffer":
+            continue
+        return point.agrees or not (point.unlike or point.partial)
+    return None
 
 
 def _added_unsummed(matcher: Matcher, points: Sequence[Point], number: int) -> int | None:
@@ -199,7 +295,7 @@ def _finding(
     pair = matcher.pairs[point.key]
     own = [words for path in _near_modules(point) for words in matcher.settings(path)]
     if unsummed or (point.partial and point.agrees):
-        causes.append(missing_sum(point.gradient, point.kind == "parameter"))
+        causes.append(_unsummed_words(matcher, points, number, point))
         point = replace(point, ranks=tuple(sorted(pair.held)), agrees=False)
     else:
         causes += _dtypes(pair)
@@ -207,6 +303,28 @@ def _finding(
         if evidence is not None:
             causes += causes_of(evidence)
     return Finding(point, (*own, *causes), _place(points, number, point, unsummed))
+
+
+def _unsummed_words(matcher: Matcher, points: Sequence[Point], number: int, point: Point) -> str:
+    """What to say of terms that nothing sums up; what all hold alike may be an average as well."""
+    (taken,) = matcher.workers.samples([point.theirs])
+    held = {rank: part for rank, part in taken.items() if rank in matcher.pairs[point.key].held}
+    first, *others = held.values()
+    near = 1e-6 * float(first.abs().max()) if first.numel() else 0.0
+    if all(o.shape == first.shape and bool(((o - first).abs() <= near).all()) for o in others):
+        return (
+            f"is the reference / {len(held)} on all workers alike: averaged where a sum belongs, "
+            "or divided twice"
+        )
+    parameter = point.kind == "parameter"
+    owner = point.module.rpartition(".")[0]
+    known = [
+        p for p in points[:number]
+        if p.module.split("#")[0] == owner and p.kind == "output" and not p.problem
+    ]  # fmt: skip
+    whole = bool(known) and all(p.agrees and not p.partial for p in known)
+    whole = whole or _agrees_around(points, number)
+    return missing_sum(point.gradient, parameter, whole)
 
 
 def _near_modules(point: Point) -> list[str]:
@@ -293,7 +411,8 @@ def _gather(
     whole = matcher.ours.value(point.key)
     sizes = [math.prod(shape) for shape in pair.shapes.values()]
     most = _WHOLE if max(sizes) <= _WHOLE else MOST_SAMPLES
-    (local,) = matcher.workers.samples([point.theirs], most)
+    (taken,) = matcher.workers.samples([point.theirs], most)
+    local = {rank: part for rank, part in taken.items() if rank in pair.held}
     if not local or whole.is_complex():
         return None
     teams = sorted(local)
@@ -321,6 +440,7 @@ def _gather(
         reference=whole.detach().to("cpu", torch.float64) if whole.numel() <= _WHOLE else None,
         gradient=point.gradient,
         parameter=point.kind == "parameter",
+        summed_later=_summed_later(points, number),
     )
 
 
@@ -353,13 +473,21 @@ def _terms(
     ]  # fmt: skip
     around.sort(key=lambda p: p.module.count("."))  # one value under several names: the outermost
     owners = {p.module.split("#")[0] for p in [*before, point]}
-    if not point.gradient:
+    own = point.module.split("#")[0]  # with what is inside: its modules need not be called
+    if not point.gradient and point.kind not in ("parameter", "buffer"):
         for parameter in compared.parameters:
             name = parameter.module
-            flat = whole.dim() > 0 and parameter.shape == (whole.shape[-1],)
-            if flat and name.rpartition(".")[0] in owners:
-                value = matcher.ours.value(parameter.key)
-                yield f"bias {name}", value.to(whole.device).expand(whole.shape)
+            owner = name.rpartition(".")[0]
+            if owner not in owners and not (not own or owner.startswith(f"{own}.")):
+                continue
+            for dim in (-1, 1):  # features come last, channels second
+                fits = whole.dim() > (2 if dim == 1 else 0)
+                if fits and parameter.shape == (whole.shape[dim],) and parameter.kind == "parameter":
+                    value = matcher.ours.value(parameter.key).to(whole.device)
+                    if dim == 1:
+                        value = value.reshape(-1, *[1] * (whole.dim() - 2))
+                    kind = "bias" if "bias" in name.rpartition(".")[2] else "parameter"
+                    yield f"{kind} {name}", value.expand(whole.shape)
     given: set[int] = set()
     for other in [*around[-8:], *reversed(before)]:
         value = matcher.ours.value(other.key)

@@ -331,6 +331,7 @@ class Matcher:
 
     def _as_fused(self, again: list[tuple[Pair, Point]]) -> Iterator[tuple[Pair, Point]]:
         wanted = []
+        before = {id(pair): point for pair, point in again}
         for pair, _ in again:
             layouts = [
                 fused
@@ -341,8 +342,9 @@ class Matcher:
                 wanted.append((pair, layouts))
         for (pair, layouts), rows in zip(wanted, self._rows(wanted), strict=True):
             point = self._best(pair, rows, layouts)
-            if point.agrees:
-                yield pair, point
+            plain = before[id(pair)]
+            if point.agrees or 0 < len(point.ranks) < min(len(plain.ranks), len(point.rows)):
+                yield pair, point  # it fits, or fits on workers where the plain one does not
 
     def _as_sums(self, again: list[tuple[Pair, Point]]) -> Iterator[tuple[Pair, Point]]:
         """Those of which workers hold the terms; known by samples, so that nothing large moves."""

@@ -92,15 +92,25 @@ class Presence:
         problem = f"{format_workers(absent)} {_have(absent)} no gradient of it"
         return replace(point, problem=problem, agrees=False, ranks=tuple(absent))
 
-    def not_run(self, module: str, ranks: Sequence[int]) -> str:
-        """Which modules in a module workers that differ did not run, though they have them."""
-        inside = f"{module.split('#')[0]}." if module else ""
+    def not_run(self, calls: Mapping[str, str], ranks: Sequence[int]) -> str:
+        """Which modules workers that differ did not run, though they have them and others did.
+
+        Parameters
+        ----------
+        calls
+            By the workers' name, the type of the module in the reference: of those that it runs
+            before the difference and after all that agrees.
+        """
         told: dict[str, list[int]] = {}
-        for name in sorted(set().union(*self.ran)) if self.ran else []:
+        ran = set().union(*self.ran) if self.ran else set()
+        for name, kind in calls.items():
             path = name.split("#")[0]
-            if not name.startswith(inside) or any(name.startswith(f"{n}.") for n in told):
+            if name not in ran or any(name.startswith(f"{n}.") for n in told):
                 continue
-            idle = [r for r in ranks if name not in self.ran[r] and path in self.modules[r]]
+            idle = [
+                r for r in ranks
+                if name not in self.ran[r] and self.modules[r].get(path, ("",))[0] == kind
+            ]  # fmt: skip
             if idle and name:
                 told[name] = idle
         words = [f"{format_workers(idle)} did not run {name}" for name, idle in told.items()]

@@ -53,12 +53,16 @@ def note(name: str, value: V) -> V:
 
 @dataclass(slots=True)
 class Gradient:
-    """The gradient of a value, once it has come, and as which one; multiplied by `factor`."""
+    """The gradient of a value, once it has come, and as which one.
+
+    It was multiplied by `factor`; `pieces` are the gradients of a batch's parts.
+    """
 
     value: torch.Tensor | None = None
     sharding: Sharding | None = None
     order: int = -1
     factor: float = 1.0
+    pieces: tuple[Gradient, ...] = ()
 
 
 @dataclass(slots=True)
@@ -89,6 +93,7 @@ class Entry:
     snapshot: Snapshot
     gradient: Gradient
     number: str = ""  # "python float" for a number that is no tensor
+    requires_grad: bool = False
 
     @property
     def key(self) -> str:
@@ -164,7 +169,10 @@ class ActivationRecorder:
             if self.gradients and tensor.requires_grad and not snapshot.hooked:
                 snapshot.hooked = True
                 tensor.register_hook(self._receiver(snapshot.gradient))
-            self._add(Entry(kind, name, leaf, snapshot, snapshot.gradient))
+            graded = tensor.requires_grad
+            self._add(
+                Entry(kind, name, leaf, snapshot, snapshot.gradient, requires_grad=graded)
+            )
 
     def _enter_plain(self, kind: str, name: str, value: Any) -> None:
         """Enter numbers as tensors without a dimension, and keep in words what is no number."""
@@ -188,7 +196,9 @@ class ActivationRecorder:
 
         def taken(leaf: str, tensor: torch.Tensor) -> torch.Tensor:
             snapshot, gradient = self._snapshot(tensor), Gradient()
-            self._add(Entry("input", name, "" if lone else leaf, snapshot, gradient))
+            shown = "" if lone else leaf
+            graded = tensor.requires_grad
+            self._add(Entry("input", name, shown, snapshot, gradient, requires_grad=graded))
             if not (self.gradients and tensor.requires_grad and torch.is_grad_enabled()):
                 return tensor
             if isinstance(tensor, torch.nn.Parameter):
@@ -238,6 +248,47 @@ class ActivationRecorder:
             gradient.value, gradient.sharding = local_copy(grad)
 
         return receive
+
+    # -- micro-batches -------------------------------------------------------------------------
+
+    def join_calls(self, whole: Mapping[str, int]) -> None:
+        """Make one call of several: of modules that take a batch in pieces.
+
+        Parameters
+        ----------
+        whole
+            For each value of a module that the reference calls once: its size along dim 0.
+        """
+        again: dict[str, list[Entry]] = {}
+        for entry in self.entries.values():
+            path, hash_sign, _ = entry.name.partition("#")
+            if entry.kind in ("input", "output") and hash_sign:
+                again.setdefault(f"{entry.kind}|{path}|{_safe(entry.leaf)}", []).append(entry)
+        for key, later in again.items():
+            first = self.entries.get(key)
+            if first is None or key not in whole:
+                continue
+            pieces = [entry.snapshot.value for entry in (first, *later)]
+            kinds = {(piece.shape[1:], piece.dtype) for piece in pieces if piece.dim()}
+            rows = sum(len(piece) for piece in pieces if piece.dim())
+            if len(kinds) != 1 or rows != whole[key] or any(not piece.dim() for piece in pieces):
+                continue
+            self._numbers += 1
+            joined = dataclasses.replace(
+                first.snapshot, number=self._numbers, value=torch.cat(pieces)
+            )
+            gradient = Gradient(pieces=tuple(entry.gradient for entry in (first, *later)))
+            self.entries[key] = dataclasses.replace(first, snapshot=joined, gradient=gradient)
+            for entry in later:
+                del self.entries[entry.key]
+
+    def join_gradients(self) -> None:
+        """The same of what backward has left."""
+        for entry in self.entries.values():
+            values = [piece.value for piece in entry.gradient.pieces]
+            if values and all(value is not None for value in values):
+                entry.gradient.value = torch.cat([value for value in values if value is not None])
+                entry.gradient.order = max(piece.order for piece in entry.gradient.pieces)
 
     # -- parameters ----------------------------------------------------------------------------
 

@@ -186,7 +186,12 @@ class _Run:
         with own_errors(self.titles[0], "forward", self.given):
             self.ours.forward(shared.args, shared.kwargs, self.seed)
         with self._noting_first():
-            modules = self.workers.run_forward(given, self.seed, shared.cuts)
+            rename = self.matcher.names.rename
+            sizes = {}
+            for key, size in self.ours.whole_sizes().items():
+                kind, name, leaf = key.split("|")
+                sizes[f"{kind}|{rename(name, kind)}|{leaf}"] = size
+            modules = self.workers.run_forward(given, self.seed, shared.cuts, sizes)
         self.matcher.learn_modules(modules)
         return list(shared.cuts.values())
 

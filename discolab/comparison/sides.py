@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ..ccl.checks import noticing_lost_gradients
 from ..layouts.layout import Shape, ShardLayout
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError
@@ -76,6 +77,7 @@ class Side:
         self.recorder.take_parameters(module)
         self.stepped = False  # an optimizer's step was in it
         self.changed = False  # it has written into its parameters
+        self.lost: list[tuple[str, str]] = []  # where autograd ends at a collective: name, place
         self._result: Any = None
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []  # with what they held before
 
@@ -121,6 +123,7 @@ class Side:
             torch.set_grad_enabled(self.backward_wanted),
             self._noticing_steps(),
             self.recorder.recording(self.module),
+            noticing_lost_gradients() as self.lost,
             around or nullcontext(),
         ):
             self.recorder.take("argument", "", {**dict(enumerate(args)), **kwargs})
@@ -186,6 +189,7 @@ class Side:
                 else:
                     self._from_result(result, seed, starts)
             self.recorder.take_parameter_gradients(self.module)
+            self.recorder.join_gradients()
         finally:
             for leaf, grad in kept:
                 leaf.grad = grad
@@ -253,6 +257,17 @@ class Side:
                 _fact(f"{entry.key}.grad", gradient.value, id(gradient), gradient.sharding)
             )
         return facts
+
+    def whole_sizes(self) -> dict[str, int]:
+        """Of what goes through modules that are called once: the size along dim 0."""
+        entries = self.recorder.entries
+        again = {e.name.partition("#")[0] for e in entries.values() if "#" in e.name}
+        return {
+            key: len(entry.snapshot.value)
+            for key, entry in entries.items()
+            if entry.kind in ("input", "output") and entry.name not in again
+            and entry.snapshot.value.dim()
+        }  # fmt: skip
 
     def value(self, key: str) -> torch.Tensor:
         """The tensor of a fact."""
@@ -358,9 +373,12 @@ def hold(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def run_forward(
-    side: Side, given: tuple[Any, Any], seed: int, cuts: dict[str, Any]
+    side: Side, given: tuple[Any, Any], seed: int, cuts: dict[str, Any], whole: dict[str, int]
 ) -> list[tuple[str, str, str, bool]]:
-    """Run forward; gives of each module its path, type, settings and mode."""
+    """Run forward; gives of each module its path, type, settings and mode.
+
+    `whole`: see `ActivationRecorder.join_calls`.
+    """
     rank = current_worker().worker_id
 
     def cut(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -370,6 +388,7 @@ def run_forward(
 
     args, kwargs = given
     side.forward(args, kwargs, seed, cut)
+    side.recorder.join_calls(whole)
     return [(path, *about) for path, about in side.recorder.modules.items()]
 
 
@@ -461,6 +480,17 @@ def samples(side: Side, wanted: list[tuple[str, int]]) -> list[torch.Tensor | No
     return [sample(side.value(key), most) if has(side, key) else None for key, most in wanted]
 
 
+def lost_gradients(side: Side) -> list[tuple[str, str]]:
+    """At which collectives autograd ends, though their input requires grad: name and place."""
+    return side.lost
+
+
+def ungraded(side: Side, keys: list[str]) -> list[bool]:
+    """Which values are there and do not require grad."""
+    entries = side.recorder.entries
+    return [key in entries and not entries[key].requires_grad for key in keys]
+
+
 def end(side: Side) -> None:
     """Put back what the run has changed."""
     side.restore()
@@ -477,6 +507,8 @@ _COMMANDS: dict[Any, str] = {  # what status calls them
     hold: "the inputs of a comparison",
     run_forward: "the comparison's forward",
     run_backward: "the comparison's backward",
+    lost_gradients: "a look at what was recorded",
+    ungraded: "a look at what was recorded",
     measure: "a comparison",
     samples: "a look at what was recorded",
     end: "the end of a comparison",
@@ -529,10 +561,12 @@ class WorkerSides:
         """Of each worker what its program gave that is neither tensor nor number."""
         return self._ask(plain_values)
 
-    def run_forward(self, inputs: DRef, seed: int, cuts: dict[str, ShardLayout]) -> list[Any]:
+    def run_forward(
+        self, inputs: DRef, seed: int, cuts: dict[str, ShardLayout], whole: Mapping[str, int]
+    ) -> list[Any]:
         """Run forward; gives of each worker its modules: path, type, settings and mode."""
         plain = {name: layout.plain for name, layout in cuts.items()}
-        return self._ask(run_forward, inputs, seed, plain)
+        return self._ask(run_forward, inputs, seed, plain, dict(whole))
 
     def run_backward(
         self, seed: int, starts: Mapping[str, tuple[Shape, ShardLayout, int]]
@@ -564,6 +598,18 @@ class WorkerSides:
             {rank: answer[n] for rank, answer in enumerate(answers) if answer[n] is not None}
             for n in range(len(keys))
         ]
+
+    def lost_gradients(self) -> dict[tuple[str, str], list[int]]:
+        """By collective and place, the workers where autograd ends there."""
+        found: dict[tuple[str, str], list[int]] = {}
+        for rank, places in enumerate(self._ask(lost_gradients)):
+            for name, place_ in places:
+                found.setdefault((name, place_), []).append(rank)
+        return found
+
+    def ungraded(self, keys: list[str]) -> list[list[bool]]:
+        """Of each worker which values do not require grad."""
+        return self._ask(ungraded, keys)
 
     def end(self) -> None:
         """Put back what the runs have changed."""
