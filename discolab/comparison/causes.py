@@ -113,6 +113,11 @@ def causes_of(evidence: Evidence) -> list[str]:
     return found + list(_how_much(evidence))
 
 
+def is_observation(words: str) -> bool:
+    """Whether it is said how much differs, and not why."""
+    return " places along dim " in words or words.startswith("one element of ")
+
+
 def _non_finite(e: Evidence) -> Iterator[str]:
     """Says what is seen: NaN or infinite elements on one side only."""
     odd = [r for r in e.odd if e.local[r].shape == e.expected[r].shape]
@@ -154,9 +159,13 @@ def _as_sum(e: Evidence) -> Iterator[str]:
         yield f"equals the reference once averaged over the workers: {what} is missing"
     else:
         off = stacked.sum(0) - expected
-        rank, times = e.ranks[0], e.count - 1
-        fits = [(e.explains(off, times * terms[rank], 4.0 * e.count), name) for name, terms in e.terms]
-        left, name = min(fits, default=(math.inf, ""))
+        rank = e.ranks[0]
+        fits = [
+            (e.explains(off, times * terms[rank], 4.0 * e.count), times, name)
+            for name, terms in e.terms
+            for times in (e.count - 1, e.count)  # the reference adds it there, or elsewhere
+        ]
+        left, times, name = min(fits, default=(math.inf, 0, ""))
         if not math.isfinite(left):
             return
         if e.summed_later is False:
@@ -312,9 +321,10 @@ def _added_words(name: str, k: float, e: Evidence) -> str:
     if n == 2 and k == 1:
         return f"{who}is off by 1 × the {name}: it is added twice, or by each worker before the sum"
     if n > 2 and k == n - 1:
+        twice = "" if name.startswith("bias ") else " (or it is summed twice)"
         return (
-            f"{who}is off by {n - 1} × the {name}: it is added on every worker before the sum, "
-            "so it counts once for each of them"
+            f"{who}is off by {n - 1} × the {name}: it is added on every worker before the sum"
+            f"{twice}, so it counts once for each of them"
         )
     if k == -1:
         return f"{who}is off by -1 × the {name}: it is not added"

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..views.formats import format_workers
-from .causes import Evidence, Tensors, causes_of, missing_sum
+from .causes import Evidence, Tensors, causes_of, is_observation, missing_sum
 from .matcher import Matcher
 from .measure import MOST_SAMPLES, sample
 from .pairs import Pair
@@ -50,9 +50,19 @@ class Compared:
         return [point for points in self.runs for point in points]
 
 
-def first_divergence(matcher: Matcher, compared: Compared) -> Finding | None:
-    """The first difference, in the order of the reference's program; None if there is none."""
-    first = _first(matcher, compared)
+def known_causes(first: Finding) -> tuple[str, ...]:
+    """The causes of a finding; what only says how much differs is none."""
+    return tuple(cause for cause in first.causes if not is_observation(cause))
+
+
+def first_divergence(
+    matcher: Matcher, compared: Compared, end: Point | None = None
+) -> Finding | None:
+    """The first difference, in the order of the reference's program; None if there is none.
+
+    `end`: what comes after all points, where these are only some of the program.
+    """
+    first = _first(matcher, compared, end)
     if first is None:
         return first
     point = first.point
@@ -120,15 +130,17 @@ def _lost_gradients(matcher: Matcher, compared: Compared, first: Finding) -> lis
     return found
 
 
-def _first(matcher: Matcher, compared: Compared) -> Finding | None:
+def _first(matcher: Matcher, compared: Compared, end: Point | None) -> Finding | None:
     for points in compared.runs:
         for number, point in enumerate(points):
             if not _wrong(point) or _rejoined(points, number) is not None:
                 continue
-            earlier = _unsummed(matcher, points, number) if _may_lack_sum(points, number) else None
+            later = _summed_later(points, number, end)
+            lacks = _may_lack_sum(points, number) and (later is not True or "Shard" in point.layout)
+            earlier = _unsummed(matcher, points, number) if lacks else None
             if earlier is not None:
-                return _finding(matcher, compared, points, earlier, points[earlier], True)
-            return _finding(matcher, compared, points, number, point, False)
+                return _finding(matcher, compared, points, earlier, points[earlier], True, later)
+            return _finding(matcher, compared, points, number, point, False, later)
     return None
 
 
@@ -245,11 +257,11 @@ def _whole_later(matcher: Matcher, points: Sequence[Point], place: int, end: int
     )  # fmt: skip
 
 
-def _summed_later(points: Sequence[Point], number: int) -> bool | None:
+def _summed_later(points: Sequence[Point], number: int, end: Point | None) -> bool | None:
     """Whether the next value that all workers should hold alike is alike on them."""
     if points[number].gradient:
         return None
-    for point in points[number + 1 :]:
+    for point in [*points[number + 1 :], *([] if end is None else [end])]:
         if point.problem or "Shard" in point.layout or not point.rows or point.kind == "buffer":
             continue
         return point.agrees or not (point.unlike or point.partial)
@@ -287,6 +299,7 @@ def _finding(
     number: int,
     point: Point,
     unsummed: bool,
+    summed_later: bool | None,
 ) -> Finding:
     causes: list[str] = []
     if point.problem:
@@ -299,7 +312,7 @@ def _finding(
         point = replace(point, ranks=tuple(sorted(pair.held)), agrees=False)
     else:
         causes += _dtypes(pair)
-        evidence = _gather(matcher, compared, points, number, pair, point)
+        evidence = _gather(matcher, compared, points, number, pair, point, summed_later)
         if evidence is not None:
             causes += causes_of(evidence)
     return Finding(point, (*own, *causes), _place(points, number, point, unsummed))
@@ -405,6 +418,7 @@ def _gather(
     number: int,
     pair: Pair,
     point: Point,
+    summed_later: bool | None,
 ) -> Evidence | None:
     """What is to be looked at of a value that differs; None if there is nothing."""
     layout = pair.layout_named(point.layout)
@@ -440,7 +454,7 @@ def _gather(
         reference=whole.detach().to("cpu", torch.float64) if whole.numel() <= _WHOLE else None,
         gradient=point.gradient,
         parameter=point.kind == "parameter",
-        summed_later=_summed_later(points, number),
+        summed_later=summed_later,
     )
 
 

@@ -138,6 +138,10 @@ class Matcher:
         others = self.presence.other_values(ours_plain, plain_values, held, self.names.rename)
         return [*points, *others]
 
+    def compare_operations(self, theirs: Sequence[list[Fact]]) -> list[Point]:
+        """Compare the operations that both sides have run."""
+        return self._compare(self.ours.facts(("operation",)), self._by_key(theirs))
+
     def starts(self, points: Sequence[Point]) -> dict[str, tuple[Shape, ShardLayout]]:
         """From what backward starts: the tensors of the result whose layout is known."""
         starts = {}

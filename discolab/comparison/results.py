@@ -33,7 +33,7 @@ class Point:
     ----------
     kind : str
         ``parameter``, ``buffer``, ``input`` or ``output`` of a module, ``note``, ``argument`` or
-        ``result`` of the program.
+        ``result`` of the program, ``operation`` inside a module.
     module : str
         The path of the module, with ``#2`` at its second call; what a note is called.
     gradient : bool
@@ -115,6 +115,7 @@ class Point:
             "input": f"input of {whole}",
             "output": f"output of {whole}",
             "note": f"note {self.module!r}",
+            "operation": f"operation {self.module.partition(':')[2]}",
         }.get(self.kind, f"{self.kind} {self.module}")
         words += leaf
         return f"gradient of the {words}" if self.gradient else words

@@ -132,11 +132,11 @@ def measure_noise(ours: Side, args: Any, kwargs: Any, seed: int, starts: Any) ->
         None if it can't run again: it has an optimizer's step in it, it gives other values the
         second time, or it fails when it is looked into.
     """
-    if ours.stepped or ours.changed:
+    if not ours.can_run_again:
         return None
 
     def again(mode: _RoundedOtherwise | None) -> Side:
-        side = Side(ours.program, ours.module, ours.backward_wanted, ours.loss)
+        side = ours.again()
         try:
             side.forward(args, kwargs, seed, around=mode)
             if starts is not None:

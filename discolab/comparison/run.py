@@ -24,7 +24,15 @@ from .arguments import (
     program_of,
     session_of,
 )
-from .diagnose import Compared, detour_notes, first_divergence, settings_notes, value_notes
+from .diagnose import (
+    Compared,
+    detour_notes,
+    first_divergence,
+    known_causes,
+    settings_notes,
+    value_notes,
+)
+from .looking import Operations
 from .matcher import FORWARD, PARAMETERS, Matcher
 from .pairs import Names, only_in
 from .results import Finding, Point, ProgramComparison
@@ -136,6 +144,7 @@ class _Run:
         self.compared = Compared()
         self.notes: list[str] = []
         self.given: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
+        self.cuts: dict[str, ShardLayout] = {}
         self._starts: dict[str, Any] | None = None  # of backward; None: there was none
 
     def compare(self, inputs: Any) -> ProgramComparison:
@@ -150,7 +159,10 @@ class _Run:
                 )
                 if self.backward:
                     self._run_backward(cuts)
-            return self._comparison(self._first())
+            first = self._first()
+            if first is not None and not known_causes(first) and not first.point.gradient:
+                first = self._looked_into(first)
+            return self._comparison(first)
         finally:
             self.ours.restore()
             self.workers.end()
@@ -178,11 +190,22 @@ class _Run:
             first = first_divergence(self.matcher, self.compared)
         return first
 
+    def _looked_into(self, first: Finding) -> Finding:
+        """The same, with the cause that the operations give away, if they do."""
+        if first.point.problem or first.point.kind in ("parameter", "buffer", "argument"):
+            return first
+        try:
+            return Operations(self.ours, self.workers, self.matcher, first).explained(
+                self.compared, self.given, self.seed, self.cuts
+            )
+        except WorkerError:
+            return first  # the program has run: what fails is to look into it
+
     def _run_forward(self, inputs: Any) -> list[ShardLayout]:
         """Run both forward; gives the layouts of inputs of which each worker has a part."""
         shared = inputs_of(self.session, inputs, self.matcher.given.find, self.workers.timeout)
         given = self.workers.call(hold, shared.args, shared.kwargs)  # raises if they can't travel
-        self.given = shared.args, shared.kwargs
+        self.given, self.cuts = (shared.args, shared.kwargs), shared.cuts
         with own_errors(self.titles[0], "forward", self.given):
             self.ours.forward(shared.args, shared.kwargs, self.seed)
         with self._noting_first():

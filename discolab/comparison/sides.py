@@ -12,6 +12,7 @@ controller's process, without a copy; other workers are sent the part that they 
 
 from __future__ import annotations
 
+import copy
 import itertools
 import threading
 import traceback
@@ -35,6 +36,7 @@ from ..runtime.worker import current_worker, current_worker_or_none
 from ..views.facts.tensors import is_dtensor
 from ..views.formats import format_shape
 from .measure import MOST_SAMPLES, Row, Tolerance, difference, sample
+from .operations import Operation, OperationRecorder
 from .recorder import ActivationRecorder, Entry, leaves, replaced
 
 _MOST_CHARACTERS = 60  # of an argument's repr in an error
@@ -60,6 +62,7 @@ class Side:
         module: torch.nn.Module | None,
         backward: bool,
         loss: Callable[[Any], Any] | None,
+        recorder: ActivationRecorder | None = None,
     ) -> None:
         if not callable(program):
             raise ArgumentError(
@@ -73,7 +76,7 @@ class Side:
             module = program
         self.program, self.module, self.loss = program, module, loss
         self.backward_wanted = backward
-        self.recorder = ActivationRecorder(backward)
+        self.recorder = ActivationRecorder(backward) if recorder is None else recorder
         self.recorder.take_parameters(module)
         self.stepped = False  # an optimizer's step was in it
         self.changed = False  # it has written into its parameters
@@ -89,6 +92,21 @@ class Side:
                 return tensor.device
         worker = current_worker_or_none()
         return torch.device("cpu") if worker is None else worker.device
+
+    @property
+    def can_run_again(self) -> bool:
+        """Whether a run has left the program as it was: no optimizer's step was in it."""
+        return not (self.stepped or self.changed)
+
+    def again(self) -> Side:
+        """A side of the same program that has not run; operations are recorded if they were."""
+        if isinstance(self.recorder, OperationRecorder):
+            return self.looking_into(self.recorder.window)
+        return Side(self.program, self.module, self.backward_wanted, self.loss)
+
+    def looking_into(self, window: str) -> Side:
+        """A side of the same program that records the operations in a call of a module."""
+        return Side(self.program, self.module, False, None, OperationRecorder(window))
 
     # -- running -------------------------------------------------------------------------------
 
@@ -480,6 +498,35 @@ def samples(side: Side, wanted: list[tuple[str, int]]) -> list[torch.Tensor | No
     return [sample(side.value(key), most) if has(side, key) else None for key, most in wanted]
 
 
+def run_operations(
+    side: Side, window: str, given: tuple[Any, Any], seed: int, cuts: dict[str, Any]
+) -> Side | None:
+    """Run forward once more and record the operations in a call; None if that can't be."""
+    if not side.can_run_again:
+        return None
+    side.restore()
+    again = side.looking_into(window)
+    try:
+        run_forward(again, given, seed, cuts, {})
+    finally:
+        again.restore()
+    return again
+
+
+def operations(side: Side | None) -> list[Operation] | None:
+    """What was recorded of them."""
+    if side is None or not isinstance(side.recorder, OperationRecorder):
+        return None
+    return side.recorder.operations
+
+
+def rename_operations(side: Side, names: list[dict[str, str]]) -> list[Fact]:
+    """Give them the names of the reference's, `names` by rank; gives the facts."""
+    assert isinstance(side.recorder, OperationRecorder)
+    side.recorder.rename_operations(names[current_worker().worker_id])
+    return side.facts(("operation",))
+
+
 def lost_gradients(side: Side) -> list[tuple[str, str]]:
     """At which collectives autograd ends, though their input requires grad: name and place."""
     return side.lost
@@ -507,6 +554,9 @@ _COMMANDS: dict[Any, str] = {  # what status calls them
     hold: "the inputs of a comparison",
     run_forward: "the comparison's forward",
     run_backward: "the comparison's backward",
+    run_operations: "a second look of a comparison",
+    operations: "a look at what was recorded",
+    rename_operations: "a look at what was recorded",
     lost_gradients: "a look at what was recorded",
     ungraded: "a look at what was recorded",
     measure: "a comparison",
@@ -598,6 +648,23 @@ class WorkerSides:
             {rank: answer[n] for rank, answer in enumerate(answers) if answer[n] is not None}
             for n in range(len(keys))
         ]
+
+    def looking_into(
+        self, window: str, inputs: DRef, seed: int, cuts: dict[str, ShardLayout]
+    ) -> WorkerSides:
+        """The workers' sides after a second run, which has recorded operations."""
+        plain = {name: layout.plain for name, layout in cuts.items()}
+        other = copy.copy(self)
+        other._sides = self.call(run_operations, self._sides, window, inputs, seed, plain)
+        return other
+
+    def operations(self) -> list[list[Operation] | None]:
+        """Of each worker the operations that it has run."""
+        return self._ask(operations)
+
+    def rename_operations(self, names: list[dict[str, str]]) -> list[list[Fact]]:
+        """Name them as the reference's; gives the facts of each worker."""
+        return self._ask(rename_operations, names)
 
     def lost_gradients(self) -> dict[tuple[str, str], list[int]]:
         """By collective and place, the workers where autograd ends there."""

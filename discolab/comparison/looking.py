@@ -1,0 +1,135 @@
+"""Looks into a module where something goes wrong, operation by operation, for the cause.
+
+On the controller's thread. Both sides run forward once more (operations.py); their operations are
+matched and compared like values, and diagnosed by the same rules (diagnose.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..layouts.layout import ShardLayout
+from ..views.formats import format_workers
+from .arguments import GivenLayouts
+from .diagnose import Compared, first_divergence, known_causes
+from .matcher import Matcher
+from .operations import (
+    OperationRecorder,
+    match_operations,
+    mixed_parts,
+    other_operations,
+    sources,
+)
+from .pairs import Names
+from .results import Finding, Point
+from .rounding import measure_noise
+from .sides import Side, WorkerSides, hold, on_shelf
+
+_NO_BACKWARD = None
+
+
+class Operations:
+    """The operations in the module where `first` is, on both sides."""
+
+    def __init__(
+        self, ours: Side, workers: WorkerSides, matcher: Matcher, first: Finding
+    ) -> None:
+        self.workers, self.matcher, self.first = workers, matcher, first
+        self.window = _window(first.point)
+        self.side = ours.looking_into(self.window)
+        self.can_run = ours.can_run_again
+        ours.restore()
+
+    def explained(
+        self, compared: Compared, given: Any, seed: int, cuts: dict[str, ShardLayout]
+    ) -> Finding:
+        """What was found, with what the operations say of the cause."""
+        if not self.can_run:
+            return self.first
+        args, kwargs = given
+        try:
+            self.side.forward(args, kwargs, seed)
+        finally:
+            self.side.restore()
+        recorder = self.side.recorder
+        assert isinstance(recorder, OperationRecorder)
+        rename = self.matcher.names.rename
+        inputs = self.workers.call(hold, args, kwargs)
+        workers = self.workers.looking_into(
+            rename(self.window, "output") if self.window else "", inputs, seed, cuts
+        )
+        theirs = [each for each in workers.operations() if each is not None]
+        if not recorder.operations or len(theirs) < self.matcher.num_workers:
+            return self.first
+        names = [match_operations(recorder.operations, each) for each in theirs]
+        facts = workers.rename_operations(names)
+        with on_shelf(self.side) as token:
+            matcher = Matcher(
+                self.side, workers, token, Names(None), GivenLayouts({}, self.matcher.meshes),
+                (self.matcher.rtol, self.matcher.atol), self.matcher.meshes,
+            )  # fmt: skip
+            points = matcher.compare_operations(facts)
+            noise = measure_noise(self.side, args, kwargs, seed, _NO_BACKWARD)
+            if noise is not None:
+                points = [matcher.judged_by_noise(point, noise) for point in points]
+            points = sources(points, recorder.parents)
+            found = first_divergence(matcher, Compared(compared.parameters, points, []), self.first.point)
+            if found is None:
+                return self.first
+            causes = self._rearranged(matcher, points, found)
+            lines = {key.partition("|")[2]: line for key, _, line in recorder.operations}
+            causes += self._others(other_operations(recorder.operations, theirs), points, found)
+            causes = causes or list(known_causes(found))
+        line = lines.get(found.module, "")
+        where = f"{found.point.words}{f' at {line}' if line else ''}"
+        place = f"{self.first.place}; the first operation that differs: {where}"
+        return replace(self.first, causes=(*causes, *self.first.causes), place=place)
+
+    @staticmethod
+    def _rearranged(matcher: Matcher, points: list[Point], found: Finding) -> list[str]:
+        recorder = matcher.ours.recorder
+        assert isinstance(recorder, OperationRecorder)
+        known = {point.key: point for point in points}
+        for key in recorder.parents.get(found.point.key, ()):
+            parent = known.get(key)
+            if parent is not None and parent.agrees and not parent.problem:
+                layout = matcher.pairs[key].layout_named(parent.layout)
+                weights = recorder.weights.get(key, ())
+                if words := mixed_parts(found.point, parent, layout, weights):
+                    return [words]
+        return []
+
+    @staticmethod
+    def _others(
+        others: list[tuple[str, str, str, list[int]]], points: list[Point], found: Finding
+    ) -> list[str]:
+        """Another operation on some workers, between what agrees and what differs."""
+        end = _number(found.point.module)
+        words = []
+        for label, name, line, ranks in others:
+            harmless = any(
+                _number(label) < _number(p.module) < end and p.agrees and not p.problem
+                and not p.partial and set(ranks) <= set(p.rows)
+                for p in points
+            )  # fmt: skip
+            if _number(label) <= end and not harmless and set(found.ranks) >= set(ranks):
+                usual = label.partition(":")[2]
+                words.append(
+                    f"{format_workers(ranks)}: {name} at {line}, where the reference and the "
+                    f"others have {usual}"
+                )
+        return words
+
+
+def _number(label: str) -> int:
+    return int(label.partition(":")[0])
+
+
+def _window(point: Point) -> str:
+    """The call inside which a value goes wrong."""
+    if point.kind in ("result", "note"):
+        return ""
+    if point.kind == "output":
+        return point.module
+    return point.module.split("#")[0].rpartition(".")[0]
