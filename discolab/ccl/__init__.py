@@ -15,6 +15,7 @@ from . import disco as _disco  # registers runtime.disco.*
 from . import distributed as _distributed  # has torch.distributed work in worker threads
 from .backend import Backend, BackendStatistics
 from .call import Call, set_timeout
+from .checks import GradientWarning
 from .choose import backend_name, statistics
 from .groups import Group, group, new_group, world
 from .ops import (
@@ -61,6 +62,7 @@ __all__ = [
     "Backend",
     "BackendStatistics",
     "Call",
+    "GradientWarning",
     "Group",
     "Work",
     "all_gather",

@@ -19,8 +19,8 @@ it.
 Collectives here are not differentiable (`discolab.ccl.autograd` has those that are): they see
 detached data, and a result that they make does not require grad. Where a tensor that requires grad
 is given to one while gradients are enabled, a `GradientWarning` says so, once for each line of a
-program (not of `broadcast`, nor in place, as parameters are made alike). A result is contiguous; `out`
-may have any strides, and may be the input. ``group=`` is None (this worker's own group),
+program (not of `broadcast`, nor in place, as parameters are made alike). A result is contiguous;
+`out` may have any strides, and may be the input. ``group=`` is None (this worker's own group),
 ``"world"``, the name of a mesh axis, a `Group`, or a list of ranks. ``async_op=True`` gives a
 `Work` at once, whose ``wait()`` returns what the function would have returned.
 """

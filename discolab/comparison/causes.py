@@ -199,7 +199,7 @@ def missing_sum(gradient: bool, parameter: bool, known_before: bool = True) -> s
 
 
 def _factor(e: Evidence) -> Iterator[str]:
-    """All, or some, hold a multiple of the reference. Certain where every element has the factor."""
+    """All, or some, hold a multiple. Certain where every element has the same factor."""
     nothing = {rank: torch.zeros_like(e.expected[rank]) for rank in e.ranks}
     factor = _common_factor(e, nothing)
     if factor is not None and not _any_factor(e, factor):
@@ -482,7 +482,7 @@ def _cut_words(e: Evidence, rank: int, whole: torch.Tensor) -> str:
             if whole.shape[1 - dim] % n == 0:
                 part = whole.t().chunk(n, dim)[place]
                 if part.shape == local.shape and e.close(local, part):
-                    return f"the shard was cut along dim {1 - dim} and is transposed"
+                    return f"the shard was split along dim {1 - dim} and is transposed"
     for dim in range(whole.dim()):
         size = whole.shape[dim]
         if size % n:
@@ -501,7 +501,7 @@ def _cut_words(e: Evidence, rank: int, whole: torch.Tensor) -> str:
                 continue
             pieces = [piece.chunk(n, dim)[place] for piece in whole.chunk(count, dim)]
             if e.close(local, torch.cat(pieces, dim)):
-                return f"it is cut as {count} fused parts along dim {dim}, not as one"
+                return f"it is split as {count} fused parts along dim {dim}, not as one"
     return ""
 
 

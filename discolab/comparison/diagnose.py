@@ -375,19 +375,19 @@ def _place(points: Sequence[Point], number: int, point: Point, unsummed: bool) -
     if point.kind == "output" and unsummed and not inside:
         return (
             "its input agrees: nothing adds its terms up, at the end of "
-            f"{point.module or 'the model'}.forward or behind it"
+            f"{point.module or 'the model'}.forward or after it"
         )
     if point.kind == "output" and inputs and all(p.agrees for p in [*inputs, *inside]):
         if not inside:
             return f"its input agrees: it goes wrong inside {point.module or 'the model'}"
         last = agreeing[-1]
         return (
-            f"all inside agrees up to the {last.words}: it goes wrong behind that, in "
+            f"all inside agrees up to the {last.words}: it goes wrong after that, in "
             f"{point.module or 'the model'}.forward"
         )
     if not agreeing:
         return "nothing before it was compared"
-    return f"last that agrees: the {agreeing[-1].words}; it goes wrong behind that"
+    return f"last that agrees: the {agreeing[-1].words}; it goes wrong after that"
 
 
 def _place_of_gradient(before: Sequence[Point], point: Point) -> str:
@@ -496,7 +496,11 @@ def _terms(
                 continue
             for dim in (-1, 1):  # features come last, channels second
                 fits = whole.dim() > (2 if dim == 1 else 0)
-                if fits and parameter.shape == (whole.shape[dim],) and parameter.kind == "parameter":
+                if (
+                    fits
+                    and parameter.shape == (whole.shape[dim],)
+                    and parameter.kind == "parameter"
+                ):
                     value = matcher.ours.value(parameter.key).to(whole.device)
                     if dim == 1:
                         value = value.reshape(-1, *[1] * (whole.dim() - 2))

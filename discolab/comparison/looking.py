@@ -32,9 +32,7 @@ _NO_BACKWARD = None
 class Operations:
     """The operations in the module where `first` is, on both sides."""
 
-    def __init__(
-        self, ours: Side, workers: WorkerSides, matcher: Matcher, first: Finding
-    ) -> None:
+    def __init__(self, ours: Side, workers: WorkerSides, matcher: Matcher, first: Finding) -> None:
         self.workers, self.matcher, self.first = workers, matcher, first
         self.window = _window(first.point)
         self.side = ours.looking_into(self.window)
@@ -74,15 +72,17 @@ class Operations:
             if noise is not None:
                 points = [matcher.judged_by_noise(point, noise) for point in points]
             points = sources(points, recorder.parents)
-            found = first_divergence(matcher, Compared(compared.parameters, points, []), self.first.point)
+            found = first_divergence(
+                matcher, Compared(compared.parameters, points, []), self.first.point
+            )
             if found is None:
                 return self.first
             causes = self._rearranged(matcher, points, found)
             lines = {key.partition("|")[2]: line for key, _, line in recorder.operations}
             causes += self._others(other_operations(recorder.operations, theirs), points, found)
-            causes = causes or list(known_causes(found))
-        line = lines.get(found.module, "")
-        where = f"{found.point.words}{f' at {line}' if line else ''}"
+            line = lines.get(found.module, "")
+            where = f"{found.point.words}{f' at {line}' if line else ''}"
+            causes = causes or [f"{where}: {cause}" for cause in known_causes(found)]
         place = f"{self.first.place}; the first operation that differs: {where}"
         return replace(self.first, causes=(*causes, *self.first.causes), place=place)
 

@@ -396,7 +396,7 @@ class Matcher:
     # -- rounding ------------------------------------------------------------------------------
 
     def may_be_rounding(self, point: Point) -> bool:
-        """Whether a difference is one of numbers that are rounded, by the tolerance of the dtype."""
+        """Whether numbers that are rounded differ by more than their dtype's usual tolerance."""
         if point.problem or point.agrees or self.rtol is not None or self.atol is not None:
             return False
         if point.kind in PARAMETERS and not point.gradient:
@@ -412,7 +412,9 @@ class Matcher:
         for judged in (point, *([as_point(nearer, point)] if nearer is not None else [])):
             layout = next((lay for lay in pair.layouts if lay.words == judged.layout), None)
             if judged.partial or layout is None:  # a sum: it was compared as a whole
-                rounds = all(_is_rounding(row, noise, point.key, None) for row in judged.rows.values())
+                rounds = all(
+                    _is_rounding(row, noise, point.key, None) for row in judged.rows.values()
+                )
             else:
                 rounds = all(
                     _is_rounding(row, noise, point.key, partial(layout.part_of, rank=rank))

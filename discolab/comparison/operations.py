@@ -134,9 +134,7 @@ class _Watch(TorchFunctionMode):
         super().__init__()
         self.recorder = recorder
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
         caller = sys._getframe(1).f_globals.get("__name__", "")
@@ -178,9 +176,7 @@ def _user_line() -> str:
     return ""
 
 
-def match_operations(
-    ours: Sequence[Operation], theirs: Sequence[Operation]
-) -> dict[str, str]:
+def match_operations(ours: Sequence[Operation], theirs: Sequence[Operation]) -> dict[str, str]:
     """Which operation of a worker is which of the reference: labels there to labels here."""
     mine, other = [name for _, name, _ in ours], [name for _, name, _ in theirs]
     found = {}
@@ -241,20 +237,19 @@ def sources(points: Sequence[Point], parents: Mapping[str, Sequence[str]]) -> li
     found = []
     for point in points:
         wrong = not point.agrees and not point.problem
-        made_of = [known[key] for key in parents.get(point.key, ()) if key in known]
-        if wrong and (rejoins(point.key) or not all(p.agrees and not p.problem for p in made_of)):
+        origins = [known[key] for key in parents.get(point.key, ()) if key in known]
+        if wrong and (rejoins(point.key) or not all(p.agrees and not p.problem for p in origins)):
             point = replace(point, agrees=True, problem="computed another way")
         found.append(point)
     return found
 
 
-def mixed_parts(
-    point: Point, parent: Point, layout: ShardLayout, weights: Sequence[str]
-) -> str:
+def mixed_parts(point: Point, parent: Point, layout: ShardLayout, weights: Sequence[str]) -> str:
     """What to say where a value that agrees is taken apart and its parts do not; "" if nothing.
 
-    `weights`: the parameters that the value is made with. Certain: to take a value apart computes nothing. Its parts are wrong on the workers though each
-    holds its piece of the whole, so the pieces were cut across the parts.
+    `weights`: the parameters that the value is made with. Certain: to take a value apart computes
+    nothing. Its parts are wrong on the workers though each holds its piece of the whole, so the
+    pieces were cut across the parts.
     """
     name = point.module.partition(":")[2]
     cuts = [dim for dim in layout.dims if dim is not None]
@@ -265,8 +260,8 @@ def mixed_parts(
     what = " and ".join(weights) or parent.words
     are = "are" if len(weights) > 1 else "is"
     return (
-        f"{what} {are} cut in one piece, and {name} takes the result apart on each worker: rows of "
-        f"its parts, as of q, k and v, are mixed: cut with {segments}?"
+        f"{what} {are} split in contiguous pieces, and {name} takes the result apart on each "
+        f"worker: rows of its parts (q, k, v) are mixed: cut with {segments}?"
     )
 
 

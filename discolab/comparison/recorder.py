@@ -47,7 +47,7 @@ def note(name: str, value: V) -> V:
     """
     recorder: ActivationRecorder | None = getattr(_here, "recorder", None)
     if recorder is not None:
-        recorder.take("note", str(name), value)
+        recorder.take("note", str(name) or "note", value)
     return value
 
 
@@ -170,9 +170,7 @@ class ActivationRecorder:
                 snapshot.hooked = True
                 tensor.register_hook(self._receiver(snapshot.gradient))
             graded = tensor.requires_grad
-            self._add(
-                Entry(kind, name, leaf, snapshot, snapshot.gradient, requires_grad=graded)
-            )
+            self._add(Entry(kind, name, leaf, snapshot, snapshot.gradient, requires_grad=graded))
 
     def _enter_plain(self, kind: str, name: str, value: Any) -> None:
         """Enter numbers as tensors without a dimension, and keep in words what is no number."""

@@ -152,8 +152,13 @@ class Finding:
     place: str = ""
 
     @property
+    def name(self) -> str:
+        """By which `layouts` may speak of the place; never empty."""
+        return self.point.name
+
+    @property
     def module(self) -> str:
-        """The path of the module."""
+        """The path of the module; "" for the program itself."""
         return self.point.module
 
     @property
@@ -163,6 +168,19 @@ class Finding:
 
     def __str__(self) -> str:
         return "\n".join(filter(None, [self.point.words, self.place, *self.causes]))
+
+
+class Unmatched(Pictured, tuple[Point, ...]):
+    """Points that could not be compared: a tuple that shows itself as a table."""
+
+    __slots__ = ()
+
+    @property
+    def part(self) -> Part:
+        """The picture."""
+        if not self:
+            return Text("every value could be compared", "muted")
+        return _unmatched_table(self, _MOST_ROWS)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -181,8 +199,9 @@ class ProgramComparison(Pictured):
         What was seen in forward, in the order of the reference's program.
     gradients : tuple of Point
         What was seen in backward, in the order of the reference's.
-    unmatched : tuple of Point
-        Values of the reference that could not be compared; `problem` says why.
+    unmatched : Unmatched
+        The points of the reference that could not be compared; `problem` says why. Shows itself as
+        a table.
     only_in_reference, only_in_sharded : tuple of str
         Modules, parameters and notes that the other side has not.
     notes : tuple of str
@@ -200,7 +219,7 @@ class ProgramComparison(Pictured):
     parameters: tuple[Point, ...]
     points: tuple[Point, ...]
     gradients: tuple[Point, ...]
-    unmatched: tuple[Point, ...] = ()
+    unmatched: Unmatched = field(default_factory=lambda: Unmatched())
     only_in_reference: tuple[str, ...] = ()
     only_in_sharded: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -325,9 +344,8 @@ def _difference(comparison: ProgramComparison, first: Finding) -> list[Part]:
 
 
 def _layout_line(point: Point) -> str:
-    who = {"given": "as given", "DTensor": "as its DTensor says", "inferred": "inferred"}
-    words = f"{point.dtype}{format_shape(list(point.shape))} lies as {point.layout}"
-    words += f", {who.get(point.source, point.source)}"
+    words = f"{point.dtype}{format_shape(list(point.shape))}, layout: {point.layout}"
+    words += f" ({point.source})"
     if point.partial and point.sampled:
         words += f"; the sum was compared at {point.sampled:,} elements"
     return words
@@ -442,18 +460,14 @@ def _table(points: Sequence[Point], first: Finding | None) -> Table:
 def _rest(comparison: ProgramComparison) -> list[Part]:
     parts: list[Part] = [Text(note, "warning") for note in comparison.notes]
     if comparison.unmatched:
-        rows = tuple(
-            TableRow((Text(cut(p.words, _NAME)), Text(p.problem, "warning")))
-            for p in comparison.unmatched
-        )
-        heads = (Column("value"), Column("why"))
-        parts.append(_folded(f"can't be matched: {len(comparison.unmatched)}", heads, rows))
+        count = len(comparison.unmatched)
+        parts.append(Details(f"can't be matched: {count}", _unmatched_table(comparison.unmatched)))
     for names, where in (
         (comparison.only_in_reference, "only in the reference"),
         (comparison.only_in_sharded, "only in the sharded program"),
     ):
         if names:
-            words = ", ".join(cut(name, _NAME) for name in names[:24])
+            words = ", ".join(cut(name or "the whole model", _NAME) for name in names[:24])
             more = f" and {len(names) - 24} more" if len(names) > 24 else ""
             parts.append(Text(f"{where}: {words}{more}", "muted"))
     for points, words in (
@@ -470,8 +484,11 @@ def _rest(comparison: ProgramComparison) -> list[Part]:
     return parts
 
 
-def _folded(summary: str, heads: tuple[Column, ...], rows: tuple[TableRow, ...]) -> Part:
-    body: Part = Table(heads, rows[:24])
-    if len(rows) > 24:
-        body = Stack((body, Text(f"and {len(rows) - 24} more", "muted")))
-    return Details(summary, body)
+def _unmatched_table(points: Sequence[Point], most: int = 24) -> Part:
+    rows = tuple(
+        TableRow((Text(cut(p.words, _NAME)), Text(p.problem, "warning"))) for p in points[:most]
+    )
+    body = Table((Column("value"), Column("why")), rows)
+    if len(points) <= most:
+        return body
+    return Stack((body, Text(f"and {len(points) - most} more", "muted")))

@@ -25,15 +25,16 @@ _SAME = 1e-4  # of a typical element: a run that is repeatable gives this again
 
 # What moves or makes numbers rounds nothing.
 _EXACT = {
-    "alias", "arange", "as_strided", "bernoulli", "cat", "clone", "constant_pad_nd", "copy",
-    "detach", "dropout", "embedding", "empty", "empty_like", "eye", "expand", "fill", "flip", "full",
-    "full_like", "gather", "index", "index_select", "linspace", "lift_fresh", "masked_fill", "max",
-    "maximum", "min", "minimum", "neg", "new_empty", "new_full", "new_ones", "new_zeros", "normal",
-    "ones", "ones_like", "rand", "rand_like", "randn", "randn_like", "relu", "repeat", "roll",
-    "scalar_tensor", "scatter", "select_backward", "slice_backward", "sort", "stack",
-    "threshold_backward", "topk", "tril", "triu", "uniform", "where", "zeros", "zeros_like",
-    "_local_scalar_dense", "native_dropout", "abs", "clamp", "sign", "floor", "ceil", "round",
-    "split_with_sizes_copy", "new_empty_strided", "empty_strided", "_to_copy", "unfold_backward",
+    "_local_scalar_dense", "_to_copy", "abs", "alias", "arange", "as_strided", "bernoulli",
+    "cat", "ceil", "clamp", "clone", "constant_pad_nd", "copy", "detach", "dropout",
+    "embedding", "empty", "empty_like", "empty_strided", "expand", "eye", "fill", "flip",
+    "floor", "full", "full_like", "gather", "index", "index_select", "lift_fresh", "linspace",
+    "masked_fill", "max", "maximum", "min", "minimum", "native_dropout", "neg", "new_empty",
+    "new_empty_strided", "new_full", "new_ones", "new_zeros", "normal", "ones", "ones_like",
+    "rand", "rand_like", "randn", "randn_like", "relu", "repeat", "roll", "round",
+    "scalar_tensor", "scatter", "select_backward", "sign", "slice_backward", "sort",
+    "split_with_sizes_copy", "stack", "threshold_backward", "topk", "tril", "triu",
+    "unfold_backward", "uniform", "where", "zeros", "zeros_like",
 }  # fmt: skip
 
 
@@ -60,7 +61,7 @@ class _RoundedOtherwise(TorchDispatchMode):
     """Rounds what is computed on this thread another way, at random."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._generators: dict[torch.device, torch.Generator] = {}
         self._seed = seed
 

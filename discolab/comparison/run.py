@@ -35,7 +35,7 @@ from .diagnose import (
 from .looking import Operations
 from .matcher import FORWARD, PARAMETERS, Matcher
 from .pairs import Names, only_in
-from .results import Finding, Point, ProgramComparison
+from .results import Finding, Point, ProgramComparison, Unmatched
 from .rounding import measure_noise
 from .sides import Side, WorkerSides, hold, on_shelf, own_errors
 
@@ -276,7 +276,7 @@ class _Run:
             parameters=comparable(compared.parameters),
             points=comparable(compared.points),
             gradients=comparable(compared.gradients),
-            unmatched=tuple(p for p in missing if p.theirs or not _within(p.module, only_ours)),
+            unmatched=Unmatched(p for p in missing if p.theirs or not _within(p.module, only_ours)),
             only_in_reference=only_ours,
             only_in_sharded=only_theirs,
             notes=tuple(notes),

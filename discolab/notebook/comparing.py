@@ -46,7 +46,7 @@ class Comparing:
         reference
             The name of a module or function in the notebook.
         inputs
-            Names of notebook variables, with which it is called.
+            Names of notebook variables, with which it is called; a dict alone has named arguments.
         cell
             Code for the workers that ends with the sharded program's result; the inputs are bound
             there to their names meanwhile. None: the workers' variable of the reference's name is
@@ -68,13 +68,23 @@ class Comparing:
         """
         sess = self._sessions.free(session)
         ours = self.variable(reference)
-        values = tuple(self.variable(name) for name in inputs)
+        given = tuple(self.variable(name) for name in inputs)
+        with_code = cell is not None and bool(cell.strip())
+        values: Any = given
+        if len(given) == 1 and isinstance(given[0], Mapping) and not with_code:
+            values = given[0]  # named arguments, as in `compare`
         name = module or reference
         watched = sess.call_packed(_module_named, name, module is not None)
         with ending_on_stop(sess), self._running.watching(sess):
-            sess.fetch(sess.call_packed(_is_there, watched), None, options.get("timeout"))
+            there = sess.fetch(sess.call_packed(_has, watched, name), None, options.get("timeout"))
+            if not with_code and not all(there):
+                who = "the workers have" if not any(there) else "some workers have"
+                raise ArgumentError(
+                    f"{who} no variable named {name}: name the one that holds the sharded model "
+                    "with --module NAME, or write the code that runs it below %%disco_compare"
+                )
             sharded: Any = sess[name]
-            if cell is not None and cell.strip():
+            if cell is not None and with_code:
                 filename = self._running.next_file()
                 source = "\n" + self._shell.transform_cell(cell)
                 check_syntax(source, filename)
@@ -130,6 +140,6 @@ def _module_named(name: str, wanted: bool) -> torch.nn.Module | None:
     return None
 
 
-def _is_there(value: Any) -> bool:
-    """Whether there is one (a worker function)."""
-    return value is not None
+def _has(_: Any, name: str) -> bool:
+    """Whether there is a worker variable of a name (a worker function)."""
+    return name in current_worker().namespace

@@ -306,9 +306,10 @@ Magic(
 
 `%disco_compare model x` calls the model here with x, and the workers' variable of the same name.
 Below `%%disco_compare model x` stands code for the workers instead, which ends with the sharded
-result; x is bound there.""",
+result; x is bound there. A dict alone, as `batch`, has the names of arguments as keys.""",
     examples=(
         "%disco_compare model x",
+        "%disco_compare model batch --module sharded",
         "%disco_compare model x --layout '*.qkv.weight=shard(0, segments=3)'",
     ),
     options=(

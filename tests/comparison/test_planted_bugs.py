@@ -20,7 +20,7 @@ BUGS = [
     ("no bias", "blocks.0.mlp.down", "output", "it is not added"),
     ("wrong bias", "blocks.0.mlp.up", "parameter", "worker 0 holds worker 1's part"),
     ("swapped", "blocks.1.attn.q", "parameter", "worker 2 holds worker 3's part"),
-    ("wrong dim", "blocks.0.attn.k", "parameter", "cut along dim 1 and is transposed"),
+    ("wrong dim", "blocks.0.attn.k", "parameter", "split along dim 1 and is transposed"),
     ("interleaved", "blocks.0.attn.v", "parameter", "every 4th element along dim 0"),
     ("stale", "blocks.1.mlp.down", "parameter", "one element of"),
     ("no scale", "blocks.1.attn.core", "output", "inside blocks.1.attn.core"),

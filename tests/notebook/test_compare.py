@@ -38,6 +38,14 @@ def test_compare_in_a_notebook(nb: Any) -> None:
     assert "gradient of the input of 0" in wrong.text
     assert "missing in backward" in wrong.text
 
+    nb.ok("batch, other = {'input': x}, model")
+    named = nb.ok("found = %disco_compare model batch --no-backward\nfound")
+    assert "first difference: output of 2" in named.text
+    nb.ok("%%disco\nsharded = model;")
+    assert "output of 2" in nb.ok("%disco_compare other batch --module sharded").text
+    table = nb.ok("found.unmatched")
+    assert "every value could be compared" in table.text
+
     failed = nb.fails("%%disco_compare model x\nx @ x")
     assert "Cell In[" in failed.traceback
     assert "line 2" in failed.traceback
@@ -50,6 +58,7 @@ def test_compare_in_a_notebook(nb: Any) -> None:
         "%disco_compare model": "called as Sequential(): ",
         "%disco_compare model x x": "called as Sequential(float32[3, 8], float32[3, 8]): ",
         "%disco_compare model x --module nope": "no worker variable nope",
+        "%disco_compare other x": "--module NAME",
         "%disco_compare model x --layout weight": "has no =",
         "%disco_compare model x --rtoll 3": "did you mean --rtol",
     }.items():

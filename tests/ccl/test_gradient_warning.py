@@ -1,0 +1,63 @@
+"""A collective without a gradient says so where it is given a tensor that requires one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import discolab
+from discolab import Session, ccl
+from discolab.ccl import GradientWarning
+from discolab.ccl import autograd as dist_fn
+
+
+@pytest.fixture(scope="module")
+def two() -> Any:
+    with discolab.make_session(2, "threads", devices="cpu", timeout=30) as session:
+        yield session
+
+
+def told(session: Session, program: Callable[[], Any], times: int = 1) -> list[str]:
+    """What the workers were warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(times):
+            session.fetch(session.call_packed(program))
+    return [str(w.message) for w in caught if w.category is GradientWarning]
+
+
+@pytest.mark.one_process
+def test_a_gradient_that_ends_is_told_once_for_each_place(two: Session) -> None:
+    def program() -> None:
+        x = torch.ones(4, requires_grad=True) * 2
+        assert not ccl.all_reduce(x).requires_grad
+
+    def another() -> None:
+        ccl.all_gather(torch.ones(4, requires_grad=True))
+
+    found = told(two, program, 3)
+    assert len(set(found)) == 1
+    assert "ccl.all_reduce has no gradient" in found[0]
+    assert "reduce_from_region" in found[0]
+    assert len(found) <= 2  # two workers may come at once
+    assert "ccl.all_gather has no gradient" in told(two, another)[0]
+
+
+@pytest.mark.one_process
+def test_nothing_is_told_where_no_gradient_is_lost(two: Session) -> None:
+    def program() -> None:
+        x = torch.ones(4, requires_grad=True)
+        y = x * 2
+        dist_fn.all_reduce(y).sum().backward()
+        dist_fn.gather_from_sequence_region(x).sum().backward()
+        ccl.all_reduce(y.detach())
+        ccl.broadcast_(x)  # parameters are made alike so
+        ccl.all_reduce_(y)
+        with torch.no_grad():
+            ccl.all_reduce(x)
+
+    assert told(two, program) == []
