@@ -130,11 +130,13 @@ def measure_noise(ours: Side, args: Any, kwargs: Any, seed: int, starts: Any) ->
     Returns
     -------
     Noise or None
-        None if it can't run again: it has an optimizer's step in it, it gives other values the
-        second time, or it fails when it is looked into.
+        None if it can't run again: it writes into its parameters by itself, it gives other values
+        the second time, or it fails when it is looked into. An optimizer's steps are taken back
+        before each run; at the end all is as the first run has left it.
     """
-    if not ours.can_run_again:
+    if ours.changed and not ours.steps:
         return None
+    go_on = ours.rewind()
 
     def again(mode: _RoundedOtherwise | None) -> Side:
         side = ours.again()
@@ -144,14 +146,18 @@ def measure_noise(ours: Side, args: Any, kwargs: Any, seed: int, starts: Any) ->
                 side.backward(seed, starts, around=mode)
         finally:
             side.restore()
+            side.rewind()
         return side
 
     try:
-        if not isinstance(ours.program, torch.nn.Module) and not _same(ours, again(None)):
+        pure = isinstance(ours.program, torch.nn.Module) and not ours.steps
+        if not pure and not _same(ours, again(None)):
             return None
         first, second = again(_RoundedOtherwise(1)), again(_RoundedOtherwise(2))
     except Exception:  # the reference itself has run: what fails is to look into it
         return None
+    finally:
+        go_on()
     for entry in ours.recorder.entries.values():
         theirs = first.recorder.entries.get(entry.key)
         if theirs is not None:

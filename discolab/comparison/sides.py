@@ -78,7 +78,7 @@ class Side:
         self.backward_wanted = backward
         self.recorder = ActivationRecorder(backward) if recorder is None else recorder
         self.recorder.take_parameters(module)
-        self.stepped = False  # an optimizer's step was in it
+        self.steps: dict[int, _Step] = {}  # by identity, the optimizers that have stepped in it
         self.changed = False  # it has written into its parameters
         self.lost: list[tuple[str, str]] = []  # where autograd ends at a collective: name, place
         self._result: Any = None
@@ -95,8 +95,20 @@ class Side:
 
     @property
     def can_run_again(self) -> bool:
-        """Whether a run has left the program as it was: no optimizer's step was in it."""
-        return not (self.stepped or self.changed)
+        """Whether a run has left the program as it was: it has written into no parameters."""
+        return not (self.steps or self.changed)
+
+    def rewind(self) -> Callable[[], None]:
+        """Take back the steps of optimizers; the function that is given does them again."""
+        after = [_Step(step.optimizer) for step in self.steps.values()]
+        for step in self.steps.values():
+            step.restore()
+
+        def forward_again() -> None:
+            for step in after:
+                step.restore(with_gradients=True)
+
+        return forward_again
 
     def again(self) -> Side:
         """A side of the same program that has not run; operations are recorded if they were."""
@@ -157,8 +169,9 @@ class Side:
     def _noticing_steps(self) -> Iterator[None]:
         thread = threading.get_ident()
 
-        def stepping(*_: Any) -> None:
-            self.stepped = self.stepped or threading.get_ident() == thread
+        def stepping(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            if threading.get_ident() == thread and id(optimizer) not in self.steps:
+                self.steps[id(optimizer)] = _Step(optimizer)
 
         hook = register_optimizer_step_pre_hook(stepping)
         try:
@@ -294,6 +307,24 @@ class Side:
             assert value is not None
             return value
         return self.recorder.entries[key].snapshot.value
+
+
+class _Step:
+    """An optimizer and its parameters, as they are now."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self._state = copy.deepcopy(optimizer.state_dict())
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._values = [(p, p.detach().clone(), p.grad) for p in parameters]
+
+    def restore(self, with_gradients: bool = False) -> None:
+        """Put all back; without gradients there are none, as before a backward."""
+        with torch.no_grad():
+            for parameter, value, gradient in self._values:
+                parameter.copy_(value)
+                parameter.grad = gradient if with_gradients else None
+        self.optimizer.load_state_dict(copy.deepcopy(self._state))
 
 
 def in_order(entries: list[Entry]) -> list[Entry]:

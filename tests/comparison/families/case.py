@@ -97,6 +97,18 @@ def verdict(bug: Bug, found: ProgramComparison) -> Verdict:
     return Verdict(place, workers, cause, f"{first.point.words}: {'; '.join(claims) or '—'}")
 
 
+def bug_row(name: str, bug: Bug, judged: Verdict) -> str:
+    """The row of a bug in the table of docs/compare.md."""
+    at = judged.said.partition(":")[0] if judged.place else "elsewhere"
+    workers = "" if judged.workers else ", on other workers"
+    return f"| {name} | {bug.kind} | {bug.part} | {at}{workers} | {judged.cause} |"
+
+
+def right_row(name: str, right: Right, agrees: bool) -> str:
+    """The row of a right program."""
+    return f"| {name} | {right.kind} | {'no alarm' if agrees else 'ALARM'} |"
+
+
 # -- what the families' programs are made with ------------------------------------------------
 
 
