@@ -242,6 +242,34 @@ def test_rank_zero_of_lightning_is_one_worker(four: Session) -> None:
     assert values == [(0, [0]), (1, []), (2, []), (3, [])]
 
 
+def test_lightning_makes_own_loaders_distributed(four: Session) -> None:
+    pytest.importorskip("lightning")
+
+    def program() -> list[int]:
+        from lightning.fabric.utilities.data import _replace_dunder_methods, _update_dataloader
+        from torch.utils.data import DataLoader, SequentialSampler
+
+        class Loader(DataLoader[int]):
+            def __init__(self, size: int, **kwargs: Any) -> None:
+                super().__init__(range(size), **kwargs)  # type: ignore[arg-type]
+
+        rank = current_worker().rank
+        for _ in range(rank + 1):  # workers leave one after the other
+            ccl.barrier()
+            with _replace_dunder_methods(DataLoader, "dataset"):
+                ccl.barrier()
+                loader = Loader(3 + rank)
+        for _ in range(3 - rank):
+            ccl.barrier()
+            ccl.barrier()
+        outside = Loader(9)
+        again = _update_dataloader(loader, SequentialSampler(range(2)))
+        return [len(again.dataset), len(again), int(hasattr(outside, "__pl_saved_args"))]  # type: ignore[arg-type]
+
+    values = four.call_packed(program).debug_get_from_all()
+    assert values == [[3 + rank, 2, 0] for rank in range(4)]
+
+
 def test_each_worker_registers_its_own_model(four: Session) -> None:
     transformers = pytest.importorskip("transformers")
 

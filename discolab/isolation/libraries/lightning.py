@@ -1,13 +1,20 @@
 """Lightning's rank, kept in an attribute of a function; and whether there is a prompt.
 
 Its loggers write on rank 0 alone: with the rank of the last worker for all, nobody would log.
+
+While Lightning asks for loaders it replaces methods of all classes of loaders, and puts them back
+in the order in which it ends. Two threads that do so at once would leave each other's methods in
+place, or take the arguments of one class for those of another. Here they stay replaced until the
+last worker ends, and look whether their own thread is within; `_loaders` guards the replacing.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -86,6 +93,60 @@ def _rank_zero(module: ModuleType, patches: Patches) -> None:
     patches.replace(module, "rank_zero_only", _RankZeroOnly, everywhere=True)
 
 
+_loaders = threading.Lock()
+
+
+class _Recording(threading.local):
+    """For which classes, with their subclasses, Lightning notes arguments on this thread."""
+
+    def __init__(self) -> None:
+        self.bases: list[type] = []
+
+
+def _record_own(module: ModuleType, patches: Patches) -> None:
+    recording = _Recording()
+    replaced: set[tuple[type, str]] = set()
+    tags = {"__setattr__": module._WrapAttrTag.SET, "__delattr__": module._WrapAttrTag.DEL}
+
+    def method_over(plain: Any, base: type, wrap: Callable[[Any], Any]) -> Any:
+        noting = wrap(plain)
+
+        @functools.wraps(plain)
+        def note_within(self: Any, *args: Any, **kwargs: Any) -> None:
+            (noting if base in recording.bases else plain)(self, *args, **kwargs)
+
+        return note_within
+
+    def replace(cls: type, name: str, base: type, wrap: Callable[[Any], Any]) -> None:
+        if (cls, name) not in replaced and (name in vars(cls) or (cls is base and name in tags)):
+            replaced.add((cls, name))
+            patches.replace(cls, name, functools.partial(method_over, base=base, wrap=wrap))
+
+    @contextmanager
+    def replace_dunder_methods(
+        base_cls: type, store_explicit_arg: str | None = None
+    ) -> Iterator[None]:
+        wrap_init = functools.partial(
+            module._wrap_init_method, store_explicit_arg=store_explicit_arg
+        )
+        with _loaders:
+            for cls in module.get_all_subclasses(base_cls) | {base_cls}:
+                replace(cls, "__init__", base_cls, wrap_init)
+                for name, tag in tags.items():
+                    replace(
+                        cls, name, base_cls, functools.partial(module._wrap_attr_method, tag=tag)
+                    )
+        recording.bases.append(base_cls)
+        try:
+            yield
+        finally:
+            recording.bases.remove(base_cls)
+
+    patches.replace(
+        module, "_replace_dunder_methods", lambda _: replace_dunder_methods, everywhere=True
+    )
+
+
 table.add(
     Row(
         state="the rank of `rank_zero_only` (Lightning, torchmetrics)",
@@ -107,6 +168,17 @@ table.add(
         "need may be used. In the notebook it is.",
         test="tests/isolation/test_libraries.py::test_lightning_on_a_worker_is_not_interactive",
         on_import={name: _change for module in _MODULES for name in _names_of(module)},
+        library="lightning",
+    )
+)
+table.add(
+    Row(
+        state="what Lightning replaces while it asks for loaders",
+        treatment=Treatment.PER_WORKER,
+        meaning="Lightning notes the arguments of the loaders that the worker itself makes, and so "
+        "can give them a distributed sampler.",
+        test="tests/isolation/test_libraries.py::test_lightning_makes_own_loaders_distributed",
+        on_import=dict.fromkeys(_names_of("fabric.utilities.data"), _record_own),
         library="lightning",
     )
 )
