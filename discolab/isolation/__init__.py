@@ -24,6 +24,7 @@ from . import (  # noqa: F401
     profiler,
     programs,
     python_process,
+    registries,
     shared_leaves,
     streams,
     switches,

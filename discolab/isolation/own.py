@@ -5,15 +5,19 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 import threading
 import weakref
 from collections import ChainMap
 from collections.abc import Callable, Iterator, MutableMapping
+from types import FunctionType, ModuleType
 from typing import Any, Generic, TypeVar
 
 from ..runtime.worker import Worker, current_worker_or_none
 from .imports import worker_unless_importing
+from .patches import Patches
 
 T = TypeVar("T")
 
@@ -144,6 +148,10 @@ class DictOfWorkers(MutableMapping[Any, Any]):
     def __len__(self) -> int:
         return len(self.here())
 
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        """As the dictionary of who calls does it."""
+        return self.here().setdefault(key, default)
+
     def copy(self) -> dict[Any, Any]:
         """All entries that who calls sees."""
         return dict(self.here())
@@ -151,6 +159,58 @@ class DictOfWorkers(MutableMapping[Any, Any]):
     def clear(self) -> None:
         """Take away those of who calls."""
         self.here().clear()
+
+
+def own_variables(module: ModuleType, patches: Patches, *names: str) -> None:
+    """Have functions, and the methods of classes, find variables of the worker's own.
+
+    They run with a copy of the module's variables, which a worker makes when it first calls one of
+    them, and keeps until its script ends. Others must not look at the variables themselves.
+
+    Parameters
+    ----------
+    names
+        All functions and classes of the module that read or write such a variable. No generators:
+        these would go on when a script has ended.
+    """
+    key = f"{OF_SCRIPT}variables of {module.__name__}"
+
+    def over(function: Any) -> Any:
+        @functools.wraps(function)
+        def with_own_variables(*args: Any, **kwargs: Any) -> Any:
+            worker = worker_unless_importing()
+            if worker is None:
+                return function(*args, **kwargs)
+            own = worker.process_state.get(key)
+            if own is None:
+                own = worker.process_state.setdefault(key, dict(vars(module)))
+            name, cells = function.__name__, function.__closure__
+            copied = FunctionType(function.__code__, own, name, function.__defaults__, cells)
+            copied.__kwdefaults__ = function.__kwdefaults__
+            return copied(*args, **kwargs)
+
+        return with_own_variables
+
+    for name in names:
+        value = getattr(module, name)
+        if not isinstance(value, type):
+            patches.replace(module, name, over, everywhere=True)
+            continue
+        for method, function in tuple(vars(value).items()):
+            if isinstance(function, FunctionType):
+                patches.replace(value, method, over)
+            elif isinstance(function, classmethod):
+                plain = over(function.__func__)
+                setattr(value, method, classmethod(plain))
+                patches.at_undo(functools.partial(setattr, value, method, function))
+
+
+def inherit_variables(module: str, worker: Worker) -> None:
+    """In a process that a worker has forked: what it has set becomes the module's."""
+    names: dict[str, Any] = worker.process_state.get(f"{OF_SCRIPT}variables of {module}", {})
+    if names:
+        plain = {n: v for n, v in names.items() if isinstance(v, bool | int | float | str)}
+        vars(sys.modules[module]).update(plain)
 
 
 def _after_fork() -> None:

@@ -135,19 +135,19 @@ _SHARED = {
     "context to the call where workers differ. A script's end puts the first two back.",
     "`os.umask`, `time.tzset`, `logging.raiseExceptions`, `logging.lastResort`": "One for all; "
     "give `os.open` the mode, `datetime` the zone, and a logger a handler, where workers differ.",
-    "`copyreg.pickle`": "One table for all; a class of a cell or script is each worker's own.",
     "`sys.path`, modules, their variables and caches (`functools.lru_cache`)": "A module is one "
     "object for all workers, but for those beside a script. A worker imports for all; scripts of "
     "two folders do not run at once. What a script adds to `sys.path` goes at its end.",
     "`os.getpid`, locks of `fcntl.lockf`": "Workers are one process, to which such a lock belongs; "
     "name files by the rank, and lock them with `fcntl.flock`, as `filelock` does.",
-    "registries of libraries (adapters of `sqlite3`, constructors of yaml, styles and "
-    "scales of matplotlib), `mpmath.mp`, `threadpoolctl`, `rich`'s console, places of `tqdm`'s "
+    "styles and scales of matplotlib, `threadpoolctl`, `rich`'s console, places of `tqdm`'s "
     "bars": "One for all, also within their context managers; where ranks differ, register other "
-    "names, or make a context (`mpmath.MPContext()`), `Console()` or loader class for each rank.",
-    "dialects and field limit of `csv`, `mimetypes`, `calendar`'s first day, `asyncio`'s policy, "
-    "`decimal.DefaultContext`, `sympy`'s `evaluate`, limits of PIL": "One for all; give the call "
-    "or a context of your own what differs.",
+    "names, or make a `Console()` for each rank.",
+    "`csv.field_size_limit`, `mimetypes`, `calendar`'s first day, `asyncio`'s policy, limits of "
+    "PIL": "One for all; give the call or an object of your own what differs.",
+    "`decimal.DefaultContext`": "One for all, as Python has it for threads: it says what threads "
+    "begin with that are started later. Where ranks differ, use `decimal.setcontext`, which is the "
+    "calling thread's. A script's end puts it back.",
     "`os.sched_setaffinity` and `os.nice`, `sys.stdin`": "The kernel keeps the first two for each "
     "thread, and a worker's threads to come inherit them; also the next script does. Nobody can "
     "type to a worker.",

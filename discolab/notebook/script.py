@@ -11,6 +11,7 @@ and `_before`.
 from __future__ import annotations
 
 import builtins
+import decimal
 import gc
 import importlib
 import locale
@@ -56,6 +57,11 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (gc.isenabled, lambda enabled: gc.enable() if enabled else gc.disable()),
     (socket.getdefaulttimeout, socket.setdefaulttimeout),
     (lambda: locale.setlocale(locale.LC_ALL), lambda name: locale.setlocale(locale.LC_ALL, name)),
+    (lambda: decimal.DefaultContext.prec, lambda n: setattr(decimal.DefaultContext, "prec", n)),
+    (
+        lambda: decimal.DefaultContext.rounding,
+        lambda rounding: setattr(decimal.DefaultContext, "rounding", rounding),
+    ),
     (lambda: tempfile.tempdir, lambda folder: setattr(tempfile, "tempdir", folder)),
 )
 

@@ -363,3 +363,194 @@ def test_each_worker_has_options_of_pandas(four: Session) -> None:
     assert values == [(f"0.{'3' * (1 + r)}", precision, 10 + r) for r in range(4)]
     assert pandas.get_option("display.precision") == precision
     assert pandas.options.display.max_rows == rows
+
+
+def _torchvision() -> None:
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, RuntimeError) as exc:  # its wheel may be of another build than torch's
+        pytest.skip(f"torchvision: {exc}")
+
+
+def test_each_worker_has_a_return_type_of_torchvision(four: Session) -> None:
+    _torchvision()
+
+    def program() -> tuple[list[str], str]:
+        from torchvision import tv_tensors
+
+        rank, names = current_worker().rank, []
+        image = tv_tensors.Image(torch.rand(3, 2, 2))
+        with contextlib.ExitStack() as stack:
+            for turn in range(4):  # workers leave one after the other
+                if turn <= rank:
+                    kind = "TVTensor" if (rank + turn) % 2 else "Tensor"
+                    stack.enter_context(tv_tensors.set_return_type(kind))
+                ccl.barrier()
+                names.append(type(image + 1).__name__)
+                ccl.barrier()
+        ccl.barrier()
+        return names, type(image + 1).__name__
+
+    image, tensor = "Image", "Tensor"
+    values = four.call_packed(program).debug_get_from_all()
+    assert values == [
+        ([tensor] * 4, tensor),
+        ([image, tensor, tensor, tensor], tensor),
+        ([tensor, image, tensor, tensor], tensor),
+        ([image, tensor, image, tensor], tensor),
+    ]
+
+
+def test_each_worker_switches_timm(four: Session) -> None:
+    _torchvision()
+    pytest.importorskip("timm")
+
+    def program() -> list[bool]:
+        from timm import layers
+
+        rank = current_worker().rank
+        layers.set_fused_attn(bool(rank % 2))
+        with contextlib.ExitStack() as stack:
+            for _ in range(rank + 1):  # workers leave one after the other
+                stack.enter_context(layers.set_layer_config(scriptable=bool(rank % 2)))
+                ccl.barrier()
+            found = [layers.use_fused_attn(), layers.is_scriptable()]
+            for _ in range(3 - rank):
+                ccl.barrier()
+        return [*found, layers.is_scriptable()]
+
+    values = four.call_packed(program).debug_get_from_all()
+    assert values == [[bool(rank % 2), bool(rank % 2), False] for rank in range(4)]
+    from timm import layers
+
+    assert layers.use_fused_attn()
+
+
+def test_each_worker_registers_a_model_of_timm(four: Session) -> None:
+    _torchvision()
+    pytest.importorskip("timm")
+
+    def program() -> int:
+        from timm.models import model_entrypoint, register_model
+
+        rank = current_worker().rank
+
+        def of_rank() -> int:
+            return rank
+
+        register_model(of_rank)
+        ccl.barrier()
+        return int(model_entrypoint("of_rank")())
+
+    assert four.call_packed(program).debug_get_from_all() == [0, 1, 2, 3]
+    from timm.models import is_model
+
+    assert not is_model("of_rank")
+    assert is_model("resnet18")
+
+
+def test_each_worker_has_a_pool_of_joblib(four: Session) -> None:
+    pytest.importorskip("joblib")
+
+    def program() -> set[str]:
+        import os
+
+        from joblib import Parallel, delayed
+        from joblib.externals.loky import get_reusable_executor
+
+        def rank() -> str:
+            return os.environ["RANK"]
+
+        found = set(Parallel(2)(delayed(rank)() for _ in range(4)))
+        get_reusable_executor().shutdown()
+        return found
+
+    with ThreadedSession(2, devices="cpu", timeout=60) as sess:
+        assert sess.call_packed(program).debug_get_from_all() == [{"0"}, {"1"}]
+
+
+def test_each_worker_has_a_precision_of_mpmath(four: Session) -> None:
+    mpmath: Any = pytest.importorskip("mpmath")
+
+    def program() -> Any:
+        import sympy
+
+        rank = current_worker().rank
+        mpmath.mp.dps = 10 + rank
+        ccl.barrier()
+        third = str(mpmath.mpf(1) / 3)
+        with contextlib.ExitStack() as stack:
+            for _ in range(rank + 1):  # workers leave one after the other
+                stack.enter_context(mpmath.workdps(20 + rank))
+                ccl.barrier()
+            root = str(mpmath.sqrt(3))
+            for _ in range(3 - rank):
+                ccl.barrier()
+        clone = mpmath.mp.clone()
+        clone.dps = 5
+        circle = str(sympy.N(sympy.zeta(3) * sympy.pi, 30 + rank))
+        return third, root, circle, mpmath.mp.dps, clone.dps, str(clone.pi * 1)
+
+    before = mpmath.mp.dps
+    values = four.call_packed(program).debug_get_from_all()
+    import sympy
+
+    with mpmath.workdps(40):
+        root = str(mpmath.sqrt(3))
+    for rank, found in enumerate(values):
+        assert found[0] == f"0.{'3' * (10 + rank)}"
+        assert found[1][: 19 + rank] == root[: 19 + rank]
+        assert len(found[1]) == 21 + rank
+        assert found[2] == str(sympy.N(sympy.zeta(3) * sympy.pi, 30 + rank))
+        assert found[3:] == (10 + rank, 5, "3.1416")
+    assert mpmath.mp.dps == before
+
+
+def test_constants_of_mpmath_are_computed_on_all_workers_at_once(four: Session) -> None:
+    mpmath: Any = pytest.importorskip("mpmath")
+
+    def program() -> set[bool]:
+        ccl.barrier()
+        found = set()
+        for bits in range(60, 6000, 60):
+            pi = mpmath.libmp.pi_fixed(bits)
+            found.add(pi >> (bits - 40) == 0x3243F6A8885)
+        return found
+
+    assert four.call_packed(program).debug_get_from_all() == [{True}] * 4
+
+
+def test_each_worker_registers_with_yaml(four: Session) -> None:
+    yaml: Any = pytest.importorskip("yaml")
+
+    def program() -> Any:
+        import re
+
+        rank = current_worker().rank
+        yaml.SafeLoader.add_constructor("!rank", lambda loader, node: rank)
+        yaml.add_representer(
+            complex, lambda dumper, value: dumper.represent_scalar("!c", str(rank))
+        )
+        resolver = "tag:yaml.org,2002:float" if rank % 2 else "tag:yaml.org,2002:str"
+        yaml.SafeLoader.add_implicit_resolver(resolver, re.compile("^[0-9]+e-[0-9]+$"), list("123"))
+
+        class Loader(yaml.SafeLoader):  # type: ignore[misc, name-defined]
+            pass
+
+        Loader.add_constructor("!own", lambda loader, node: -rank)
+
+        class Point(yaml.YAMLObject):  # type: ignore[misc, name-defined]
+            yaml_tag = "!point"
+            yaml_loader = yaml.SafeLoader
+
+        ccl.barrier()
+        loaded = yaml.safe_load("[!rank x, 1e-4, {a: 2}]")
+        point = yaml.safe_load("!point {x: 1}")
+        return loaded, yaml.load("[!own x, !rank y]", Loader), yaml.dump(1j), type(point) is Point
+
+    values = four.call_packed(program).debug_get_from_all()
+    for rank, found in enumerate(values):
+        assert found[0] == [rank, 1e-4 if rank % 2 else "1e-4", {"a": 2}]
+        assert found[1:] == ([-rank, rank], f"!c '{rank}'\n", True)
+    with pytest.raises(yaml.constructor.ConstructorError):
+        yaml.safe_load("!rank x")

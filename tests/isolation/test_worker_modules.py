@@ -1,5 +1,6 @@
 """Modules beside a script are each worker's own, as in processes of torchrun."""
 
+import decimal
 import gc
 import importlib
 import json
@@ -142,7 +143,8 @@ with multiprocessing.get_context("fork").Pool(1) as pool:
 
 def test_a_script_leaves_the_interpreter_as_it_was(project: Path) -> None:
     text = """
-import gc, locale, socket, sys, tempfile
+import decimal, gc, locale, socket, sys, tempfile
+decimal.DefaultContext.prec, decimal.DefaultContext.rounding = 5, decimal.ROUND_UP
 sys.setrecursionlimit(5000), sys.set_int_max_str_digits(9000), sys.setswitchinterval(0.01)
 gc.disable(), gc.set_threshold(1, 2, 3), socket.setdefaulttimeout(3)
 tempfile.tempdir = "/nowhere"
@@ -153,6 +155,7 @@ result = gc.isenabled()
     def settings() -> list[Any]:
         return [
             sys.getrecursionlimit(),
+            str(decimal.DefaultContext),
             sys.get_int_max_str_digits(),
             sys.getswitchinterval(),
             gc.isenabled(),

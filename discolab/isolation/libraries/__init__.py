@@ -7,8 +7,13 @@ from . import (  # noqa: F401
     accelerate,
     datasets,
     hydra,
+    joblib,
     lightning,
     matplotlib,
+    mpmath,
     pandas,
+    timm,
+    torchvision,
     transformers,
+    yaml,
 )

@@ -1,0 +1,46 @@
+"""timm keeps switches of its layers in variables, and the models by their names in a dictionary."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+
+from .. import table
+from ..own import DictOfWorkers, inherit_variables, own_variables
+from ..patches import Patches
+from ..table import Row, Treatment
+
+_MODULE = "timm.layers.config"
+
+
+def _switches(module: ModuleType, patches: Patches) -> None:
+    own_variables(module, patches, *(name for name in module.__all__ if hasattr(module, name)))
+
+
+def _models(module: ModuleType, patches: Patches) -> None:
+    own = functools.partial(DictOfWorkers, "timm models")
+    patches.replace(module, "_model_entrypoints", own)
+
+
+table.add(
+    Row(
+        state="timm's `set_fused_attn`, `set_layer_config`, `set_exportable` and their like",
+        treatment=Treatment.PER_WORKER,
+        meaning="A worker begins with the notebook's; a script's end forgets what it has set.",
+        test="tests/isolation/test_libraries.py::test_each_worker_switches_timm",
+        on_import={_MODULE: _switches},
+        in_child=functools.partial(inherit_variables, _MODULE),
+        library="timm",
+    )
+)
+table.add(
+    Row(
+        state="`timm.models.register_model`",
+        treatment=Treatment.PER_WORKER,
+        meaning="`create_model` calls the function that the worker has registered. What a module "
+        "registers when it is imported, and the notebook, is there on all.",
+        test="tests/isolation/test_libraries.py::test_each_worker_registers_a_model_of_timm",
+        on_import={"timm.models._registry": _models},
+        library="timm",
+    )
+)

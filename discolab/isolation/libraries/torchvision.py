@@ -1,0 +1,31 @@
+"""torchvision keeps in a variable what operations on its tensors give."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+
+from .. import table
+from ..own import inherit_variables, own_variables
+from ..patches import Patches
+from ..table import Row, Treatment
+
+_MODULE = "torchvision.tv_tensors._torch_function_helpers"
+
+
+def _return_type(module: ModuleType, patches: Patches) -> None:
+    names = ("_ReturnTypeCM", "set_return_type", "_must_return_subclass")
+    own_variables(module, patches, *names)
+
+
+table.add(
+    Row(
+        state="`torchvision.tv_tensors.set_return_type`",
+        treatment=Treatment.PER_WORKER,
+        meaning="A worker begins with the notebook's; a script's end forgets what it has set.",
+        test="tests/isolation/test_libraries.py::test_each_worker_has_a_return_type_of_torchvision",
+        on_import={_MODULE: _return_type},
+        in_child=functools.partial(inherit_variables, _MODULE),
+        library="torchvision",
+    )
+)
