@@ -24,7 +24,9 @@ LIBRARIES = {
     "transformers_load": ["transformers", "accelerate"],
     "trainer": ["transformers", "accelerate", "datasets"],
     "accelerate_loop": ["accelerate"],
+    "accelerate_state": ["accelerate"],
     "fabric": ["lightning"],
+    "lightning_trainer": ["lightning", "torchmetrics"],
     "adapters": ["transformers", "peft", "einops", "torchmetrics"],
     "tools": ["matplotlib", "tensorboard", "hydra", "datasets"],
 }
