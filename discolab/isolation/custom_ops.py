@@ -19,12 +19,13 @@ from __future__ import annotations
 import functools
 import os
 import re
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -324,11 +325,22 @@ def _end_overrides() -> None:
             override.library.reset()
 
 
+# Modules of torch that give its operators kernels when they are first needed, for all.
+_OF_TORCH = ("torch._functorch.predispatch", "torch._functorch.vmap")
+
+
+def _makes_for_all(frame: FrameType) -> bool:
+    """Whether torch makes a library for itself; the frame is that of `Library.__init__`."""
+    return frame.f_back is not None and frame.f_back.f_globals.get("__name__") in _OF_TORCH
+
+
 def _library_over(make: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(make)
     def make_for_caller(*args: Any) -> Any:
         worker = worker_unless_importing()
-        return make(*args) if worker is None else _LibraryOfWorker(make, worker, args)
+        if worker is None or _makes_for_all(sys._getframe(1)):
+            return make(*args)
+        return _LibraryOfWorker(make, worker, args)
 
     return make_for_caller
 

@@ -207,3 +207,28 @@ print("held")
 
 def test_kernels_come_and_go_while_others_are_in_the_operator() -> None:
     assert output_of(COME_AND_GO) == "held\n"
+
+
+VMAP = """
+import torch
+from discolab import ThreadedSession
+
+def program():
+    mapped = torch.func.vmap(lambda x: x * 2)(torch.ones(2))
+    target = torch.zeros(2, 3)
+    loss = lambda x, y: torch.nn.functional.mse_loss(x, y)
+    grads = torch.func.vmap(torch.func.grad(loss))(torch.ones(2, 3), target)
+    return mapped.tolist(), grads.sum().item()
+
+for _ in range(2):
+    with ThreadedSession(2, devices="cpu", timeout=50) as sess:
+        print(sess.call_packed(program).debug_get_from_all())
+print(program())
+"""
+
+
+def test_the_kernels_that_torch_needs_for_vmap_are_for_all() -> None:
+    """torch enters them at the first use in a process."""
+    values = ([2.0, 2.0], 4.0)
+    lines = output_of(VMAP).splitlines()
+    assert lines == [str([values] * 2)] * 2 + [str(values)]
