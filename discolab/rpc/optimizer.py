@@ -35,7 +35,7 @@ class DistributedOptimizer:
         Such as `torch.optim.SGD`; called as ``optimizer_class(parameters, *args, **kwargs)`` on
         each owner.
     params_rrefs
-        References to parameters: leaves that require grad.
+        References to parameters: leaves. Those that do not require grad stay as they are.
     args, kwargs
         For the optimizers.
 
@@ -143,8 +143,6 @@ def _make(optimizer_class: Any, refs: list[RRef], args: Any, kwargs: Any) -> RRe
             why = f"is no tensor but a {type(parameter).__name__}"
         elif not parameter.is_leaf:
             why = "is computed from others, no leaf: give those"
-        elif not parameter.requires_grad:
-            why = "does not require grad"
         else:
             continue
         rank = refs[i].owner_rank

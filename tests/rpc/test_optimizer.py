@@ -150,6 +150,37 @@ def test_steps_of_two_threads(sess: Session) -> None:
     close(rpc.rpc_sync(2, value_of, (far,)), make_parameter(2).detach() - 1010)
 
 
+def make_partly_frozen() -> list[Any]:
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    net[0].requires_grad_(requires_grad=False)
+    return [module.RRef(parameter) for parameter in net.parameters()]
+
+
+def through(references: list[Any], x: Tensor) -> Tensor:
+    a, b, c, d = (ref.local_value() for ref in references)
+    return torch.sum((x @ a.T + b) @ c.T + d)
+
+
+def frozen(rpc: Any) -> None:
+    references = rpc.rpc_sync(2, make_partly_frozen)
+    before = [ref.to_here().clone() for ref in references]
+    optimizer = rpc.DistributedOptimizer(torch.optim.AdamW, references, lr=0.1)
+    for _ in range(2):
+        with rpc.autograd.context() as ctx:
+            loss = rpc.rpc_sync(2, through, (references, torch.ones(2)))
+            rpc.autograd.backward(ctx, [loss])
+            optimizer.step(ctx)
+    moved = [not torch.equal(ref.to_here(), old) for ref, old in zip(references, before)]
+    assert moved == [False, False, True, True]
+    all_frozen = rpc.DistributedOptimizer(torch.optim.SGD, references[:2], lr=0.1)
+    with rpc.autograd.context() as ctx:
+        all_frozen.step(ctx)
+
+
+def test_frozen_parameters_stay_as_they_are(caller: Caller) -> None:
+    caller(frozen)
+
+
 # -- trouble -----------------------------------------------------------------------------------
 
 
@@ -176,7 +207,6 @@ def wrong(rpc: Any) -> None:
         made("SGD", [good])
     for function, text in (
         (five, "no tensor but a int"),
-        (no_grad, "does not require grad"),
         (no_leaf, "no leaf"),
     ):
         with pytest.raises(ArgumentError, match=f"parameter 1 of those of worker 2 .*{text}"):
@@ -187,10 +217,6 @@ def wrong(rpc: Any) -> None:
 
 def five() -> int:
     return 5
-
-
-def no_grad() -> Tensor:
-    return torch.ones(3)
 
 
 def no_leaf() -> Tensor:
