@@ -28,7 +28,7 @@ from ..runtime.errors import (
     WorkerError,
     WorkerInterrupted,
 )
-from ..runtime.failures import Failure
+from ..runtime.failures import Failure, safe_str
 from ..runtime.functions import find_func
 from ..runtime.interrupts import shield
 from . import lending, node_protocol
@@ -365,7 +365,7 @@ class Call(Outcome):
             later, value = True, value.value
         if later:
             self._forget_args()  # the answer may never come
-            if not isinstance(value, torch.futures.Future):
+            if not isinstance(value, torch._C.Future):  # what its `then` gives is that alone
                 raise TypeError(
                     f"{function_text(self.func)} is marked with rpc.async_execution and must "
                     f"return a Future, it returned a {type(value).__name__}"
@@ -527,8 +527,8 @@ class OutgoingCall(Call):
                 value = self.node.autograd.arrive(self.context, value, self.callee, self.tracked)
             self.value = value
         except Exception as exc:
-            text = f"what came as the answer to the {self.describe()} can't be opened here: {exc}"
-            self.value, self.error = None, DiscoError(text)
+            text = f"what came as the answer to the {self.describe()} can't be opened here"
+            self.value, self.error = None, DiscoError(f"{text}: {safe_str(exc)}")
             self.error.__cause__ = exc
         self._opened = True  # not if an interrupt has come: who waits again opens it then
         self.keepalive = None
@@ -589,7 +589,7 @@ class IncomingCall(Call):
             self.node.send(self.sender, (node_protocol.RESULT, self.sent_number, value, tracked))
         except ArgumentError as exc:
             raise ArgumentError(
-                f"what it returned can't be sent: {exc}. Or leave it there: rpc.remote gives an "
+                f"what it returned can't be sent: {safe_str(exc)}. Or leave it there: rpc.remote gives an "
                 "RRef to it"
             ) from None
         self._served()

@@ -1,4 +1,8 @@
-"""Errors of calls between workers; what a callee's exception becomes at its caller. No state."""
+"""Errors of calls between workers; what a callee's exception becomes at its caller. No state.
+
+At the caller nothing runs of what the exception's class defines: its text was made where it was
+raised. A `__str__` of the user's could do anything there, such as to end the process.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +60,7 @@ def error_of(
                 if name not in error.__dict__ and not name.startswith("__"):
                     error.__dict__[name] = value
         return error
-    except Exception:  # its class has ideas of its own
+    except (Exception, SystemExit, GeneratorExit):  # its class has ideas of its own
         return WorkerError([failure])
 
 
@@ -77,7 +81,11 @@ def _both(kind: type[BaseException]) -> type[WorkerError]:
                 "__module__": WorkerError.__module__,
                 "__doc__": f"A `WorkerError` that is a `{kind.__name__}` too.",
                 "__str__": Exception.__str__,  # a KeyError would quote it
+                "__repr__": Exception.__repr__,
+                "__format__": Exception.__format__,
                 "__reduce__": _reduce,
+                "__reduce_ex__": lambda error, _: _reduce(error),
+                "__copy__": None,  # by the two above
                 "disco_original": kind,
             },
         )

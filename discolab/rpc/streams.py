@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from ..runtime.errors import ArgumentError, DiscoError
+from ..runtime.failures import safe_str
 from ..runtime.interrupts import shield
 from . import node_protocol
 from .calls import Call, IncomingCall, receive_call, start
@@ -156,7 +157,7 @@ class Consumer:
         except Exception as exc:
             self.close("an item can't be opened")
             raise DiscoError(
-                f"an item of the stream of {call.describe()} can't be opened here: {exc}"
+                f"an item of the stream of {call.describe()} can't be opened here: {safe_str(exc)}"
             ) from exc
 
     def dropped(self) -> None:

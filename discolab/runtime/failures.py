@@ -295,9 +295,9 @@ def is_own_file(filename: str) -> bool:
 
 
 def safe_str(value: object) -> str:
-    """`str(value)`, whatever its `__str__` does."""
+    """`str(value)`, whatever its `__str__` does; a plain string, not of a class of the user's."""
     try:
-        return str(value)
+        return str.__str__(str(value))
     except BaseException as exc:
         return f"<unprintable {type(value).__name__}: its __str__ raised {type(exc).__name__}>"
 

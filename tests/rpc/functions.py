@@ -199,6 +199,42 @@ def fail_from() -> None:
         raise LookupError("because of it") from error
 
 
+class _Text(str):
+    def _run(self, *_: Any) -> Any:
+        note("texts", (my_rank(), threading.current_thread().name))
+        raise SystemExit(3)
+
+    __str__ = __format__ = splitlines = _run
+
+
+class RunsCode(KeyError):
+    """An exception whose text is made by code that ends a process, except on its own thread."""
+
+    def __init__(self, text: Any, *, where: str) -> None:
+        super().__init__(text)
+        self.text = text
+        self.where = where
+
+    def __str__(self) -> str:
+        if threading.current_thread().name != self.where:
+            note("texts", (my_rank(), threading.current_thread().name))
+            raise SystemExit(3)
+        return _Text("made at the callee")
+
+    __repr__ = __copy__ = __str__
+
+    def __format__(self, _: str) -> str:
+        return str(self)
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        raise SystemExit(4)
+
+
+def fail_with_code() -> None:
+    """Raise such an exception."""
+    raise RunsCode("text", where=threading.current_thread().name)
+
+
 def _local_error() -> Exception:
     class LocalError(ValueError):
         """Of a function."""

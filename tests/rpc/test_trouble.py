@@ -1,5 +1,6 @@
 """Calls that go wrong: always the right error, never a hang, and nothing is left of them."""
 
+import copy
 import os
 import signal
 import threading
@@ -98,6 +99,32 @@ def raises_far_away(rpc: Any) -> None:
 
 def test_an_exception_goes_through_several_calls(caller: Caller) -> None:
     caller(raises_far_away)
+
+
+def shows(rpc: Any) -> None:
+    for give in (
+        lambda: rpc.rpc_sync(2, functions.fail_with_code),
+        lambda: rpc.rpc_async(2, functions.fail_with_code).wait(),
+        lambda: rpc.remote(2, functions.fail_with_code).to_here(),
+        lambda: rpc.rpc_sync(3, functions.call_on, (2, functions.fail_with_code)),
+    ):
+        functions.SEEN.pop("texts", None)
+        with pytest.raises(KeyError) as info:
+            give()
+        error = info.value
+        assert isinstance(error, WorkerError)
+        assert "RunsCode: made at the callee" in str(error)
+        assert "made at the callee" in repr(error)
+        assert f"{error}" == str(error)
+        assert type(str(error)) is str
+        assert error._render_traceback_()[-1]
+        assert str(copy.copy(error)) == str(error)
+        here = threading.current_thread().name
+        assert here not in [name for _, name in functions.seen("texts")]
+
+
+def test_the_text_of_an_error_is_made_where_it_was_raised(caller: Caller) -> None:
+    caller(shows)
 
 
 def leaves(rpc: Any) -> None:
