@@ -8,7 +8,6 @@ a thread of the caller's rank does. `wait` waits for the call itself, never for 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,7 +15,8 @@ import torch
 
 from ..runtime.actions import function_text
 from ..runtime.controller import check_timeout
-from ..runtime.errors import ArgumentError, DiscoError, WaitTimeoutError
+from ..runtime.errors import ArgumentError, DiscoError
+from ..runtime.interrupts import Count
 from ..runtime.worker import bind_thread, current_worker_or_none
 from .calls import Call, start
 from .node import Node, Place, bind_place, bound_place
@@ -193,6 +193,37 @@ def call_later(
     return future
 
 
+class _All(Outcome):
+    """Of several outcomes: settled once all are, or as soon as one has failed, with its error."""
+
+    __slots__ = ("_done", "_of")
+
+    def __init__(self, outcomes: list[Outcome]) -> None:
+        super().__init__()
+        self._of, self._done = outcomes, Count()
+        for outcome in outcomes:
+            outcome.follow(self._one_settled)
+        if not outcomes:
+            self.settle(None)
+
+    def _one_settled(self, outcome: Outcome) -> None:
+        self._done.add()
+        if outcome.error is not None:
+            self.settle(None, outcome.error)
+        elif self._done.value == len(self._of):
+            self.settle(None)
+
+    def leave(self) -> None:
+        """Follow them no more: nobody waits."""
+        for outcome in self._of:
+            outcome.unfollow(self._one_settled)
+
+    def __str__(self) -> str:
+        done = self._done.value
+        first = next((o for o in self._of if not o.settled), "the last one")
+        return f"{len(self._of)} calls, of which {done} were done, for {first}"
+
+
 def wait_all(futures: Iterable[Any], timeout: float | None = None) -> list[Any]:
     """Wait for all of some futures; their results, in order.
 
@@ -204,37 +235,92 @@ def wait_all(futures: Iterable[Any], timeout: float | None = None) -> list[Any]:
     Raises
     ------
     WaitTimeoutError
-        At the deadline; and the error of the first one that has failed.
+        At the deadline; and, as soon as one has failed, its error.
     """
     wanted = list(futures)
     seconds = check_timeout(timeout)
-    deadline = None if seconds is None else time.monotonic() + seconds
     for number, future in enumerate(wanted):
-        if not isinstance(future, torch.futures.Future):
+        if not isinstance(future, torch._C.Future):
             raise ArgumentError(f"wait_all takes futures, number {number} is {future!r:.60}")
-    results = []
-    for number, future in enumerate(wanted):
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+    outcomes = [_outcome_of(future) for future in wanted]
+    everything = _All(outcomes)
+    try:
+        everything.wait(everything, seconds)
+    finally:
+        everything.leave()
+    everything.result()
+    return [outcome.result() for outcome in outcomes]
+
+
+def _outcome_of(future: Any) -> Outcome:
+    """What a future waits for; a future of torch's own settles one when it is done."""
+    if isinstance(future, Future):
+        return future._outcome
+    outcome = _OfTorch()
+
+    def settle(done: Any) -> None:
         try:
-            results.append(future.wait(left) if isinstance(future, Future) else _wait(future, left))
-        except WaitTimeoutError as exc:
-            if future.done():  # its own deadline was over
-                raise
-            what = getattr(future, "_outcome", "a future of torch's")
-            raise WaitTimeoutError(
-                f"gave up after {seconds:g} s: {number} of {len(wanted)} calls were done, waiting "
-                f"for {what}"
-            ) from exc
-    return results
+            value = done.value()
+        except Exception as exc:
+            outcome.settle(None, exc)
+        else:
+            outcome.settle(value)
+
+    future.add_done_callback(settle)
+    return outcome
 
 
-def _wait(future: Any, timeout: float | None) -> Any:
-    """Wait for a future of torch's, whose own `wait` can't be interrupted."""
-    outcome = Outcome()
-    future.add_done_callback(lambda _: outcome.settle(None))
-    if not outcome.settled:
-        outcome.wait("a future of torch's", timeout)
-    return future.value()
+class _OfTorch(Outcome):
+    """Of a future of torch's, whose own `wait` can't be interrupted."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "a future of torch's"
+
+
+def collect_all(futures: Iterable[Any]) -> Future:
+    """`torch.futures.collect_all`: a future of a list of these, done when all are.
+
+    As soon as one fails, it fails with that error.
+    """
+    wanted = list(futures)
+    everything = Future()
+    done = Count()
+
+    def one_done(future: Any) -> None:
+        outcome = _outcome_of(future)  # settled, as the future is done
+        done.add()
+        try:
+            if outcome.error is not None:
+                everything.set_exception(copy_of(outcome.error))
+            elif done.value == len(wanted):
+                everything.set_result(wanted)
+        except RuntimeError:  # it has failed already
+            pass
+
+    for future in wanted:
+        future.add_done_callback(one_done)
+    if not wanted:
+        everything.set_result(wanted)
+    return everything
+
+
+_collect_in_torch = torch._C._collect_all
+
+
+def _collect_all(futures: Any) -> Any:
+    """What `torch.futures.collect_all` and `wait_all` call.
+
+    Torch's own looks for errors where only its C++ code can put them. For it a `Future` that has
+    failed holds its error as a value.
+    """
+    wanted = list(futures)
+    ours = any(isinstance(future, Future) for future in wanted)
+    return collect_all(wanted) if ours else _collect_in_torch(wanted)
+
+
+torch._C._collect_all = _collect_all
 
 
 def async_execution(func: Any) -> Any:
@@ -258,7 +344,7 @@ def ask_node(node: Node, to: int, func: Any, *args: Any) -> Future:
 def run_asked(func: Any, args: tuple[Any, ...]) -> Any:
     """For `ask_node`: a future that `func` returns is waited for."""
     result = func(*args)
-    if not isinstance(result, torch.futures.Future):
+    if not isinstance(result, torch._C.Future):
         future: Any = torch.futures.Future()
         future.set_result(result)
         return future

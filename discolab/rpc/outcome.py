@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from ..runtime.errors import DiscoError
+from ..runtime.failures import safe_str
 from ..runtime.interrupts import Interruptible, waiter_here
 
 SPIN = 150e-6  # seconds
@@ -92,9 +93,18 @@ class Outcome:
                 return
             func(self)
 
-    def unfollow(self) -> None:
-        """Call nobody: a follower would keep alive, in a cycle, what will never be settled."""
-        self._followers.clear()
+    def unfollow(self, func: Callable[[Any], None] | None = None) -> None:
+        """Call that one no more; None: nobody.
+
+        A follower would keep alive, in a cycle, what will never be settled.
+        """
+        if func is None:
+            self._followers.clear()
+            return
+        try:
+            self._followers.remove(func)
+        except ValueError:  # it was called
+            pass
 
     def is_settled(self) -> bool:
         """Whether it is known."""
@@ -141,7 +151,7 @@ def copy_of(error: BaseException) -> BaseException:
     try:
         made: BaseException = copy.copy(error)
     except Exception:  # of a class that can't be copied
-        made = DiscoError(f"{type(error).__name__}: {error}")
+        made = DiscoError(f"{type(error).__name__}: {safe_str(error)}")
     return made.with_traceback(None)
 
 

@@ -153,6 +153,48 @@ def test_wait_all(caller: Caller, tmp_path: Path) -> None:
     caller(waits_for_all, str(tmp_path / "go"))
 
 
+def stops_at_an_error(rpc: Any, file: str) -> None:
+    """Also if a callee never returns: for whom nobody waits then."""
+    for wait in (rpc.wait_all, torch.futures.wait_all):
+        endless = rpc.rpc_async(2, functions.await_file, (file,), timeout=0)
+        begin = time.monotonic()
+        with pytest.raises(ValueError, match="it is bad") as info:
+            wait([endless, rpc.rpc_async(3, functions.fail, ("value",)), endless])
+        assert isinstance(info.value, WorkerError)
+        gathered = torch.futures.collect_all([endless, rpc.rpc_async(3, functions.fail, ("key",))])
+        with pytest.raises(KeyError):
+            gathered.wait()
+        late = module.Future()
+        again = torch.futures.collect_all([endless, late])
+        late.set_exception(OSError("by hand"))
+        with pytest.raises(OSError, match="by hand"):
+            again.wait()
+        assert time.monotonic() - begin < 10
+        assert not endless.done()
+    functions.touch(file)
+    assert torch.futures.wait_all([endless, module.Future.then(endless, lambda _: 1)]) == [True, 1]
+    assert torch.futures.collect_all([]).wait() == []
+
+
+def test_all_are_waited_for_until_one_fails(caller: Caller, tmp_path: Path) -> None:
+    caller(stops_at_an_error, str(tmp_path / "go"))
+
+
+def test_futures_of_torchs_own_among_them() -> None:
+    theirs: Any = torch.futures.Future()
+    ours = module.Future()
+    both = torch.futures.collect_all([theirs, theirs.then(lambda done: done.value() + 1), ours])
+    assert not both.done()
+    ours.set_result(3)
+    theirs.set_result(1)
+    assert [future.value() for future in both.wait()] == [1, 2, 3]
+    failing: Any = torch.futures.Future()
+    failing.set_exception(KeyError("broken"))
+    for wait in (module.wait_all, torch.futures.wait_all):
+        with pytest.raises(KeyError, match="broken"):
+            wait([module.Future(), failing])
+
+
 def cancels(rpc: Any, file: str) -> None:
     future = rpc.rpc_async(2, functions.spin, (file,))
     assert functions.await_file(file)
