@@ -43,6 +43,8 @@ from .refs.records import Fork, Keepalive
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
+_LEFT = "its caller has left"  # why a call ends that was interrupted: no failure to be logged
+
 
 def start(
     node: Node,
@@ -261,6 +263,7 @@ class Call(Outcome):
 
     def wait_and_take(self) -> Any:
         """Wait for the answer and take it; whoever gives up ends the call at the callee too."""
+        self.heard = True
         try:
             if not self.settled:
                 self.wait(self, self.timeout)
@@ -283,12 +286,14 @@ class Call(Outcome):
     def give_up(self, *, late: bool) -> None:
         """End it, as its time is over or its caller has left."""
         self.forget()
-        self.end(f"its caller gave up after {self.timeout:g} s" if late else "its caller has left")
+        self.end(f"its caller gave up after {self.timeout:g} s" if late else _LEFT)
 
     def end(self, why: str) -> None:
         """Have the callee end it."""
         self.given_up = why
         if self.target is not None:  # who waits for that does not wait for what may never return
+            if why == _LEFT:
+                self.target.heard = True
             self.target.settle(None, WaitTimeoutError(f"the {self.describe()} was ended: {why}"))
         thread = self.running_on
         if thread is not None:
@@ -589,7 +594,7 @@ class IncomingCall(Call):
             self.node.send(self.sender, (node_protocol.RESULT, self.sent_number, value, tracked))
         except ArgumentError as exc:
             raise ArgumentError(
-                f"what it returned can't be sent: {safe_str(exc)}. Or leave it there: rpc.remote gives an "
+                f"what it returned can't be sent: {exc}. Or leave it there: rpc.remote gives an "
                 "RRef to it"
             ) from None
         self._served()

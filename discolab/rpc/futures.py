@@ -8,6 +8,7 @@ a thread of the caller's rank does. `wait` waits for the call itself, never for 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -45,6 +46,7 @@ class Future(torch.futures.Future):  # type: ignore[type-arg]
         self._completing = threading.Lock()
         self._completed = False
         self._outcome: Outcome = _Own()
+        self._node: Node | None = None
 
     def wait(self, timeout: float | None = None) -> Any:
         """Wait for the result; can be interrupted.
@@ -82,6 +84,7 @@ class Future(torch.futures.Future):  # type: ignore[type-arg]
         call = self._outcome
         if not isinstance(call, Call) or call.settled:
             return False
+        call.heard = True
         call.abort(DiscoError(f"the {call.describe()} was cancelled"))
         return True
 
@@ -91,15 +94,22 @@ class Future(torch.futures.Future):  # type: ignore[type-arg]
         what = f" of {outcome}" if isinstance(outcome, Call) else ""
         return f"<Future{what}: {state}>"
 
+    def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
+        """Call ``callback(this future)`` once this is done."""
+        self._outcome.heard = True
+        super().add_done_callback(callback)
+
     def then(self, callback: Callable[[Any], Any]) -> Future:
         """A future of what ``callback(this future)`` returns, which is called when this is done."""
         after = Future()
+        after._node = self._node
 
         def go_on(_: Any) -> None:
             try:
                 after.set_result(callback(self))
             except BaseException as exc:  # raised where it is waited for
-                after.set_exception(exc)
+                after.set_exception(copy_of(exc))  # its frames hold `after`
+                after._note_failure()
 
         self.add_done_callback(go_on)
         return after
@@ -133,12 +143,19 @@ class Future(torch.futures.Future):  # type: ignore[type-arg]
         if self._outcome.settled:
             raise RuntimeError("this future is done already")
 
+    def _note_failure(self) -> None:
+        """It has failed: the node logs that if nobody asks for it."""
+        if self._node is not None and not self._outcome.heard:
+            self._node.failed.append((weakref.ref(self), self._outcome))
+
     def _follow(self, call: Call) -> None:
-        self._outcome = call
+        self._outcome, self._node = call, call.node
         call.follow(self._settled)
 
     def _settled(self, call: Call) -> None:
         node = call.node
+        if call.error is not None:
+            self._note_failure()
         if node.is_here(call.callee) or node.closed:
             self._complete()
         else:  # the receiving thread neither opens values nor runs callbacks
@@ -255,6 +272,7 @@ def wait_all(futures: Iterable[Any], timeout: float | None = None) -> list[Any]:
 def _outcome_of(future: Any) -> Outcome:
     """What a future waits for; a future of torch's own settles one when it is done."""
     if isinstance(future, Future):
+        future._outcome.heard = True
         return future._outcome
     outcome = _OfTorch()
 

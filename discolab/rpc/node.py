@@ -17,6 +17,8 @@ import itertools
 import math
 import os
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -32,6 +34,7 @@ from .errors import WorkerLostError, session_over
 from .housekeeping import PERIOD, Housekeeping
 from .lending import Lent
 from .names import CONTROLLER
+from .outcome import Outcome
 from .pool import Chore, Pool
 from .refs.records import Keepalive
 from .refs.table import ReferenceTable
@@ -116,6 +119,8 @@ class Node:
         Seconds for calls of the controller that say nothing; workers' have `DEFAULT_TIMEOUT`.
     calls
         Those that were made here and are under way, by their numbers.
+    failed
+        Calls that have failed, with weak references to those who may still ask what of.
     serving
         Those of other nodes that are under way here, by the node and its number.
     lost
@@ -138,6 +143,7 @@ class Node:
         self.controller_timeout = DEFAULT_TIMEOUT
         self.lost: dict[int, str] = {}
         self.calls: dict[int, PendingCall] = {}
+        self.failed: deque[tuple[weakref.ref[Any], Outcome]] = deque()
         self.serving: dict[tuple[int, int], PendingCall] = {}
         self.numbers = itertools.count(1)  # of calls
         self.router: Router | None = None
@@ -259,6 +265,20 @@ class Node:
         for call in list(self.calls.values()):
             if call.due is not None and now > call.due and not call.settled:
                 call.time_out()
+        self._log_unheard()
+
+    def _log_unheard(self) -> None:
+        """Log the failures that nobody has asked for and nobody can any more."""
+        failed = self.failed
+        for _ in range(len(failed)):
+            try:
+                asker, call = failed.popleft()
+            except IndexError:  # another thread was faster
+                return
+            if asker() is None or self.closed:
+                call.log_unheard()
+            elif not call.heard:
+                failed.append((asker, call))
 
     # -- messages ----------------------------------------------------------------------------
 
@@ -357,6 +377,7 @@ class Node:
         for call in list(self.calls.values()):
             call.settle(None, error)
         self.calls.clear()
+        self._log_unheard()
         for pool in pools:
             pool.close()
         if self.router is not None:

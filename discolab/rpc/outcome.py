@@ -12,20 +12,24 @@ Waking a sleeping thread takes longer than most calls, so a waiting thread spins
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from ..runtime.errors import DiscoError
+from ..runtime.errors import DiscoError, SessionClosedError, WorkerError
 from ..runtime.failures import safe_str
 from ..runtime.interrupts import Interruptible, waiter_here
+from .errors import WorkerLostError
 
 SPIN = 150e-6  # seconds
 _rest = getattr(os, "sched_yield", lambda: time.sleep(0))
 _clock = time.perf_counter
 _of_thread = threading.local()
+_log = logging.getLogger("discolab.rpc")
+_TOLD_ELSEWHERE = (SessionClosedError, WorkerLostError)
 
 
 def waiter() -> Interruptible:
@@ -59,12 +63,14 @@ class Outcome:
         What came.
     error
         What went wrong, None if nothing.
+    heard
+        Whether somebody was given the error, or has said that he will take it.
     """
 
-    __slots__ = ("_followers", "_sleepers", "error", "settled", "value")
+    __slots__ = ("_followers", "_sleepers", "error", "heard", "settled", "value")
 
     def __init__(self) -> None:
-        self.settled = False
+        self.settled = self.heard = False
         self.value: Any = None
         self.error: BaseException | None = None
         self._sleepers: list[Interruptible] = []
@@ -142,8 +148,20 @@ class Outcome:
         A raised error gets a traceback, whose frames keep much alive: the kept error must not.
         """
         if self.error is not None:
+            self.heard = True
             raise copy_of(self.error)
         return self.value
+
+    def log_unheard(self) -> None:
+        """Log the error, if there is one, that nobody has asked for and nobody can any more."""
+        error = self.error
+        if error is None or self.heard or isinstance(error, _TOLD_ELSEWHERE):
+            return
+        self.heard = True
+        if isinstance(error, WorkerError) and all(f.interrupted for f in error.failures):
+            return  # somebody has ended it
+        notes = getattr(error, "__notes__", [])
+        _log.warning("nobody has asked for this failure: %s", "\n".join([safe_str(error), *notes]))
 
 
 def copy_of(error: BaseException) -> BaseException:
@@ -164,12 +182,25 @@ class Value(Outcome):
         The rank that owns it.
     """
 
-    __slots__ = ("owner",)
+    __slots__ = ("_freed", "owner")
     parks: ClassVar[bool] = True  # who waits for it waits for no call of his own; see pool.py
 
     def __init__(self, owner: int) -> None:
         super().__init__()
         self.owner = owner
+        self._freed = False
+
+    def settle(self, value: Any, error: BaseException | None = None) -> None:
+        """See `Outcome`; nobody may refer to it any more."""
+        super().settle(value, error)
+        if self._freed:
+            self.log_unheard()
+
+    def free(self) -> None:
+        """Nobody refers to it any more."""
+        self._freed = True
+        if self.settled:
+            self.log_unheard()
 
     def __str__(self) -> str:
         return "the value of a reference, which is still being computed"

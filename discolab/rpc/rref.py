@@ -20,9 +20,11 @@ from .context import place_here
 from .futures import call_later
 from .names import CONTROLLER, WorkerInfo, format_rank, info_of, rank_of
 from .node import Node, rank_on
-from .outcome import Value
+from .outcome import Value, waiter
 from .refs.records import Ref
 from .streams import stream
+
+_LOOK = 0.001  # seconds between two looks whether a reference is confirmed
 
 
 class RRef:
@@ -105,8 +107,19 @@ class RRef:
         return rank_on(self.node) == self.owner_rank
 
     def confirmed_by_owner(self) -> bool:
-        """Whether the owner knows that this reference is held here; soon it does."""
-        return self.node.references.confirmed(self.ref)
+        """Whether the owner knows that this reference is held here.
+
+        Of a reference that was given to the calling rank it is true: this waits for the owner's
+        word if that is still on its way. Of one that `remote` has made here it becomes true soon.
+        """
+        references = self.node.references
+        if references.being_confirmed(self.ref):
+            what = f"{format_rank(self.owner_rank)} to confirm a reference"
+            seconds = self.node.seconds(None, rank_on(self.node))
+            waiter().wait_for(
+                lambda: not references.being_confirmed(self.ref), what, seconds, lambda: _LOOK
+            )
+        return references.confirmed(self.ref)
 
     # -- the value ---------------------------------------------------------------------------
 

@@ -541,6 +541,11 @@ def facts(ref: Any) -> tuple[Any, ...]:
     return ref.owner().id, ref.owner().name, ref.owner_name(), ref.is_owner()
 
 
+def is_confirmed(ref: Any) -> bool:
+    """Whether a reference that this was given is known to its owner."""
+    return bool(ref.confirmed_by_owner())
+
+
 def local_value_error(ref: Any) -> str:
     """What is said to who asks for a value that is elsewhere."""
     try:

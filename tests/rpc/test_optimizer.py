@@ -170,7 +170,9 @@ def frozen(rpc: Any) -> None:
             loss = rpc.rpc_sync(2, through, (references, torch.ones(2)))
             rpc.autograd.backward(ctx, [loss])
             optimizer.step(ctx)
-    moved = [not torch.equal(ref.to_here(), old) for ref, old in zip(references, before)]
+    moved = [
+        not torch.equal(ref.to_here(), old) for ref, old in zip(references, before, strict=True)
+    ]
     assert moved == [False, False, True, True]
     all_frozen = rpc.DistributedOptimizer(torch.optim.SGD, references[:2], lr=0.1)
     with rpc.autograd.context() as ctx:

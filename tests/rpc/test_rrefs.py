@@ -104,6 +104,19 @@ def test_a_hundred_calls_wait_for_what_a_later_call_gives(
     sess.rpc.rpc_sync(2, functions.drop, (tag,))
 
 
+def is_confirmed(rpc: Any) -> None:
+    for _ in range(30):
+        ref = rpc.remote(3, functions.add, (1,))
+        assert rpc.rpc_sync(2, functions.is_confirmed, (ref,))
+        assert rpc.rpc_sync(3, functions.is_confirmed, (ref,))
+        late = rpc.remote(3, functions.sleep, (0.002,))
+        assert rpc.rpc_sync(2, functions.call_on, (1, functions.is_confirmed, late))
+
+
+def test_a_reference_that_was_given_is_confirmed(caller: Caller) -> None:
+    caller(is_confirmed)
+
+
 def owns(rpc: Any, me: int) -> None:
     value = [1, 2]
     ref = rpc.RRef(value)

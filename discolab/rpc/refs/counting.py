@@ -230,6 +230,14 @@ class References:
             return ref in self._owned and self._owned[ref].adopted
         return ref in self._held and self._held[ref].kept is not None
 
+    def being_confirmed(self, ref: Ref) -> bool:
+        """Whether a fork that has come here is not confirmed yet.
+
+        False of a reference that was made here: its value may be long in coming.
+        """
+        held = self._held.get(ref)
+        return held is not None and held.kept is None and any(fork[4] for fork in held.waiting)
+
     def broken(self, ref: Ref) -> bool:
         """Whether the owner has died."""
         return ref[0] in self._peers.lost

@@ -177,6 +177,11 @@ class ReferenceTable:
         with self._lock:
             return self._references.confirmed(ref)
 
+    def being_confirmed(self, ref: Ref) -> bool:
+        """Whether the owner is just being told of a reference that was given to this node."""
+        with self._lock:
+            return self._references.being_confirmed(ref)
+
     def count_held(self) -> int:
         """How many references are known here."""
         with self._lock:
@@ -213,6 +218,8 @@ class ReferenceTable:
                     value = self.values.pop(action.ref, None)
                 if value is not None and isinstance(action, Refused):
                     value.settle(None, DiscoError(_NO_VALUE))
+                elif value is not None:
+                    value.free()
                 freed.append(value)
 
     def clear(self, error: DiscoError) -> None:
@@ -224,6 +231,7 @@ class ReferenceTable:
         self.dropped.clear()
         for value in values:
             value.settle(None, error)
+            value.log_unheard()
 
 
 _NO_VALUE = (
