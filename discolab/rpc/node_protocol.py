@@ -22,7 +22,7 @@ from ..runtime.worker import current_worker_or_none
 from . import channels
 from .refs.records import Fork, Keepalive
 from .refs.table import ReferenceTable
-from .within import within
+from .temporarily import temporarily
 
 # (kind, number of the call at its caller, …)
 CALL = 0  # as `OutgoingCall` writes it
@@ -85,7 +85,7 @@ def pack(
     if message[0] not in _WITH_VALUES:
         return serialize.encode(message)
     message = channels.outgoing(message, same_gpus)
-    with within(_travel, "out", Outgoing(node, to, forks)):
+    with temporarily(_travel, "out", Outgoing(node, to, forks)):
         return serialize.encode((*message, forks))
 
 
@@ -97,7 +97,7 @@ def unpack(
     The references of what needs no opening are in the message already, as handles of their own.
     """
     claims: list[Claim] = []
-    with within(_travel, "arrived", Arrived(node, claims)):
+    with temporarily(_travel, "arrived", Arrived(node, claims)):
         # what was on a GPU stays on the host until it is opened
         message = serialize.decode(body, frames, place=channels.placed)
     if message[0] not in _WITH_VALUES:
@@ -110,7 +110,7 @@ def unpack(
 
 def open_values(node: HasReferences, value: Any) -> Any:
     """A value that came in a message, with its pickles opened: that may run the user's code."""
-    with within(_travel, "arrived", Arrived(node, None)):
+    with temporarily(_travel, "arrived", Arrived(node, None)):
         return channels.incoming(serialize.open_all(value), _own_device())
 
 

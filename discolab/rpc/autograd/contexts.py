@@ -25,7 +25,7 @@ from .. import node_protocol
 from ..context import current_node
 from ..futures import ask_node
 from ..node import HANDLERS, Node
-from ..within import within
+from ..temporarily import temporarily
 
 Tensor = torch.Tensor
 Gradients = dict[int, dict[Tensor, Tensor]]  # rank -> leaf -> gradient
@@ -329,9 +329,9 @@ def current(node: Node | None = None) -> NodeContext | None:
     return context
 
 
-def running_in(context: NodeContext | None) -> within:
+def running_in(context: NodeContext | None) -> temporarily:
     """Within it a context is the calling thread's current one; None: there is none."""
-    return within(_local, "context", context)
+    return temporarily(_local, "context", context)
 
 
 class Scope:
@@ -339,7 +339,7 @@ class Scope:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._entered: list[tuple[NodeContext, within]] = []
+        self._entered: list[tuple[NodeContext, temporarily]] = []
 
     def __enter__(self) -> Context:
         made = self._node.autograd.contexts.create()

@@ -21,7 +21,7 @@ import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from ...isolation import shared_leaves
-from ..within import within
+from ..temporarily import temporarily
 
 Tensor = torch.Tensor
 Arrived = MutableMapping[int, Tensor | None]  # by the number of the send
@@ -105,6 +105,6 @@ def make_room(node: Node) -> None:
         entry._set_sequence_nr(1)
 
 
-def giving(arrived: Arrived) -> within:
+def giving(arrived: Arrived) -> temporarily:
     """Within it a backward on this thread finds its gradients there."""
-    return within(_local, "arrived", arrived)
+    return temporarily(_local, "arrived", arrived)

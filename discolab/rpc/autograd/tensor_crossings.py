@@ -23,7 +23,7 @@ import torch
 from ...isolation import shared_leaves
 from ..containers import has_grad, swap
 from ..node import Node, rank_on
-from ..within import within
+from ..temporarily import temporarily
 from . import contexts
 from .contexts import Contexts, NodeContext, Recv, Send
 from .gates import leaving, numbered
@@ -62,7 +62,7 @@ class NodeAutograd:
         """The calling thread's context on this node, if it is in one that has not ended."""
         return contexts.current(self.node)
 
-    def running_in(self, context: NodeContext | None) -> within:
+    def running_in(self, context: NodeContext | None) -> temporarily:
         """Within it a context is the calling thread's current one."""
         return contexts.running_in(context)
 
