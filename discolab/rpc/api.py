@@ -19,7 +19,7 @@ from .autograd import Bound
 from .calls import call_sync, start
 from .context import node_of_session, place_here
 from .futures import Future
-from .names import CONTROLLER, WorkerInfo, info_of, rank_of
+from .names import CONTROLLER, WorkerInfo
 from .node import Node, Place, rank_on
 from .optimizer import DistributedOptimizer
 from .remote_module import RemoteModule
@@ -136,7 +136,7 @@ class Rpc:
     def get_worker_info(self, to: To | None = None) -> WorkerInfo:
         """Name and rank of a worker or the controller; None: of the caller."""
         node, rank = self._place()
-        return info_of(rank if to is None else rank_of(to, node.num_workers))
+        return node.info_of(rank if to is None else node.rank_of(to))
 
     def __reduce__(self) -> str:
         return "HERE"  # so that a function of these can be called by rpc itself
@@ -224,7 +224,7 @@ class SessionRpc(Rpc):
         Returns counts of calls, threads, values and references, without the call that asks.
         """
         node = self.node
-        asked = CONTROLLER if rank is None else rank_of(rank, node.num_workers)
+        asked = CONTROLLER if rank is None else node.rank_of(rank)
         node.check_open()
         if node.is_here(asked):
             return node.debug_info(asked)

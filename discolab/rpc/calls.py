@@ -33,7 +33,7 @@ from ..runtime.functions import find_func
 from ..runtime.interrupts import shield
 from . import lending, node_protocol
 from .errors import error_of, original_type, session_over, state_of
-from .names import format_rank, rank_of
+from .names import format_rank
 from .node import HANDLERS, Node
 from .node_protocol import CALL, FETCH, STREAM
 from .outcome import Outcome, Value
@@ -83,9 +83,9 @@ def start(
     node.check_open()
     if node.references.dropped:
         node.references.drain()
-    callee = rank_of(to, node.num_workers)
-    if kwargs is None:
-        kwargs = {}
+    callee = node.rank_of(to)
+    args = () if args is None else args
+    kwargs = {} if kwargs is None else kwargs
     seconds = node.seconds(timeout, caller)
     if type(args) is not tuple or type(kwargs) is not dict:
         args, kwargs = _arguments(args, kwargs)

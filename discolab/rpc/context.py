@@ -85,7 +85,7 @@ def node_of_session(session: Session) -> Node:
         raise session_closed()
     node = node_of_worker(session.workers_here()[0])
     if session.timeout is not None:
-        node.controller_timeout = session.timeout
+        node.default_timeouts[CONTROLLER] = session.timeout
     return node
 
 

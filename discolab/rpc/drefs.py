@@ -12,7 +12,7 @@ from ..runtime.interrupts import shield
 from ..runtime.session import Session
 from ..runtime.worker import current_worker
 from .context import node_of_worker
-from .names import CONTROLLER, rank_of
+from .names import CONTROLLER
 from .node import Node
 from .outcome import Value
 from .refs.records import Fork
@@ -25,7 +25,7 @@ def rref_of(session: Session, node: Node, dref: Any, rank: Any) -> RRef:
     if not isinstance(dref, DRef):
         raise ArgumentError(f"rref takes a DRef, got {type(dref).__name__}")
     register = session.register_of(dref)
-    owner = rank_of(rank, node.num_workers)
+    owner = node.rank_of(rank)
     if owner == CONTROLLER:
         raise ArgumentError("a DRef has its values on workers: give the rank of one of them")
     if node.is_here(owner):

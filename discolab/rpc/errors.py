@@ -9,14 +9,18 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from ..runtime.errors import DiscoError, SessionClosedError, WorkerError
+from ..runtime.errors import ArgumentError, DiscoError, SessionClosedError, WorkerError
 from ..runtime.failures import Failure
 
 _NOT_RAISED_ELSEWHERE = (StopIteration, StopAsyncIteration, GeneratorExit)
 
 
-class WorkerLostError(DiscoError, ConnectionError):
+class WorkerLostError(DiscoError, ConnectionError, RuntimeError):
     """The callee, or the owner of a value, has died; the message says what became of it."""
+
+
+class UnknownWorkerError(ArgumentError, RuntimeError):
+    """There is no worker of that rank or name."""
 
 
 def session_over() -> SessionClosedError:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ..runtime.errors import ArgumentError
+from .errors import UnknownWorkerError
 
 CONTROLLER = -1
 _NAME_OF_CONTROLLER = "controller"
@@ -27,27 +28,26 @@ def format_rank(rank: int) -> str:
     return "the controller" if rank == CONTROLLER else f"worker {rank}"
 
 
-def info_of(rank: int) -> WorkerInfo:
-    """Name and rank."""
-    return WorkerInfo(name_of(rank), rank)
-
-
-def rank_of(to: Any, num_workers: int) -> int:
+def rank_of(to: Any, num_workers: int, names: Mapping[int, str]) -> int:
     """The rank that a caller means.
 
     Parameters
     ----------
     to
         A rank, ``"worker2"``, ``"controller"``, or a `WorkerInfo`.
+    names
+        What ranks are called that have other names.
 
     Raises
     ------
-    ArgumentError
+    UnknownWorkerError
         If it is none of these, or there is no such worker.
     """
     rank = to
     if isinstance(to, WorkerInfo):
         rank = to.id
+    elif isinstance(to, str) and to in names.values():
+        rank = next(rank for rank, name in names.items() if name == to)
     elif isinstance(to, str):
         digits = to.removeprefix("worker")
         if to == _NAME_OF_CONTROLLER:
@@ -57,11 +57,12 @@ def rank_of(to: Any, num_workers: int) -> int:
     try:
         rank = rank.__index__()
     except (AttributeError, TypeError):
-        raise ArgumentError(
-            f"whom to call is a rank, 'worker2' or 'controller', got {to!r}"
+        known = "".join(f", {name!r}" for name in names.values())
+        raise UnknownWorkerError(
+            f"whom to call is a rank, 'worker2' or 'controller'{known}, got {to!r}"
         ) from None
     if isinstance(to, bool) or not CONTROLLER <= rank < num_workers:
-        raise ArgumentError(
+        raise UnknownWorkerError(
             f"there is no worker {to!r}: ranks go from 0 to {num_workers - 1}, "
             f"and {CONTROLLER} is the controller"
         )

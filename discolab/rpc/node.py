@@ -33,7 +33,7 @@ from . import node_protocol
 from .errors import WorkerLostError, session_over
 from .housekeeping import PERIOD, Housekeeping
 from .lending import Lent
-from .names import CONTROLLER
+from .names import CONTROLLER, WorkerInfo, name_of, rank_of
 from .outcome import Outcome
 from .pool import Chore, Pool
 from .refs.records import Keepalive
@@ -41,6 +41,7 @@ from .refs.table import ReferenceTable
 from .router import Router
 
 DEFAULT_TIMEOUT = 60.0  # seconds, as in PyTorch RPC
+UNSET = -1.0  # a timeout that says nothing, as None; PyTorch's programs write it
 _OPEN = 10.0  # seconds that making a router may take
 _RETRY = 0.25  # seconds between two interrupts of a call that goes on
 
@@ -115,8 +116,11 @@ class Node:
 
     Attributes
     ----------
-    controller_timeout
-        Seconds for calls of the controller that say nothing; workers' have `DEFAULT_TIMEOUT`.
+    default_timeouts
+        By rank, the seconds for calls that say nothing; None: no limit. Others' have
+        `DEFAULT_TIMEOUT`.
+    names
+        What ranks are called if a program has named them (compat/).
     calls
         Those that were made here and are under way, by their numbers.
     failed
@@ -140,7 +144,8 @@ class Node:
         self.alone = len(workers) == num_workers
         self.lock = threading.RLock()
         self.closed = False
-        self.controller_timeout = DEFAULT_TIMEOUT
+        self.default_timeouts: dict[int, float | None] = {}
+        self.names: dict[int, str] = {}
         self.lost: dict[int, str] = {}
         self.calls: dict[int, PendingCall] = {}
         self.failed: deque[tuple[weakref.ref[Any], Outcome]] = deque()
@@ -174,6 +179,14 @@ class Node:
         """Whether a rank lives on this node."""
         return self.alone or max(rank, 0) == self.id
 
+    def rank_of(self, to: Any) -> int:
+        """The rank that a caller means; raises an `UnknownWorkerError`."""
+        return rank_of(to, self.num_workers, self.names)
+
+    def info_of(self, rank: int) -> WorkerInfo:
+        """Name and rank."""
+        return WorkerInfo(self.names.get(rank) or name_of(rank), rank)
+
     def ranks(self) -> list[int]:
         """The ranks that live here."""
         return ([CONTROLLER] if self.id == 0 else []) + sorted(self.workers)
@@ -190,8 +203,8 @@ class Node:
         ArgumentError
             If it is no number of seconds.
         """
-        if timeout is None:
-            return self.controller_timeout if rank == CONTROLLER else DEFAULT_TIMEOUT
+        if timeout is None or timeout == UNSET:
+            return self.default_timeouts.get(rank, DEFAULT_TIMEOUT)
         seconds = check_timeout(timeout)
         return None if not seconds or math.isinf(seconds) else seconds
 

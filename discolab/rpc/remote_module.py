@@ -8,6 +8,7 @@ import torch
 
 from ..runtime.errors import ArgumentError
 from .calls import call_sync
+from .containers import swap
 from .context import current_node
 from .futures import Future
 from .node import Node, rank_on
@@ -23,7 +24,8 @@ class RemoteModule:
     Parameters
     ----------
     to
-        Where: a rank, ``"worker2"`` …
+        Where: a rank, ``"worker2"`` …; ``"worker2/cuda:0"`` also says on what device. To another
+        device than the CPU the module's arguments are moved, as in PyTorch.
     module_cls
         Its class, or a function that makes it.
     args, kwargs
@@ -43,7 +45,7 @@ class RemoteModule:
         self,
         to: Any,
         module_cls: Any,
-        args: Any = (),
+        args: Any = None,
         kwargs: Any = None,
         *,
         node: Node | None = None,
@@ -52,7 +54,8 @@ class RemoteModule:
             raise ArgumentError(f"RemoteModule: module_cls is a class, got {module_cls!r:.80}")
         if node is None:
             node = current_node()
-        given = module_cls, tuple(args), dict(kwargs or {})
+        to, device = _place(to)
+        given = module_cls, tuple(args or ()), dict(kwargs or {}), device
         self._module: RRef = _ask(node, to, _make, given)
 
     @classmethod
@@ -96,12 +99,23 @@ class RemoteModule:
         """A reference to the module itself."""
         return self._module
 
+    get_module_rref = module_rref  # PyTorch's name
+
 
 def _ask(node: Node, to: Any, func: Any, args: tuple[Any, ...]) -> Any:
     return call_sync(node, rank_on(node), to, func, args)
 
 
-def _make(module_cls: Any, args: Any, kwargs: Any) -> RRef:
+def _place(to: Any) -> tuple[Any, str | None]:
+    """The worker, and the device there; ``"rank:1/cpu"`` is one of PyTorch's forms."""
+    if not isinstance(to, str):
+        return to, None
+    worker, _, device = to.partition("/")
+    rank = worker.removeprefix("rank:")
+    return int(rank) if rank != worker and rank.isdigit() else worker, device or None
+
+
+def _make(module_cls: Any, args: Any, kwargs: Any, device: str | None) -> RRef:
     """On its owner."""
     module = module_cls(*args, **kwargs)
     if not isinstance(module, torch.nn.Module):
@@ -109,7 +123,17 @@ def _make(module_cls: Any, args: Any, kwargs: Any) -> RRef:
             f"RemoteModule: {module_cls!r:.80} gave no torch.nn.Module but a "
             f"{type(module).__name__}"
         )
+    if device is not None:
+        module.to(device)
+        if torch.device(device).type != "cpu":
+            module.register_forward_pre_hook(
+                lambda _, args, kwargs: _moved((args, kwargs), device), with_kwargs=True
+            )
     return RRef(module)
+
+
+def _moved(value: Any, device: str) -> Any:
+    return swap(value, lambda tensor: tensor.to(device))
 
 
 def _parameters(module: RRef, recurse: bool) -> list[RRef]:

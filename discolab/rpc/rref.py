@@ -7,6 +7,7 @@ is dropped. It never changes, so any number of threads may use it.
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from .autograd import backward_at
 from .calls import Deferred, call_sync, start
 from .context import place_here
 from .futures import call_later
-from .names import CONTROLLER, WorkerInfo, format_rank, info_of, rank_of
+from .names import WorkerInfo, format_rank
 from .node import Node, rank_on
 from .outcome import Value, waiter
 from .refs.records import Ref
@@ -45,19 +46,29 @@ class RRef:
     ref: Ref
     owner_rank: int
 
-    def __new__(cls, value: Any, ref: Ref | None = None, owner_rank: int = CONTROLLER) -> RRef:
+    def __new__(cls, value: Any, type_hint: Any = None) -> RRef:
         """Make a reference to a value of the calling rank.
+
+        Parameters
+        ----------
+        type_hint
+            Ignored; PyTorch's TorchScript wants it.
 
         Raises
         ------
         SessionError
             On the controller, unless exactly one session is open: use ``sess.rpc.RRef(value)``.
         """
-        if ref is None:
-            node, rank = place_here()
-            return own(node, rank, value)
+        node, rank = place_here()
+        return own(node, rank, value)
+
+    __class_getitem__: Any = classmethod(types.GenericAlias)  # RRef[Tensor], in annotations
+
+    @classmethod
+    def _of(cls, node: Any, ref: Ref, owner_rank: int) -> RRef:
+        """A handle that does not hold its reference yet."""
         made = object.__new__(cls)
-        made.node, made.ref, made.owner_rank = value, ref, owner_rank
+        made.node, made.ref, made.owner_rank = node, ref, owner_rank
         return made
 
     def claim(self) -> None:
@@ -96,11 +107,11 @@ class RRef:
 
     def owner(self) -> WorkerInfo:
         """Name and rank of who has the value."""
-        return info_of(self.owner_rank)
+        return self.node.info_of(self.owner_rank)
 
     def owner_name(self) -> str:
         """``worker2`` or ``controller``."""
-        return info_of(self.owner_rank).name
+        return self.owner().name
 
     def is_owner(self) -> bool:
         """Whether the calling rank has the value."""
@@ -193,15 +204,24 @@ class RRef:
         """The same of methods that are generators; gives a `Stream` of what they yield."""
         return Proxy(self, "stream", stream, timeout, buffer)
 
-    def backward(self, ctx: Any = None, retain_graph: bool = False) -> None:
+    def backward(
+        self, ctx: Any = None, retain_graph: bool = False, *, dist_autograd_ctx_id: Any = None
+    ) -> None:
         """Run backward from the value, a scalar tensor, on its owner.
 
         Parameters
         ----------
         ctx
-            The context that the gradients are kept in; None: the current one.
+            The context that the gradients are kept in, or its id; None: the current one. -1:
+            torch's own backward, on the owner alone, which adds to `Tensor.grad`.
+        dist_autograd_ctx_id
+            PyTorch's name of `ctx`.
         """
-        backward_at(self, ctx, retain_graph)
+        context = dist_autograd_ctx_id if ctx is None else ctx
+        if type(context) is int and context == -1:
+            self.local_value().backward(retain_graph=retain_graph)
+        else:
+            backward_at(self, context, retain_graph)
 
 
 def own(node: Node, rank: int, value: Any) -> RRef:
@@ -215,7 +235,7 @@ def own(node: Node, rank: int, value: Any) -> RRef:
 
 def held(node: Node, ref: Ref, owner_rank: int) -> RRef:
     """A handle for a reference that is held once already."""
-    rref = RRef(node, ref, owner_rank)
+    rref = RRef._of(node, ref, owner_rank)
     node.references.when_dropped(rref, (ref,))
     return rref
 
@@ -232,7 +252,7 @@ def remote(
 ) -> RRef:
     """Have a function run on another rank, which keeps the result."""
     node.check_open()
-    callee = rank_of(to, node.num_workers)
+    callee = node.rank_of(to)
 
     begin = functools.partial(
         start, node, rank, callee, func, args, kwargs, timeout, later=True, lend=lend
@@ -328,7 +348,7 @@ def _written(rref: RRef) -> tuple[Any, ...]:
 
 def _read(owner: int, *fork: Any) -> RRef:
     node, claims = node_protocol.arrived()
-    rref = RRef(node, (fork[0], fork[1], fork[2]), owner)
+    rref = RRef._of(node, (fork[0], fork[1], fork[2]), owner)
     if claims is None:
         rref.claim()
     else:

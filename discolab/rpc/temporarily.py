@@ -3,8 +3,8 @@
     with temporarily(_local, "context", context):
         func()  # asks `_local.context`
 
-A generator made a context manager would do the same, at five times the cost; it is entered twice
-for each message. No state of its own.
+A generator made a context manager would do the same, but slower, and each message enters one. No
+state of its own.
 """
 
 from __future__ import annotations

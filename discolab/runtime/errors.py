@@ -1,12 +1,12 @@
 """Every error that discolab raises on purpose, in one tree.
 
 DiscoError
-├── SessionError            the session can't do this now
+├── SessionError            the session can't do this now (also a RuntimeError)
 │   ├── SessionClosedError  it was shut down
 │   └── ForeignDRefError    a DRef of another session was given
 ├── ArgumentError           a value that a command can't carry, or a wrong shape, dtype, rank …
 ├── UnknownFunctionError    no function of that name on the workers
-├── WaitTimeoutError        a wait reached its deadline (also a TimeoutError)
+├── WaitTimeoutError        a wait reached its deadline (also a TimeoutError, a RuntimeError)
 ├── WorkerError             a command failed on one or more workers
 ├── CollectiveError         a collective can't complete: members disagree, or one can't come
 └── DiscoAssertionError     a `disco_assert` does not hold (also an AssertionError)
@@ -27,8 +27,11 @@ class DiscoError(Exception):
     """Base of all errors of discolab: catch this one to catch them all."""
 
 
-class SessionError(DiscoError):
-    """The session can't do what was asked in its present state."""
+class SessionError(DiscoError, RuntimeError):
+    """The session can't do what was asked in its present state.
+
+    It is a `RuntimeError` too, as torch raises it for what is not initialized or over.
+    """
 
 
 class SessionClosedError(SessionError):
@@ -58,9 +61,10 @@ class UnknownFunctionError(DiscoError, LookupError):
     """No function of that name is registered; the message lists the names nearest to it."""
 
 
-class WaitTimeoutError(DiscoError, TimeoutError):
+class WaitTimeoutError(DiscoError, TimeoutError, RuntimeError):
     """A wait reached its deadline. The work goes on; the message says what each worker does.
 
+    It is a `RuntimeError` too, which is what torch raises then.
     `partial` holds, by rank, the answers that had come by then.
     """
 

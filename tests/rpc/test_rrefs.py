@@ -311,7 +311,7 @@ def test_a_reference_is_not_for_other_uses(sess: Session) -> None:
         pickle.dumps(ref)
     assert copy.deepcopy([ref])[0].to_here() == 11, "a copy is the same reference"
     with pytest.raises(ArgumentError):
-        ref.to_here(timeout=-1)
+        ref.to_here(timeout=-2)
     with pytest.raises(ArgumentError):
         ref.to_here(timeout="soon")
     with pytest.raises((AttributeError, TypeError)):
