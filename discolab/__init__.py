@@ -45,7 +45,7 @@ from .runtime.drawn import Drawn
 from .runtime.services import PRELOAD, SERVICES
 
 if TYPE_CHECKING:
-    from . import debugger, rpc, trace, views
+    from . import debugger, rpc, snapshots, trace, views
     from .ccl.doctor import Diagnosis, doctor
     from .comparison import compare, note
     from .debugger import Debugger, DebuggerError, Evaluated, Stop, debugger_of
@@ -69,7 +69,7 @@ _LATER = {
     "plot": ".notebook.widgets.plot",
     "view": ".views",
 }
-_LATER_MODULES = ("debugger", "rpc", "trace", "views")
+_LATER_MODULES = ("debugger", "rpc", "snapshots", "trace", "views")
 
 
 def __getattr__(name: str) -> Any:
@@ -90,14 +90,16 @@ def __dir__() -> list[str]:
 def _later(module: str, name: str) -> Callable[..., Any]:
     """A function of a module that is imported when it is first called."""
 
-    def call(*args: Any) -> Any:
-        return getattr(importlib.import_module(module, __name__), name)(*args)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return getattr(importlib.import_module(module, __name__), name)(*args, **kwargs)
 
     return call
 
 
 Session.above["compare"] = _later(".views.difference", "compare")
 Session.above["rpc"] = _later(".rpc.api", "rpc_of")
+Session.above["snapshot"] = _later(".snapshots.saving", "snapshot")
+Session.above["restore"] = _later(".snapshots.restoring", "restore")
 # where workers are in other processes, which may use it first, a session imports it as it starts
 SERVICES["rpc"] = _later(".rpc.directory", "RpcService")
 Drawn.draw_as = staticmethod(_later(".views.pictures", "draw_as"))
@@ -164,6 +166,7 @@ __all__ = [
     "plot",
     "register_func",
     "rpc",
+    "snapshots",
     "trace",
     "view",
     "views",

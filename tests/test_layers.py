@@ -29,10 +29,11 @@ LAYERS = (
     "trace",
     "comparison",
     "debugger",
+    "snapshots",
     "notebook",
 )
 # Layers whose work is done on workers, through a session: where these live is not theirs to know.
-WITHOUT_ENGINES = {"ccl", "views", "loader", "rpc", "trace"}
+WITHOUT_ENGINES = {"ccl", "views", "loader", "rpc", "snapshots", "trace"}
 # Packages that only the notebook layer may import.
 NOTEBOOK_ONLY = {"IPython", "anywidget", "ipykernel", "ipywidgets"}
 

@@ -157,7 +157,7 @@ def logical(catalog: Catalog, plan: Plan | None = None) -> Catalog:
         if whole is None:
             entries[tensor] = entry
         elif whole not in entries:
-            entries[whole] = _joined(catalog, whole, shards[whole], sharding)
+            entries[whole] = joined(catalog, whole, shards[whole], sharding)
     metadata = {key: value for key, value in catalog.metadata.items() if key != KEY}
     return replace(catalog, entries=entries, metadata=metadata)
 
@@ -310,8 +310,19 @@ def _shapes(given: Sequence[Shape]) -> str:
 # -- put together ----------------------------------------------------------------------------
 
 
-def _joined(catalog: Catalog, name: str, shards: Mapping[int, str], sharding: Sharding) -> Entry:
-    """The whole parameter, with a piece for each box of a shard."""
+def joined(catalog: Catalog, name: str, shards: Mapping[int, str], sharding: Sharding) -> Entry:
+    """The whole parameter, with a piece for each box of a shard.
+
+    Parameters
+    ----------
+    shards
+        The tensors that hold its parts, by rank.
+
+    Raises
+    ------
+    CheckpointError
+        If they are not what its layout makes of it.
+    """
     layout, shape = sharding.layouts.get(name, REPLICATE), sharding.shapes[name]
     first = catalog.entries[shards[min(shards)]]
     pieces: dict[tuple[Shape, Shape], list[Piece]] = {}

@@ -32,7 +32,7 @@ from .write.records import Slot
 from .write.sink import Sink, md5_of
 from .write.target import Target
 
-_ONE_MACHINE = ("threads", "processes")  # engines whose workers share one page cache
+ONE_MACHINE = ("threads", "processes")  # engines whose workers share one page cache
 
 Fact = tuple[Shape, torch.dtype] | str | None
 """What a worker has: a tensor's shape and dtype, None, or the name of another type."""
@@ -119,7 +119,7 @@ def save(
             sum(share.nbytes for share in shares(slots, sharding, presharded, rank))
             for rank in range(session.num_workers)
         ]
-        mapped = session.engine in _ONE_MACHINE
+        mapped = session.engine in ONE_MACHINE
         with Board("saving", totals, progress) as board:
             job = Job(tuple(paths), slots, sharding, presharded, mapped, board.number)
             saved = session.call_packed(_save_here, Pickled(job), dict(weights))

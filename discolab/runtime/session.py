@@ -68,7 +68,7 @@ class Session(Drawn, Controller):
     """What `init_ccl` has chosen, in a sentence that begins with the backend's name."""
 
     above: ClassVar[dict[str, Callable[..., Any]]] = {}
-    """What a layer above does for `load`, `save`, `rpc` and `compare`; it enters itself here."""
+    """What a layer above does for `load`, `save`, `snapshot`, `restore`, `rpc` and `compare`; it enters itself."""
 
     def __enter__(self) -> Self:
         self._check_open()
@@ -419,6 +419,17 @@ class Session(Drawn, Controller):
     ) -> Any:
         """Save sharded tensors as a checkpoint: see `discolab.loader.save`."""
         return self.above["save"](self, path, weights, plan, **options)
+
+    def snapshot(
+        self, path: str | PathLike[str], refs: Mapping[str, Any] | None = None, **options: Any
+    ) -> Any:
+        """Save the workers' variables, and DRefs: see `discolab.snapshots.snapshot`."""
+        return self.above["snapshot"](self, path, refs, **options)
+
+    def restore(self, path: str | PathLike[str], **options: Any) -> dict[str, DRef]:
+        """Give workers the variables of a snapshot: see `discolab.snapshots.restore`."""
+        refs: dict[str, DRef] = self.above["restore"](self, path, **options)
+        return refs
 
     # -- calling one worker ----------------------------------------------------------------------
 

@@ -170,7 +170,7 @@ class Plan:
 
     def layout(self, name: str, shape: Shape) -> Layout:
         """The layout of a parameter, whether it fits or not."""
-        found = self._find(name, shape)
+        found = self.find(name, shape)
         return self.default if found is None else found[1]
 
     def resolve(self, catalog: Catalog, workers: Workers | int) -> Resolved:
@@ -192,7 +192,7 @@ class Plan:
         unmatched, wrong = [], []
         used: set[Rule] = set()
         for name, entry in catalog.entries.items():
-            found = self._find(name, entry.shape)
+            found = self.find(name, entry.shape)
             if found is None:
                 unmatched.append(name)
             else:
@@ -215,7 +215,8 @@ class Plan:
         )
         return Resolved(catalog, workers, layouts, tuple(unmatched) if self.rules else (), unused)
 
-    def _find(self, name: str, shape: Shape) -> tuple[Rule, Layout] | None:
+    def find(self, name: str, shape: Shape) -> tuple[Rule, Layout] | None:
+        """The first rule that matches a parameter, with the layout that it gives; None: no rule."""
         parameter = Parameter(name, shape)
         for rule in self.rules:
             layout = rule.layout(parameter)
