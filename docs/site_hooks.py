@@ -12,7 +12,10 @@ _GROUPS = {
         "disco_registers", "disco_devices", "disco_timeline", "disco_status", "disco_doctor",
         "disco_whos",
     ),
-    "rest": ("disco_push", "disco_pull", "disco_mesh", "disco_restart", "disco_shutdown"),
+    "rest": (
+        "disco_push", "disco_pull", "disco_mesh", "disco_snapshot", "disco_restart",
+        "disco_shutdown",
+    ),
 }  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from .loading import Loading
 from .panels import Panels
 from .programs import Programs
 from .sessions import Sessions
+from .snapshotting import Snapshotting
 from .variables import Variables
 
 R = TypeVar("R")
@@ -90,6 +91,7 @@ disco_run = _function(Programs, Programs.disco_run)
 disco_session = _function(Sessions, Sessions.disco_session)
 disco_set = _function(Debugging, Debugging.disco_set)
 disco_shutdown = _function(Sessions, Sessions.disco_shutdown)
+disco_snapshot = _function(Snapshotting, Snapshotting.disco_snapshot)
 disco_status = _function(Sessions, Sessions.disco_status)
 disco_step = _function(Debugging, Debugging.disco_step)
 disco_timeline = _function(Panels, Panels.disco_timeline)
@@ -127,6 +129,7 @@ __all__ = [
     "disco_session",
     "disco_set",
     "disco_shutdown",
+    "disco_snapshot",
     "disco_status",
     "disco_step",
     "disco_timeline",

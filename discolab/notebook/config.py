@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from traitlets import Enum, Float, Int
+from traitlets import Enum, Float, Int, Unicode
 from traitlets.config import Configurable
 
 from ..engines import ENGINES
@@ -38,6 +38,10 @@ class Disco(Configurable):
     ).tag(config=True)
     output_lines = Int(
         0, min=0, help="Lines of text that a %%disco cell shows at most; 0: all of them."
+    ).tag(config=True)
+
+    snapshots = Unicode(
+        "disco_snapshots", help="The folder in which %disco_snapshot NAME puts its snapshots."
     ).tag(config=True)
 
     def install(self, shell: Any) -> None:

@@ -24,6 +24,7 @@ from .panels import Panels
 from .programs import Programs
 from .running import Running, doctor_hint
 from .sessions import Sessions
+from .snapshotting import Snapshotting
 from .variables import Variables
 from .worker_shell import set_up
 
@@ -38,7 +39,7 @@ class Lab:
     Attributes
     ----------
     shell
-    sessions, variables, loading, programs, debugging, comparing, panels
+    sessions, variables, loading, snapshotting, programs, debugging, comparing, panels
         The parts. What a part can do for a person is a method ``disco_*``: see `command`.
     """
 
@@ -51,6 +52,7 @@ class Lab:
         self._running = Running(self.sessions)
         self.variables = Variables(self.sessions)
         self.loading = Loading(self.sessions)
+        self.snapshotting = Snapshotting(self.sessions, self.loading)
         self.programs = Programs(self.sessions, self._running)
         self.debugging = Debugging(self.sessions, self._running, self.programs)
         self.comparing = Comparing(self.sessions, self._running)
@@ -59,6 +61,7 @@ class Lab:
             self.sessions,
             self.variables,
             self.loading,
+            self.snapshotting,
             self.programs,
             self.debugging,
             self.comparing,

@@ -92,7 +92,7 @@ class Loading:
         sess = self._sessions.free(session)
         self._check_name(name)
         wanted = as_dtype(dtype)
-        typed = self._plan(plan)
+        typed = self.plan_of(plan)
         given = None if typed is None else Plan.of(typed)
         catalog = logical(open_checkpoint(os.path.expanduser(path)), given)
         names = None if params is None else chosen_names(catalog, params)
@@ -124,7 +124,7 @@ class Loading:
         if name in WORKER_NAMES or isinstance(self._shell.user_ns.get(name), Session):
             raise ArgumentError(f"--as {name}: that is a name {taken}; give another one")
 
-    def _plan(self, plan: Any) -> Any:
+    def plan_of(self, plan: Any) -> Any:
         """A plan as it is, or what the word for it means."""
         if not isinstance(plan, str) or os.path.exists(os.path.expanduser(plan)):
             return os.path.expanduser(plan) if isinstance(plan, str) else plan

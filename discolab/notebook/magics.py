@@ -46,9 +46,18 @@ _GROUPING = argument(
 
 
 def _session(
-    lab: Lab, num_workers: int | None, count: int | None, gpu_ids: str | None, **options: Any
+    lab: Lab,
+    num_workers: int | None,
+    count: int | None,
+    gpu_ids: str | None,
+    restore: str | None,
+    **options: Any,
 ) -> None:
     workers = num_workers or count
+    if restore is not None:
+        restore = unquoted(restore)
+        saved = lab.snapshotting.saved(restore)  # before a session of that name is shut down
+        workers = workers or saved.num_workers
     if workers is None:
         raise UsageError("%disco_session: how many workers? For four: %disco_session 4")
     devices = options.pop("devices")
@@ -56,7 +65,10 @@ def _session(
         devices = ",".join(f"cuda:{index.strip()}" for index in gpu_ids.split(","))
     options["devices"] = devices.split(",") if devices and "," in devices else devices
     options["name"] = unquoted(options["name"])
-    print(lab.sessions.describe(lab.sessions.disco_session(workers, **options)))
+    session = lab.sessions.disco_session(workers, **options)
+    print(lab.sessions.describe(session))
+    if restore is not None:
+        print(lab.snapshotting.restore_into(session, restore))
 
 
 Magic(
@@ -70,6 +82,7 @@ defaults that can be set for all sessions: engine, timeout, heartbeat, statistic
         "%disco_session 4",
         "%disco_session 4 --engine processes --mesh dp=2,tp=2",
         "%disco_session 8 --engine sockets --nodes 2   # says what to run on the other machine",
+        "%disco_session 4 --restore setup   # with the variables that %disco_snapshot has saved",
     ),
     options=(
         argument("num_workers", type=int, nargs="?", metavar="N", help="how many workers"),
@@ -115,6 +128,11 @@ defaults that can be set for all sessions: engine, timeout, heartbeat, statistic
             help="of a tensor up to which a picture reads all values (default: 4 MiB)",
         ),
         argument("--name", default="sess", help="the variable that holds the session"),
+        argument(
+            "--restore",
+            metavar="SNAPSHOT",
+            help="give the workers the variables that %%disco_snapshot has saved",
+        ),
     ),
     call=_session,
 ).enter()
@@ -422,6 +440,48 @@ Here weights["model.norm.weight"] is a DRef then, in %%disco the worker's tensor
     ),
     read=_read_load,
     show=_display,
+).enter()
+
+
+def _snapshot(
+    lab: Lab, name: str | None, names: str | None, plan: str | None, **options: Any
+) -> None:
+    chosen = names_in([unquoted(names)]) if names else ()
+    plan = unquoted(plan or "") or None
+    if name is not None:
+        print(lab.snapshotting.disco_snapshot(unquoted(name), names=chosen, plan=plan, **options))
+        return
+    if chosen or plan:
+        raise UsageError("%disco_snapshot: which name? %disco_snapshot setup")
+    found = lab.snapshotting.disco_snapshot()
+    assert isinstance(found, list)
+    lines = [str(snapshot).splitlines()[0] for snapshot in found]
+    print("\n".join(lines) or f"no snapshots in {lab.sessions.config.snapshots}")
+
+
+Magic(
+    name="disco_snapshot",
+    usage="[NAME] [options]",
+    help="""Save the variables of the workers' cells; without a name, list the snapshots there are.
+
+%disco_session 4 --restore NAME brings them back. What can't be saved is named.""",
+    examples=(
+        "%disco_snapshot setup",
+        "%disco_snapshot   # which there are: date, size, workers",
+        "%disco_snapshot weights_only --names weights",
+    ),
+    options=(
+        argument("name", nargs="?", metavar="NAME", help="its name, or the path of a folder"),
+        argument("--names", metavar="NAMES", help="these variables only: model,opt"),
+        argument(
+            "--plan",
+            metavar="PLAN",
+            help="how tensors are laid out, for another number of workers (see %%disco_load)",
+        ),
+        SESSION,
+        TIMEOUT,
+    ),
+    call=_snapshot,
 ).enter()
 
 # -- pictures ------------------------------------------------------------------------------------

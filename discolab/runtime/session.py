@@ -68,7 +68,7 @@ class Session(Drawn, Controller):
     """What `init_ccl` has chosen, in a sentence that begins with the backend's name."""
 
     above: ClassVar[dict[str, Callable[..., Any]]] = {}
-    """What a layer above does for `load`, `save`, `snapshot`, `restore`, `rpc` and `compare`; it enters itself."""
+    """What layers above do for `load`, `save`, `snapshot`, `restore`, `rpc` and `compare`."""
 
     def __enter__(self) -> Self:
         self._check_open()

@@ -136,7 +136,7 @@ def collect(wanted: Wanted, values: Sequence[Any]) -> Collected:
         try:
             pickler.dump(values_of)
         except Exception as exc:
-            left_out.update({name: _reason(exc) for _, name in keys})
+            left_out.update({name: reason_of(exc) for _, name in keys})
             continue
         pickles.append(pickler.file)
         bundles.append(
@@ -222,7 +222,9 @@ class _Book:
         self.notes: dict[str, str] = {}
         self.classes: dict[type, str] = {}
         self._numbers: dict[Any, int] = {}
-        self._shards: dict[int, Shard] = {}  # by what identifies a storage
+        # by what identifies a storage: the tensor in it whose layout is known, and all views of it
+        self._laid: dict[int, tuple[torch.Tensor, Shard]] = {}
+        self._views: dict[int, set[Any]] = {}
         self._kept: list[torch.UntypedStorage] = []  # these, so that the keys stay theirs
         self._class_names: Counter[str] = Counter()
 
@@ -242,8 +244,11 @@ class _Book:
         memory = self.memories[number]
         if isinstance(memory, memoryview):
             return Memory(memory.nbytes, of_array=True)
-        shard = self._shards.get(memory._cdata)
-        return Memory(memory.nbytes(), on_device=memory.device.type != "cpu", shard=shard)
+        on_device = memory.device.type != "cpu"
+        if isinstance(memory, torch.UntypedStorage):
+            return Memory(memory.nbytes(), on_device=on_device)
+        shard = self._laid[memory.untyped_storage()._cdata][1]
+        return Memory(memory.nbytes, on_device=on_device, shard=shard)
 
     def mesh(self, mesh: Any) -> int:
         grid, axes = mesh.mesh, mesh.mesh_dim_names
@@ -264,31 +269,32 @@ class _Book:
         return self.classes[kind]
 
     def lay(self, tensor: torch.Tensor, shard: Callable[[torch.Tensor], Shard]) -> None:
-        """Note that the memory of `tensor` is a part of a larger tensor, if it is no more."""
+        """Note that a tensor is a part of a larger one."""
         if (
             tensor.layout == torch.strided
             and tensor.device.type != "meta"
             and tensor.is_contiguous()
-            and tensor.storage_offset() == 0
-            and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
             and tensor.dtype in SAFETENSORS_NAMES
             and tensor.dim() <= MAX_DIMS
             and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
         ):
             storage = tensor.untyped_storage()
             self._kept.append(storage)
-            self._shards[storage._cdata] = shard(tensor)
+            self._laid[storage._cdata] = tensor, shard(tensor)
 
-    def fills(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is the whole of a memory that is known as a part of something."""
-        shard = self._shards.get(tensor.untyped_storage()._cdata)
-        return (
-            shard is not None
-            and str(tensor.dtype) == shard.dtype
-            and tuple(tensor.shape) == shard.shape
-            and tensor.is_contiguous()
-            and not (tensor.is_conj() or tensor.is_neg())
-        )
+    def saw(self, storage: torch.UntypedStorage, view: Any) -> None:
+        """Note how something that is saved looks at a storage."""
+        self._kept.append(storage)
+        self._views.setdefault(storage._cdata, set()).add(view)
+
+    def is_part(self, tensor: torch.Tensor) -> bool:
+        """Whether it is known as a part of a larger one, and nothing else is seen of its memory."""
+        key = tensor.untyped_storage()._cdata
+        return key in self._laid and self._views.get(key) == {_view(self._laid[key][0])}
+
+    def part(self, tensor: torch.Tensor) -> int:
+        """The number of the memory of such a tensor: its own bytes, not all of its storage."""
+        return self._number(tensor.untyped_storage()._cdata, tensor)
 
 
 def _note_layouts(book: _Book, wanted: Wanted, name: str, value: Any) -> None:
@@ -396,9 +402,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if kind is torch.storage.TypedStorage:
             return "typed", self._storage(obj._untyped_storage), obj.dtype
         if kind is torch.UntypedStorage:
+            if self._dry:
+                self._book.saw(obj, "all")
             return "untyped", self._storage(obj)
         if kind is rebuilding.Part:
-            return "part", self._storage(obj.storage)
+            return "part", self._at(self._book.part(obj.tensor))
         if obj is self._marker or obj is self._namespace:
             return ("namespace",)
         if obj is self._book.worker:
@@ -452,8 +460,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             reduced = self._reduce_dtensor(tensor)
         elif tensor.device.type == "meta":
             return tensor.__reduce_ex__(5)
-        elif type(tensor) is torch.Tensor and _is_strided(tensor) and self._book.fills(tensor):
-            part = rebuilding.Part(tensor.untyped_storage())
+        elif self._seen(tensor) and self._book.is_part(tensor):
+            part = rebuilding.Part(tensor.detach())
             reduced = rebuilding.build_part, (part, tensor.requires_grad)
         else:
             with warnings.catch_warnings():
@@ -467,7 +475,22 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if tensor.grad is None:
             return reduced
         build, args, *more = reduced
-        return build, args, (more[0] if more else None, tensor.grad), None, None, rebuilding.set_grad
+        return (
+            build,
+            args,
+            (more[0] if more else None, tensor.grad),
+            None,
+            None,
+            rebuilding.set_grad,
+        )
+
+    def _seen(self, tensor: torch.Tensor) -> bool:
+        """Whether all that is saved of its memory is known; else note what this sees of it."""
+        if type(tensor) is not torch.Tensor or not _is_strided(tensor):
+            return False
+        if self._dry:
+            self._book.saw(tensor.untyped_storage(), _view(tensor))
+        return not self._dry
 
     def _reduce_dtensor(self, tensor: Any) -> Any:
         local, spec = tensor._local_tensor.detach(), tensor._spec
@@ -479,6 +502,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             *(local, spec.mesh, tuple(spec.placements), tuple(tensor.shape)),
             *(tuple(tensor.stride()), tensor.requires_grad, is_parameter),
         )
+
+
+def _view(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What a tensor sees of its storage."""
+    lazy = tensor.is_conj() or tensor.is_neg()
+    return tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride(), lazy
 
 
 def _holds_class(cell: CellType) -> bool:
@@ -503,7 +532,9 @@ def _is_process_group(value: Any) -> bool:
     distributed = torch.distributed
     if not distributed.is_available():
         return False
-    return isinstance(value, (distributed.ProcessGroup, distributed.Store, distributed.Work))
+    return isinstance(
+        value, (distributed.ProcessGroup, torch._C._distributed_c10d.Store, distributed.Work)
+    )
 
 
 def _shard_of(tensor: Any, worker: Worker) -> Callable[[torch.Tensor], Shard] | None:
@@ -544,7 +575,7 @@ def _why(book: _Book, name: str, value: Any, exc: Exception) -> str:
                 break
         else:
             break
-    return _reason(exc) if path == name else f"{path} is {_reason(exc)}"
+    return reason_of(exc) if path == name else f"{path} is {reason_of(exc)}"
 
 
 def _children(value: Any) -> Iterable[tuple[str, Any]]:
@@ -560,7 +591,8 @@ def _children(value: Any) -> Iterable[tuple[str, Any]]:
     return items[:_MOST_CHILDREN]
 
 
-def _reason(exc: Exception) -> str:
+def reason_of(exc: Exception) -> str:
+    """What an error of pickle says of a value, in a few words."""
     if isinstance(exc, CannotSave):
         return str(exc)
     text = (str(exc).splitlines() or [""])[0]

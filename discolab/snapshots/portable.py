@@ -105,7 +105,9 @@ def _counterparts(manifest: Manifest, bundle: Bundle) -> list[Bundle]:
     """The same bundle of each worker."""
     found = []
     for rank, saved in enumerate(manifest.workers):
-        same = [b for b in saved.bundles if (b.variables, b.refs) == (bundle.variables, bundle.refs)]
+        same = [
+            b for b in saved.bundles if (b.variables, b.refs) == (bundle.variables, bundle.refs)
+        ]
         if not same:
             raise _NotPortable(
                 f"worker {rank} has not the same variables that share objects with it"
@@ -169,9 +171,7 @@ def _cut_anew(
 
 
 def _laid(shard: Shard) -> tuple[object, ...]:
-    return (
-        *(shard.dtype, shard.layout, shard.whole, shard.sizes, shard.groups, shard.axes),
-    )
+    return (*(shard.dtype, shard.layout, shard.whole, shard.sizes, shard.groups, shard.axes),)
 
 
 def _new_workers(session: Session, shard: Shard) -> Workers:

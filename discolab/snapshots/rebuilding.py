@@ -43,8 +43,8 @@ class Piece:
 class Part:
     """In a pickle: a tensor that fills a memory, whatever its shape will be."""
 
-    def __init__(self, storage: torch.UntypedStorage) -> None:
-        self.storage = storage
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
 
 
 class Unpickler(pickle.Unpickler):
@@ -156,5 +156,5 @@ def set_grad(tensor: torch.Tensor, state: tuple[Mapping[str, Any] | None, torch.
     """Give a tensor what else it had."""
     own, grad = state
     if own is not None:
-        tensor.__setstate__(own)  # type: ignore[attr-defined]
+        tensor.__setstate__(own)
     tensor.grad = grad

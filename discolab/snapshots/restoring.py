@@ -6,7 +6,6 @@ unpickle into a value of their own; only when all of them have done so their var
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import os
@@ -31,7 +30,7 @@ from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError
 from ..runtime.session import Session
 from ..runtime.worker import Worker, current_worker
-from .collecting import _reason as reason_of
+from .collecting import reason_of
 from .listing import by_name, name_list, read_manifest
 from .manifest import Bundle, Manifest, TorchMesh, memory_name, pickle_name
 from .portable import RANDOM, CutAnew, portable

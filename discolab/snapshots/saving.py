@@ -25,7 +25,6 @@ from ..loader.saving import ONE_MACHINE
 from ..loader.weights import Weights
 from ..loader.write import safetensors_writer
 from ..loader.write.atomic import Replacement
-from ..loader.write.new_files import writing
 from ..loader.write.records import Record, Slot
 from ..loader.write.sink import BLOCK, Sink
 from ..runtime.arguments import Pickled
@@ -235,7 +234,8 @@ def _records(rank: int, saved: Saved) -> list[Record]:
     records = []
     for number, memory in enumerate(saved.memories):
         shard = memory.shard
-        shape, dtype = ((memory.nbytes,), torch.uint8)
+        shape: Shape = (memory.nbytes,)
+        dtype = torch.uint8
         if shard is not None:
             shape, dtype = shard.shape, getattr(torch, shard.dtype.removeprefix("torch."))
         records.append(Record(memory_name(rank, number), shape, dtype, dtype))
@@ -267,7 +267,9 @@ def _save_here(job: Job, collected: Collected) -> None:
             for name, memory in parts:
                 slot, bytes_of = job.slots[name], _bytes_of(memory)
                 # the same bytes, whatever they are told to be in the index
-                flat = replace(slot, record=Record(name, (len(bytes_of),), torch.uint8, torch.uint8))
+                flat = replace(
+                    slot, record=Record(name, (len(bytes_of),), torch.uint8, torch.uint8)
+                )
                 step = len(bytes_of) if not bytes_of.is_cuda else BLOCK
                 for start in range(0, len(bytes_of), max(1, step)):
                     sink.put(flat, bytes_of[start : start + step], (start,))
@@ -280,6 +282,8 @@ _save_here.disco_command = "saving a snapshot"  # type: ignore[attr-defined]  # 
 
 def _bytes_of(memory: Any) -> torch.Tensor:
     """A memory as one row of bytes; no copy."""
+    if isinstance(memory, torch.Tensor):  # contiguous
+        return memory.reshape(-1).view(torch.uint8)
     if isinstance(memory, torch.UntypedStorage):
-        return torch.empty(0, dtype=torch.uint8, device=memory.device).set_(memory)  # type: ignore[arg-type]
+        return torch.empty(0, dtype=torch.uint8, device=memory.device).set_(memory)
     return torch.frombuffer(memory, dtype=torch.uint8) if memory.nbytes else torch.empty(0).byte()
