@@ -1,0 +1,114 @@
+"""Takes the steps of a soak in this process: ``python -m tests.soak.play ENGINE SECONDS SEED LOG``.
+
+Each step is written to the log before it is taken, so that the story is known however the process
+ends. ``play ENGINE STORY`` takes the steps of a story again. Exits with 1 on a fault, whose first
+line on standard output begins with FAULT.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import itertools
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterable
+from typing import Any
+
+from . import leftovers
+from .steps import World, do, draw
+
+HUNG = 90.0  # seconds that no step may take
+_SAMPLE_EVERY = 5.0  # seconds
+
+
+class Unraised:
+    """Errors that no step raises: in finalizers and in threads."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+        sys.unraisablehook = self._finalizer
+        threading.excepthook = self._thread
+
+    def _finalizer(self, what: Any) -> None:
+        if what.exc_type.__name__ != "WorkerInterrupted":  # it is sent again
+            self.found.append(f"in {what.object!r}: {what.exc_value!r}")
+
+    def _thread(self, what: Any) -> None:
+        self.found.append(f"in thread {what.thread}: {what.exc_value!r}")
+
+
+def play(engine: str, steps: Iterable[dict[str, Any]], seconds: float) -> str:
+    """Take steps until there are no more or time is up; what is wrong, or ""."""
+    unraised = Unraised()
+    world = World(engine)  # what stays for the whole process is made by the first session
+    world.close()
+    before = leftovers.Before()
+    world = World(engine)
+    step: dict[str, Any] = {"do": "start"}
+    samples, sampled, began, count = [leftovers.memory()], time.monotonic(), time.monotonic(), 0
+    try:
+        for step in steps:
+            faulthandler.dump_traceback_later(HUNG, exit=True)
+            do(world, step)
+            count += 1
+            now = time.monotonic()
+            if unraised.found:
+                return _fault(step, "an error that nobody raised: " + unraised.found[0])
+            if step["do"] == "round_ends" and now - sampled > _SAMPLE_EVERY:
+                samples.append(leftovers.memory())
+                sampled = now
+            if now - began > seconds:
+                break
+        faulthandler.dump_traceback_later(HUNG, exit=True)
+        step = {"do": "end"}
+        world.close()
+        del world
+    except BaseException as exc:
+        traceback.print_exc()
+        return _fault(step, f"{type(exc).__name__}: {exc}")
+    left = leftovers.Before.left(before)
+    if left:
+        return _fault(step, "what is left: " + "; ".join(left))
+    more = leftovers.growth(samples)
+    if more:
+        return _fault(step, f"memory grows, by {more >> 20} MiB a third: {samples}")
+    print(f"{count} steps, no fault; {samples[-1] >> 20} MiB at the end, {samples[0] >> 20} before")
+    return ""
+
+
+def _fault(step: dict[str, Any], text: str) -> str:
+    return f"FAULT in {step['do']}: {text}"
+
+
+def _written(steps: Iterable[dict[str, Any]], path: str) -> Iterable[dict[str, Any]]:
+    with open(path, "w", encoding="utf-8") as file:
+        for step in steps:
+            file.write(json.dumps(step) + "\n")
+            file.flush()
+            yield step
+
+
+def main(engine: str, *arguments: str) -> int:
+    """Run it; see the module."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
+    if len(arguments) == 1:
+        with open(arguments[0], encoding="utf-8") as file:
+            steps: Iterable[dict[str, Any]] = [json.loads(line) for line in file]
+        fault = play(engine, steps, float("inf"))
+    else:
+        seconds, seed, path = arguments
+        fault = play(engine, _written(draw(int(seed)), path), float(seconds))
+    if fault:
+        print(fault, flush=True)
+        sys.stderr.flush()
+        os._exit(1)  # whatever hangs at the end
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*itertools.islice(sys.argv, 1, None)))
