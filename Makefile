@@ -22,6 +22,9 @@ PYTEST_ARGS ?=
 JOBS ?= 2
 # More arguments for JupyterLab: make lab LAB_ARGS="--no-browser --port 9999"
 LAB_ARGS ?=
+# How long `make soak` uses each engine, and the seed of its first: make soak SECONDS=3600 SEED=1
+SECONDS ?= 600
+SEED ?= $(shell date +%s)
 # Only some of the pictures: make pictures ONLY="dref registers"
 ONLY ?=
 
@@ -34,7 +37,7 @@ export PYTHONNOUSERSITE := 1
 unexport PYTHONHOME
 unexport PYTHONPATH
 
-.PHONY: help demo test test-all test-tvm compat lab pictures docs dist lint clean
+.PHONY: help demo test test-all soak test-tvm compat lab pictures docs dist lint clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -89,6 +92,11 @@ test: lint ## lint, the tests to run often, the demo's notebooks against their s
 
 test-all: lint docs ## lint, docs, all tests on all engines, all notebooks
 	$(call RUN_TESTS,--all,notebooks/)
+
+soak: $(STAMP) ## use discolab at random, SECONDS on each engine: threads, processes, sockets
+	@for engine in threads processes sockets; do \
+	  OMP_NUM_THREADS=1 "$(BIN)/python" -m tests.soak $$engine $(SECONDS) $(SEED); \
+	done
 
 test-tvm: $(STAMP) ## install TVM (100 MB) into .venv, then test with what it compiles
 	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check -e '.[tvm]' -c constraints.txt

@@ -94,7 +94,7 @@ class Before:
 
 
 def growth(samples: list[int]) -> int:
-    """By how many bytes memory still grows: the last third beside the one before; 0: it does not."""
+    """By how many bytes memory still grows: the last third beside the second; 0: it does not."""
     third = len(samples) // 3
     if third < 3:
         return 0

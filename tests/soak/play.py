@@ -24,6 +24,14 @@ from .steps import World, do, draw
 
 HUNG = 90.0  # seconds that no step may take
 _SAMPLE_EVERY = 5.0  # seconds
+WARM_UP: list[dict[str, Any]] = [
+    {"do": "make", "name": "a", "seed": 1, "size": 200_000},
+    {"do": "reduce", "name": "b", "a": "a", "how": "sum", "axis": "world"},
+    {"do": "save_and_load", "a": "a"},
+    {"do": "snapshot", "a": "b"},
+    {"do": "rpc", "seed": 1, "to": 1},
+    {"do": "step_through", "seed": 1, "commands": 1},
+]
 
 
 class Unraised:
@@ -46,10 +54,12 @@ def play(engine: str, steps: Iterable[dict[str, Any]], seconds: float) -> str:
     """Take steps until there are no more or time is up; what is wrong, or ""."""
     unraised = Unraised()
     world = World(engine)  # what stays for the whole process is made by the first session
+    for step in WARM_UP:
+        do(world, step)
     world.close()
     before = leftovers.Before()
     world = World(engine)
-    step: dict[str, Any] = {"do": "start"}
+    step = {"do": "start"}
     samples, sampled, began, count = [leftovers.memory()], time.monotonic(), time.monotonic(), 0
     try:
         for step in steps:
@@ -86,11 +96,10 @@ def _fault(step: dict[str, Any], text: str) -> str:
 
 
 def _written(steps: Iterable[dict[str, Any]], path: str) -> Iterable[dict[str, Any]]:
-    with open(path, "w", encoding="utf-8") as file:
-        for step in steps:
+    for step in steps:
+        with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(step) + "\n")
-            file.flush()
-            yield step
+        yield step
 
 
 def main(engine: str, *arguments: str) -> int:

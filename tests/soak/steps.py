@@ -33,6 +33,7 @@ from discolab import (
     make_session,
 )
 from discolab.debugger import debugger_of
+from discolab.loader.loading import workers_of
 from tests.ccl import program_checks
 from tests.ccl.program_oracle import foretell
 from tests.ccl.random_programs import FAULTS, clean_program, faulty_program
@@ -44,6 +45,7 @@ from . import work
 WORKERS = 4
 OPTIONS: dict[str, dict[str, Any]] = {"sockets": {"nodes": "local:2"}}
 NAMES = "abcdefgh"
+RPC_COUNTS = ("calls_running", "calls_waiting", "values_owned", "references_held")
 PATIENCE = 30.0  # seconds; what takes longer hangs
 
 Story = list[dict[str, Any]]
@@ -85,6 +87,7 @@ class World:
         gc.collect()
         made.sync_all()
         self.registers = made.statistics().live_registers
+        self.stepped = False
         return made
 
     def _forget(self) -> None:
@@ -212,6 +215,7 @@ class World:
         """A random program, stepped through and run freely: it gives the same."""
         sess, rng = self.session, random.Random(seed)
         run = Stepped(seed)
+        self.stepped = True
         free = sess.call_packed(run).debug_get_from_all()
         debugger = debugger_of(sess)
         try:
@@ -253,7 +257,8 @@ class World:
         if a not in self.refs:
             return
         path = os.path.join(self.folder, "checkpoint")
-        self.session.save(path, {"x": self.refs[a]}, {"x": "shard(0)"})
+        axes = len(workers_of(self.session).sizes)  # each worker has a part of its own
+        self.session.save(path, {"x": self.refs[a]}, {"x": ["shard(0)"] * axes})
         for found in self.session.load(path)["x"].debug_get_from_all():
             expect(found, torch.cat(self.values[a]), f"{a} saved and loaded")
 
@@ -398,14 +403,17 @@ class World:
         while True:
             self.session.sync_all()
             left = self.session.statistics().live_registers
-            counts = [self.session.rpc.rpc_sync(rank, work.rpc_counts) for rank in range(WORKERS)]
-            # the question itself is a call that runs
-            if left <= self.registers and all(count[0] <= 1 and not count[1] for count in counts):
+            calls = {name: sum(info[name] for info in self._rpc_counts()) for name in RPC_COUNTS}
+            # the debugger keeps its last program's result
+            if left <= self.registers + self.stepped and not any(calls.values()):
                 return
             if time.monotonic() > deadline:
-                raise Fault(f"{left} registers are left of {self.registers}, calls: {counts}")
+                raise Fault(f"{left} registers are left of {self.registers}, of rpc {calls}")
             gc.collect()
             self.session.call_without_result(_collect)
+
+    def _rpc_counts(self) -> list[dict[str, int]]:
+        return [self.session.rpc.debug_info(rank) for rank in range(-1, WORKERS)]
 
 
 def _clear_variables() -> None:

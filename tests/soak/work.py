@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -84,12 +83,3 @@ def ring(seed: int, size: int) -> torch.Tensor:
         return rpc.rpc_sync(to, combine, ("add", mine, mine))
     ref = rpc.remote(to, combine, ("add", mine, mine))
     return ref.to_here()
-
-
-def rpc_counts() -> tuple[int, int]:
-    found = rpc.debug_info()
-    return found["calls_running"], found["values_owned"]
-
-
-def same(value: Any) -> Any:
-    return value
