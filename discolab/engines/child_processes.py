@@ -17,6 +17,7 @@ from typing import Any
 from ..runtime.errors import DiscoError
 from ..transport.frame import new_memory
 from .forkserver import ForkServer
+from .heartbeat import process_state
 
 _BUFFER_SIZE = 1 << 16  # bytes
 _DONE = struct.Struct("<Q")
@@ -172,7 +173,7 @@ class Children:
         return self._buffers[number].read() if number in self._buffers else ""
 
     def states(self) -> dict[int, str]:
-        """The state of each that lives, one letter as in Linux: R runs, T is stopped."""
+        """What each that lives does, as `process_state` tells it."""
         return {n: process_state(pid) for n, pid in self.pids.items() if n not in self.codes}
 
     def end(self) -> None:
@@ -197,21 +198,3 @@ def how_it_ended(code: int | None) -> str:
         except ValueError:
             return f"was killed by signal {-code}"
     return f"exited with status {code}"
-
-
-def process_state(pid: int | None) -> str:
-    """The state of a process as Linux's letter: R runs, S sleeps, T is stopped …; "": unknown."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
-
-
-def silence(where: str, state: str, seconds: float) -> str:
-    """Say that a worker's process has been silent, and why; "" if that is no reason to worry."""
-    if state == "R":
-        return ""  # it computes, in a call that holds Python's lock
-    text = f"{where} has given no sign of life for {seconds:.0f} s"
-    why = {"T": "it is stopped (SIGSTOP)", "t": "a debugger holds it"}.get(state)
-    return f"{text}: {why}" if why else text

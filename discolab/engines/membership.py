@@ -15,7 +15,6 @@ from __future__ import annotations
 import platform
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,9 +23,10 @@ import torch
 
 from ..transport.frame import VERSION
 from ..transport.machine import machine
-from .child_processes import Children, how_it_ended, silence
+from .child_processes import Children, how_it_ended
 from .connections.controller_side import WorkerConnections
 from .connections.tcp import TcpTransport
+from .heartbeat import process_state
 
 _QUIET = 2.5  # seconds of silence of a node that says each second that it lives
 
@@ -265,8 +265,7 @@ class Nodes:
         self._shown = 0  # how many refusals were shown
         self._codes: dict[int, int] = {}  # how workers of nodes have ended
         self._unsent: dict[int, str] = {}  # what they have printed and not sent
-        self._states: dict[int, str] = {}  # what their processes do: R, S, T
-        self._heard: dict[bytes, float] = {}  # when each node was heard last
+        self._heard: dict[bytes, float] = {}  # when each was heard last, in time of `Heartbeats`
         self._left: dict[bytes, str] = {}  # nodes that have gone, and why
         transport.settled = self._is_settled
         transport.node_said = self.node_said
@@ -278,7 +277,7 @@ class Nodes:
         if message is None:
             self._lose(node, "has ended, or the connection to it was cut")
             return
-        self._heard[node] = time.monotonic()
+        self._heard[node] = self.connections.heartbeats.now
         if "hello" in message and isinstance(message["hello"], dict):
             if self.connections.closing:
                 return  # a node that comes now is for the next session at this address
@@ -289,7 +288,8 @@ class Nodes:
                 self.show_refusals()
             self.connections.notify()
         elif "beat" in message:
-            self._states.update(_by_rank(message["beat"]))
+            for rank, state in _by_rank(message["beat"]).items():
+                self.connections.heartbeats.sample(rank, str(state))
         elif "ended" in message:
             self._unsent.update(_by_rank(message["unsent"]))
             for rank, code in _by_rank(message["ended"]).items():
@@ -402,22 +402,28 @@ class Nodes:
             return f"({process}) is lost: its {member} {self._left[member.node]}"
         return f"({process} on {member.name}) is lost: its connection was cut"
 
-    def frozen(self, rank: int, seconds: float) -> str:
+    def where(self, rank: int) -> str:
         """See `WorkerProcesses`."""
-        if time.monotonic() - self.transport.heard.get(rank, 0.0) < seconds / 2:
-            return ""  # a long message is on its way
         member = self._membership.member_of(rank)
-        pid = self.connections.joined.get(rank)
+        on = "" if member is None else f" on {member.name}"
+        return f"(pid {self.connections.joined.get(rank)}{on})"
+
+    def activity(self, rank: int) -> str:
+        """See `WorkerProcesses`; nodes say it of theirs each second."""
+        pid = self.children.pids.get(rank)
+        return process_state(pid) if pid is not None else ""
+
+    def cut_off(self, rank: int) -> str:
+        """See `WorkerProcesses`."""
+        member, heartbeats = self._membership.member_of(rank), self.connections.heartbeats
         if member is None:
-            return silence(f"(pid {pid})", self.children.states().get(rank, ""), seconds)
-        where = f"(pid {pid} on {member.name})"
-        quiet = time.monotonic() - self._heard.get(member.node, 0.0)
-        if quiet > max(_QUIET, 0.8 * seconds):
-            return (
-                f"{where} has given no sign of life for {seconds:.0f} s, nor has its {member}: "
-                "that machine or the way to it is down, or the node is stopped"
-            )
-        return silence(where, self._states.get(rank, ""), seconds)
+            return ""
+        quiet = heartbeats.now - self._heard.get(member.node, 0.0)
+        if quiet <= max(_QUIET, 0.8 * heartbeats.silent_for(rank)):
+            return ""
+        return (
+            f"nor has its {member}: that machine or the way to it is down, or the node is stopped"
+        )
 
 
 def _by_rank(values: Any) -> dict[int, Any]:

@@ -13,10 +13,11 @@ import torch
 
 from ..runtime.errors import DiscoError
 from ..transport.unix_sockets import HAVE_LOCAL, socket_pair
-from .child_processes import Children, process_state, silence
+from .child_processes import Children
 from .connections.controller_side import WorkerConnections
 from .connections.socket_pairs import LocalTransport
 from .forkserver import ForkServer, like_here
+from .heartbeat import process_state
 from .placement import check_world, place_workers
 from .remote_session import HEARTBEAT, START_TIMEOUT, Progress, RemoteSession
 
@@ -29,7 +30,7 @@ class ProcessSession(RemoteSession):
     num_workers, num_groups, devices, timeout
         As for `ThreadedSession`.
     heartbeat
-        Seconds without a sign of life after which a worker is taken for frozen.
+        Seconds of silence after which a worker that is shown not to run is taken for frozen.
     start_timeout
         Seconds that starting may take.
     progress
@@ -129,12 +130,19 @@ class _Processes:
             connections.channels[rank].knows_done(children.commands_done(rank))
             connections.put_out(rank, children.last_output(rank))
             children.await_end(rank)
-        return f"(pid {children.pids.get(rank)}) {children.exit_reason(rank)}"
+        return f"{self.where(rank)} {children.exit_reason(rank)}"
 
-    def frozen(self, rank: int, seconds: float) -> str:
+    def where(self, rank: int) -> str:
         """See `WorkerProcesses`."""
-        pid = self._children.pids.get(rank)
-        return silence(f"(pid {pid})", process_state(pid), seconds)
+        return f"(pid {self._children.pids.get(rank)})"
+
+    def activity(self, rank: int) -> str:
+        """See `WorkerProcesses`."""
+        return process_state(self._children.pids.get(rank))
+
+    def cut_off(self, rank: int) -> str:
+        """See `WorkerProcesses`: they are on this machine."""
+        return ""
 
     def end(self, wait: bool = True) -> None:
         """See `WorkerProcesses`."""

@@ -18,15 +18,15 @@ from typing import Any
 from ..runtime.errors import ArgumentError, DiscoError
 from ..runtime.services import Service
 from ..transport.machine import machine
-from .child_processes import process_state, silence
 from .connections.controller_side import WorkerConnections
 from .connections.tcp import TcpTransport
+from .heartbeat import process_state
 from .ray_cluster import Cluster, in_short, leave
 
 _GRACE = 0.5  # seconds after an actor's death that its connection may take to break
 _END_WITHIN = 1.0  # seconds that actors may take to say that they have ended
 _FREE_WITHIN = 5.0  # seconds that Ray may take to free their slots
-_ASK_EVERY = 3.0  # seconds between two questions what a process does
+_ASK_EVERY = 1.0  # seconds between two questions what a process does
 _ANSWER = 5.0  # seconds that the answer may take
 
 _ENDED = "has ended"  # the fate of an actor that ended because the session did
@@ -230,8 +230,8 @@ class Actors(Service):
                 self._transport.end(rank)
                 self._due[rank] = float("inf")
 
-    def _where(self, rank: int) -> str:
-        """Describe a worker's process."""
+    def where(self, rank: int) -> str:
+        """See `WorkerProcesses`."""
         facts = self.facts.get(rank)
         if facts is None:
             return "(a Ray actor)"
@@ -241,24 +241,30 @@ class Actors(Service):
     def exit_reason(self, rank: int) -> str:
         """See `WorkerProcesses`."""
         fate = self._fates.get(rank, "is lost: its connection was cut")
-        return f"{self._where(rank)} {fate}"
+        return f"{self.where(rank)} {fate}"
 
-    def frozen(self, rank: int, seconds: float) -> str:
+    def activity(self, rank: int) -> str:
         """See `WorkerProcesses`."""
-        if time.monotonic() - self._transport.heard.get(rank, 0.0) < seconds / 2:
-            return ""  # a long message is on its way
         pid = self.connections.joined.get(rank, 0)
         if self.facts[rank]["machine"] == machine():
-            state: str | None = process_state(pid)
-        else:
-            state = self._process_state(rank, pid)
-        return "" if state is None else silence(self._where(rank), state, seconds)
+            return process_state(pid)
+        return self._state_elsewhere(rank, pid)
 
-    def _process_state(self, rank: int, pid: int) -> str | None:
-        """What the process of a worker elsewhere does, as its machine says; None: not known yet."""
+    def cut_off(self, rank: int) -> str:
+        """See `WorkerProcesses`: that is Ray's to say, which ends such actors."""
+        return ""
+
+    def _state_elsewhere(self, rank: int, pid: int) -> str:
+        """What the process of a worker elsewhere does, each time that its machine says so."""
         now = time.monotonic()
         asked_at, ref = self._states.get(rank, (0.0, None))
-        if ref is None or now - asked_at > _ASK_EVERY + _ANSWER:
+        if ref is not None and self._ray.wait([ref], timeout=0)[0]:
+            self._states[rank] = asked_at, None
+            try:
+                return str(self._ray.get(ref))
+            except Exception:
+                return ""
+        if now - asked_at > (_ASK_EVERY if ref is None else _ANSWER):
             strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
                 self.facts[rank]["node"], soft=False
             )
@@ -266,13 +272,7 @@ class Actors(Service):
                 num_cpus=0, max_retries=0, scheduling_strategy=strategy
             )
             self._states[rank] = now, task.remote(pid)
-            return None
-        if not self._ray.wait([ref], timeout=0)[0]:
-            return None if now - asked_at < _ANSWER else ""
-        try:
-            return str(self._ray.get(ref))
-        except Exception:
-            return ""
+        return ""
 
     # -- the end ---------------------------------------------------------------------------------
 

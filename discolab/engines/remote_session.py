@@ -35,7 +35,7 @@ from .connections.interface import Transport
 from .forkserver import ForkServer, the_fork_server
 from .worker_threads import LocalWorkers
 
-HEARTBEAT = 10.0  # seconds without a message after which a worker is taken for frozen
+HEARTBEAT = 10.0  # seconds without a message after which it is looked whether a worker is frozen
 START_TIMEOUT = 120.0  # seconds that worker processes may take to be there
 _SILENT = 3.5  # seconds without a message after which `status` says so; one comes every 2
 _ANSWER = 0.3  # seconds that probes are given
@@ -53,7 +53,7 @@ class RemoteSession(Session):
     Parameters
     ----------
     heartbeat
-        Seconds without a sign of life after which a wait for a worker fails.
+        Seconds of silence after which a wait fails for a worker that is shown not to run.
     start_timeout
         Seconds that the worker processes may take to start.
     progress
@@ -77,11 +77,12 @@ class RemoteSession(Session):
         self._start_timeout = positive_seconds(start_timeout, "start_timeout")
         self._progress, self._said = progress, ""
         self._processes = processes
-        self._connections = WorkerConnections(num_workers, transport, processes)
+        self._connections = WorkerConnections(num_workers, transport, processes, self.heartbeat)
         channel = ThreadChannel()
         channels: list[Channel] = [channel, *self._connections.channels.values()]
         host_data: dict[int, torch.Tensor] = {}
         super().__init__(channels, num_groups, devices, host_data, timeout)
+        self._lost = self._connections.lost
         # worker 0 last: it sends what was held back for the others (connections/controller_side.py)
         self._send_by((self._connections.send_all, self._sends[0]), in_c=False)
         self._local = LocalWorkers([channel], num_workers, num_groups, devices, host_data)
@@ -245,8 +246,8 @@ class RemoteSession(Session):
             return WorkerStatus(rank, device, "ended", "", 0.0, 0)
         if rank in connections.lost:
             return WorkerStatus(rank, device, "dead", connections.lost[rank], 0.0, 0)
-        silent = time.monotonic() - connections.heard_at.get(rank, time.monotonic())
-        why = self._processes.frozen(rank, silent) if silent > self.heartbeat else ""
+        silent = connections.heartbeats.silent_for(rank)
+        why = connections.frozen(rank)
         if not why and silent > _SILENT:
             why = f"{state.detail if state else ''} (no answer for {silent:.0f} s)".strip()
         if state is None:
@@ -331,28 +332,36 @@ class RemoteSession(Session):
                 self._local.workers[0].retry_interrupt()
 
     def _dead(self) -> list[int]:
-        return [*self._local.dead(), *(r for r, why in self._connections.lost.items() if why)]
+        lost = tuple(self._connections.lost.items())
+        return [*self._local.dead(), *sorted(rank for rank, why in lost if why)]
 
-    def _check_alive(self) -> None:
+    def _check_alive(self, ranks: Iterable[int] | None = None) -> None:
+        super()._check_alive(ranks)
         connections = self._connections
-        lost = sorted(rank for rank, why in connections.lost.items() if why)
-        if lost:
-            texts = "\n".join(connections.exit_text(rank) for rank in lost[:4])
-            raise DiscoError(
-                f"{texts}\nThe session can't go on: make a new one (in a notebook: %disco_restart)"
-            )
-        now = time.monotonic()
-        for rank, heard in sorted(connections.heard_at.items(), key=lambda item: item[1]):
-            if now - heard > self.heartbeat and rank not in connections.lost:
-                why = self._processes.frozen(rank, now - heard)
-                if why:
-                    last = connections.channels[rank].last_command()
-                    raise DiscoError(
-                        f"worker {rank} {why}{f' while it ran {last}' if last else ''}. If it "
-                        "comes back the session goes on; else make a new one (in a notebook: "
-                        "%disco_restart)"
-                    )
-        super()._check_alive()
+        for rank in connections.heartbeats.ranks():
+            if not connections.heartbeats.is_overdue(rank):
+                return
+            why = connections.frozen(rank)
+            if why:
+                last = connections.channels[rank].last_command()
+                raise DiscoError(
+                    f"worker {rank} {why}{f' while it ran {last}' if last else ''}. If it "
+                    "comes back the session goes on; else make a new one (in a notebook: "
+                    "%disco_restart)"
+                )
+            late = connections.late(rank)
+            if late and connections.heartbeats.first_told(rank):
+                sys.stderr.write(f"worker {rank} {late}. It is waited for.\n")
+
+    def _deaths(self, dead: Sequence[int]) -> str:
+        connections = self._connections
+        here = [rank for rank in dead if rank not in connections.lost]
+        texts = [connections.exit_text(rank) for rank in sorted(set(dead) - set(here))[:4]]
+        if here:
+            texts.append(super()._deaths(here))
+            return "\n".join(texts)
+        texts.append("The session can't go on: make a new one (in a notebook: %disco_restart)")
+        return "\n".join(texts)
 
     def _join(self, timeout: float) -> list[int]:
         connections = self._connections

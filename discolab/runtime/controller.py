@@ -100,6 +100,7 @@ class Controller:
         self._seed: int | None = torch.initial_seed()  # None: no warning needed
         self._book: DRefBook | None = None
         self._reported_dead: set[int] = set()
+        self._lost: Mapping[int, str] = {}  # workers that are gone, and why; an engine's own dict
         self._is_look_due = itertools.cycle([False] * (_LOOK_EVERY - 1) + [True]).__next__
         self.held_up: Callable[[], str] | None = None  # why no worker goes on; "" if they do
 
@@ -345,15 +346,24 @@ class Controller:
         dead = self._dead()
         return bool(dead) and self._reported_dead.issuperset(dead)
 
-    def _check_alive(self) -> None:
+    def _check_alive(self, ranks: Iterable[int] | None = None) -> None:
+        """Raise if a worker has died that is among `ranks`, or whose death nobody was told of.
+
+        `ranks` None: all workers. So no death stays unsaid, and what living workers hold can be
+        fetched afterwards.
+        """
         dead = self._dead()
+        if dead and ranks is not None:
+            asked = set(ranks)
+            dead = [rank for rank in dead if rank in asked or rank not in self._reported_dead]
         if dead:
             self._reported_dead.update(dead)
-            have = "has" if len(dead) == 1 else "have"
-            raise DiscoError(
-                f"{name_ranks(dead)} {have} died: make a new session "
-                "(in a notebook: %disco_restart)"
-            )
+            raise DiscoError(self._deaths(dead))
+
+    def _deaths(self, dead: Sequence[int]) -> str:
+        """Say that workers have died, and what to do."""
+        have = "has" if len(dead) == 1 else "have"
+        return f"{name_ranks(dead)} {have} died: make a new session (in a notebook: %disco_restart)"
 
     def _check_open(self) -> None:
         if self._closed:
@@ -379,9 +389,15 @@ class Controller:
         action: DiscoAction,
         what: str,
         head: tuple[Any, ...],
+        check: bool = True,
     ) -> Ticket:
-        """Send a command with a ticket to some workers; `wait` for it collects the replies."""
+        """Send a command with a ticket to some workers; `wait` for it collects the replies.
+
+        With `check` a death that nobody was told of is raised first.
+        """
         self._check_caller()
+        if check and self._lost and not self._closed:
+            self._check_alive(ranks)
         ticket = Ticket(ranks, what)
         with self._lock:
             self._check_open()
@@ -442,7 +458,7 @@ class Controller:
                 self.tick()
                 if meanwhile is not None:
                     meanwhile()
-                self._check_alive()
+                self._check_alive(ticket.missing)
                 self._check_not_held_up(ticket)
                 if self._closed and not ticket.acquire(1.0):
                     raise SessionClosedError(

@@ -41,6 +41,7 @@ from .drawn import Drawn
 from .dref import DModule, DPackedFunc, DRef, FreedDRef, freed_text, put_failure
 from .errors import ArgumentError, ForeignDRefError, WorkerError
 from .failures import Failure
+from .functions import is_own
 from .mesh import Mesh, make_mesh, set_mesh
 from .registers import Site
 
@@ -112,8 +113,8 @@ class Session(Drawn, Controller):
         if self._is_look_due():
             self._throttle()
         with self._lock:
-            if self._closed:
-                self._check_open()
+            if self._closed or self._lost:
+                self._check_callable(func)
             registers = self._registers
             if len(registers.dropped) > 1:
                 self._forget_dropped()
@@ -135,6 +136,8 @@ class Session(Drawn, Controller):
         if self._is_look_due():
             self._throttle()
         with self._lock:
+            if self._closed or self._lost:
+                self._check_callable(func)
             self._broadcast((_CALL_PACKED, 0, *command))
 
     def free(self, ref: DRef) -> None:
@@ -310,7 +313,7 @@ class Session(Drawn, Controller):
             ranks = range(self.num_workers)
         ranks = [self._check_rank(rank) for rank in ranks]
         what = what or f"register {int(reg)}"
-        return self._ask(ranks, DiscoAction.DEBUG_GET_FROM_REMOTE, what, (reg, tell))
+        return self._ask(ranks, DiscoAction.DEBUG_GET_FROM_REMOTE, what, (reg, tell), check=tell)
 
     def set_value(self, ref: DRef, worker_id: int, value: Any, timeout: float | None) -> None:
         """Set the value of a DRef on one worker; see `DRef.debug_copy_from`."""
@@ -532,7 +535,7 @@ class Session(Drawn, Controller):
             self.call_packed(set_mesh, made).debug_get_from_all()
             self._mesh = made
         except BaseException:  # interrupted: no worker may keep it
-            if not self._closed:
+            if not self._closed and not self._lost:
                 self.call_without_result(set_mesh, before)
             raise
         return made
@@ -616,6 +619,15 @@ class Session(Drawn, Controller):
         return dst
 
     # -- inside ------------------------------------------------------------------------------
+
+    def _check_callable(self, func: Any) -> None:
+        """Raise if the session is closed, or a worker has died and the function is the user's.
+
+        Those of views go on: they show what the others hold, and who has died.
+        """
+        self._check_open()
+        if not (type(func) is FunctionType and is_own(func)):
+            self._check_alive()
 
     def _register_of(self, value: Any) -> Register | None:
         if not isinstance(value, DRef):
@@ -744,6 +756,8 @@ class Session(Drawn, Controller):
         site = call_site()
         with self._lock:
             self._check_open()
+            if self._lost:
+                self._check_alive([0])
             token = next(self._tokens)
             try:
                 self._worker_zero_data[token] = host

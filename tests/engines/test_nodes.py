@@ -374,6 +374,22 @@ def test_a_killed_node_is_named_and_takes_its_workers_along(pair: SocketSession)
     assert eventually(lambda: not any(is_alive(pids[rank]) for rank in (2, 3)), SOON)
 
 
+def test_a_killed_node_is_told_to_who_uses_worker_0_alone(pair: SocketSession) -> None:
+    ref = pair.call_packed(int, 7)
+    pair.sync_all()
+    os.kill(pair._nodes.children.pids[-1], signal.SIGKILL)
+    began = time.monotonic()
+
+    def go_on() -> None:
+        while time.monotonic() < began + SOON:
+            ref.debug_get_from_remote(0)
+            pair.call_packed(int, 1)
+
+    with pytest.raises(DiscoError, match=r"worker [23] .*is lost: its node 1"):
+        go_on()
+    assert ref.debug_get_from_remote(0) == 7
+
+
 def test_a_stopped_worker_is_noticed_and_may_go_on(pair: SocketSession) -> None:
     pid = pair.processes()[3]
     os.kill(pid, signal.SIGSTOP)

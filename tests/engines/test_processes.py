@@ -242,6 +242,53 @@ def test_a_death_while_nobody_waits_is_told_by_the_next_wait(pair: ProcessSessio
         pair.sync_all()
 
 
+USES: dict[str, Callable[[ProcessSession, Any], object]] = {
+    "call": lambda session, _: session.call_packed(int, 1),
+    "call without a result": lambda session, ref: session.call_without_result(int, ref),
+    "function by name": lambda session, _: session.get_global_func("runtime.disco.worker_id")(),
+    "operator": lambda _, ref: ref + 1,
+    "fetch": lambda _, ref: ref.debug_get_from_remote(0),
+    "sync": lambda session, _: session.sync_worker_0(),
+    "copy": lambda session, ref: session.copy_from_worker_0(torch.zeros(2), ref),
+    "set": lambda _, ref: ref.debug_copy_from(0, torch.ones(2)),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_death_is_told_by_whatever_comes_next_also_if_it_is_for_worker_0(
+    pair: ProcessSession, use: str
+) -> None:
+    ref = pair.call_packed(torch.zeros, 2)
+    pair.sync_all()
+    os.kill(pair.processes()[1], signal.SIGKILL)
+    time.sleep(0.2)
+    with pytest.raises(DiscoError, match=r"worker 1 .* was killed by SIGKILL"):
+        USES[use](pair, ref)
+    # calls are for all workers; what those have that live can be had
+    with pytest.raises(DiscoError, match=r"worker 1 .* was killed by SIGKILL"):
+        pair.call_packed(int, 1)
+    assert ref.debug_get_from_remote(0).tolist() == [0, 0]
+    pair.sync_worker_0()
+    with pytest.raises(DiscoError, match=r"worker 1 .* was killed by SIGKILL"):
+        ref.debug_get_from_remote(1)
+
+
+def test_a_loop_over_worker_0_sees_a_death_within_a_moment(pair: ProcessSession) -> None:
+    x = pair.call_packed(torch.zeros, 2)
+    threading.Timer(0.2, os.kill, (pair.processes()[1], signal.SIGKILL)).start()
+    began = time.monotonic()
+
+    def go_on() -> None:
+        nonlocal x
+        while time.monotonic() < began + 20:
+            x = x + 1
+            x.debug_get_from_remote(0)
+
+    with pytest.raises(DiscoError, match=r"worker 1 .* was killed by SIGKILL"):
+        go_on()
+    assert time.monotonic() - began < 5
+
+
 def test_a_frozen_worker_is_told_after_its_heartbeat_and_may_come_back() -> None:
     with ProcessSession(2, devices="cpu", heartbeat=3) as session:
         pid = session.processes()[1]

@@ -16,7 +16,7 @@ import torch
 
 from discolab import ArgumentError, DiscoError, Session, WorkerError, current_worker, make_session
 from discolab.engines import ENGINES
-from discolab.engines.child_processes import process_state
+from discolab.engines.heartbeat import process_state
 from discolab.engines.ray_actors import Slot, _fate, gpu_places, seen_here
 from discolab.engines.ray_cluster import in_short
 
@@ -152,7 +152,7 @@ def test_a_stopped_worker_is_told_and_may_come_back(
             shared.sync_worker(1)
         assert eventually(lambda: "SIGSTOP" in shared.status()[1].detail, 30)
         # of another machine that machine is asked
-        assert eventually(lambda: shared._actors._process_state(1, pid) == "T", 30)
+        assert eventually(lambda: shared._actors._state_elsewhere(1, pid) == "T", 30)
         for facts in shared._actors.facts.values():
             monkeypatch.setitem(facts, "machine", "there")
         with pytest.raises(DiscoError, match=words):

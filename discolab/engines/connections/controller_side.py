@@ -5,7 +5,7 @@ or owns its state:
 
 - the session's lock guards sending of commands: the `RemoteChannel`s, `to_forget`, the numbers of
   tickets; the cork guards commands held back, which worker 0's thread may send too
-- the reader thread alone writes `states`, `heard_at`, `lost`, `last_output`, and calls services
+- the reader thread alone writes `states`, `heartbeats`, `lost`, `last_output`, and calls services
 - `_tickets` is a dict of which single operations are used; `_changed` guards nothing but waiting
 
 Worker 0 is a thread of this process, and services are called for it on that thread.
@@ -33,9 +33,11 @@ from ...runtime.services import SERVICES, Dispatcher, Service, WorkerState
 from ...runtime.worker import Worker
 from ...transport.frame import Frame, FrameError, bundle, unpack
 from .. import output
+from ..heartbeat import Heartbeats
 from . import command_encoding
 from .interface import Transport
 
+_WATCH_EVERY = 0.2  # seconds between two looks at what a silent worker's process does
 _TICK = 0.05  # seconds after which services are asked whether something is due, at the latest
 _OF_OURS = re.compile(r"^Extension modules: |/discolab/(runtime|engines)|<frozen runpy>")
 _LAST_LINES = 12  # of what a worker has put out, in its exit reason
@@ -49,7 +51,8 @@ _WORKER_0_ONLY = (DiscoAction.COPY_FROM_WORKER0, DiscoAction.COPY_TO_WORKER0)
 class WorkerProcesses(Protocol):
     """The processes of a session's workers, as the engine that has started them knows them.
 
-    It must not hold the session. Its methods may be called on any thread, unless they say else.
+    It must not hold the session. `exit_reason`, `activity` and `cut_off` are called on the reader
+    thread, `where` and `end` on any.
 
     Attributes
     ----------
@@ -60,10 +63,16 @@ class WorkerProcesses(Protocol):
     connections: WorkerConnections
 
     def exit_reason(self, rank: int) -> str:
-        """Why a worker's process has ended: ``was killed by SIGKILL``; on the reader thread."""
+        """Why a worker's process has ended: ``was killed by SIGKILL``."""
 
-    def frozen(self, rank: int, seconds: float) -> str:
-        """Why a worker may have been silent so long; "" if that is no reason to worry."""
+    def where(self, rank: int) -> str:
+        """Which process a worker is: ``(pid 123 on host)``."""
+
+    def activity(self, rank: int) -> str:
+        """What a worker's process does now (`process_state`); "" if that is unknown so far."""
+
+    def cut_off(self, rank: int) -> str:
+        """Why nothing can come from the machine of a silent worker; "" if nothing shows that."""
 
     def end(self, wait: bool = True) -> None:
         """End all processes that are left, with what they have started; may be called again."""
@@ -150,8 +159,10 @@ class WorkerConnections:
     ----------
     states
         The newest known state of each remote worker, by rank.
-    heard_at
-        When each of them last said anything, on the clock of `time.monotonic`.
+    heartbeats
+        How long each of them has said nothing, and why.
+    cut_off
+        Why nothing can come from their machines, by rank, of those for which that is known.
     lost
         Why a worker's connection ended, by rank; "" if the session has ended it.
     last_output
@@ -164,13 +175,20 @@ class WorkerConnections:
         By rank, equal for workers of one machine; empty: all are on one.
     """
 
-    def __init__(self, num_workers: int, transport: Transport, processes: WorkerProcesses) -> None:
+    def __init__(
+        self,
+        num_workers: int,
+        transport: Transport,
+        processes: WorkerProcesses,
+        heartbeat: float = 10.0,
+    ) -> None:
         self.num_workers = num_workers
         self.transport = transport
         self.channels = {rank: RemoteChannel(rank, self) for rank in range(1, num_workers)}
         self.services: dict[str, Service] = {}
         self.states: dict[int, WorkerState] = {}
-        self.heard_at: dict[int, float] = {}
+        self.heartbeats = Heartbeats(heartbeat)
+        self.cut_off: dict[int, str] = {}
         self.lost: dict[int, str] = {}
         self.last_output = {rank: output.LastOutput() for rank in range(num_workers)}
         self.joined: dict[int, int] = {}
@@ -193,6 +211,8 @@ class WorkerConnections:
         self._droppers = {rank: partial(self._dropped, rank) for rank in self.channels}
         self.idle = False  # whether worker 0 waits for a command
         self._look_at = 0.0  # when services are asked next whether something is due
+        self._watch_at = 0.0  # when silent workers are looked at next
+        self._asked: set[int] = set()  # silent workers that were asked what they do
         self._stopped = False
         self._when_dropped: Callable[[], None] | None = None
         transport.receiver = self
@@ -373,6 +393,7 @@ class WorkerConnections:
                 return
             try:
                 turn(max(0.0, self._look_at - time.monotonic()))
+                self.heartbeats.turn(time.monotonic())
                 if self._free:
                     self._give_back()
                 if time.monotonic() >= self._look_at:
@@ -419,10 +440,17 @@ class WorkerConnections:
             if due is not None:
                 look_at = min(look_at, due)
         self._look_at = look_at
+        self._watch()
+
+    def heard(self, rank: int) -> None:
+        """See `Receiver`."""
+        self.heartbeats.heard(rank)
+        self.cut_off.pop(rank, None)
+        self._asked.discard(rank)
 
     def received(self, rank: int, data: Any, fd: int | None) -> None:
         """See `Receiver`."""
-        self.heard_at[rank] = time.monotonic()
+        self.heard(rank)
         try:
             done = command_encoding.unpack_done(data)
             if done is not None:
@@ -513,11 +541,48 @@ class WorkerConnections:
 
     # -- health ------------------------------------------------------------------------------
 
+    def _watch(self) -> None:
+        """Look at the processes of workers that are silent; on the reader thread."""
+        now = time.monotonic()
+        if now < self._watch_at:
+            return
+        self._watch_at = now + _WATCH_EVERY
+        heartbeats = self.heartbeats
+        for rank in heartbeats.ranks():
+            if heartbeats.silent_for(rank) < heartbeats.limit / 2:
+                return
+            if rank not in self._asked:  # a worker that only slept is awake then
+                self._asked.add(rank)
+                self.control(rank, command_encoding.ASK_STATE)
+            heartbeats.sample(rank, self._processes.activity(rank))
+            why = self._processes.cut_off(rank)
+            if why and heartbeats.is_overdue(rank):
+                self.cut_off[rank] = why
+
+    def frozen(self, rank: int) -> str:
+        """That a worker does not run, and how that is known; "" if nothing shows it; any thread."""
+        heartbeats = self.heartbeats
+        cut_off, why = self.cut_off.get(rank, ""), heartbeats.why_frozen(rank)
+        if not (cut_off or why):
+            return ""
+        where, seconds = self._processes.where(rank), heartbeats.silent_for(rank)
+        silent = f"{where} has given no sign of life for {seconds:.0f} s"
+        return f"{silent}, {cut_off}" if cut_off else f"{silent}: {why}"
+
+    def late(self, rank: int) -> str:
+        """That a worker is silent for long, and is waited for; "" if it is not; any thread."""
+        heartbeats = self.heartbeats
+        if not heartbeats.is_overdue(rank):
+            return ""
+        where, seconds = self._processes.where(rank), heartbeats.silent_for(rank)
+        return f"{where} has not answered for {seconds:.0f} s: {heartbeats.why_late(rank)}"
+
     def _lose(self, rank: int, why: str = "") -> None:
         """Record that a worker is gone, and tell the services; on the reader thread."""
         if rank in self.lost:
             return
         self.lost[rank] = why if self.closing or why else self._processes.exit_reason(rank)
+        self.heartbeats.forget(rank)
         for service in tuple(self.services.values()):
             service.lost(rank)
         self._look_at = 0.0

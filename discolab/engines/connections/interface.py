@@ -26,6 +26,9 @@ class Receiver(Protocol):
     def received(self, rank: int, data: Any, fd: int | None) -> None:
         """Take a worker's frame, perhaps with the descriptor of a shared buffer."""
 
+    def heard(self, rank: int) -> None:
+        """Take note that a worker lives: a part of a frame has come."""
+
     def written(self, rank: int, data: bytes) -> None:
         """Take what a worker's process has written to its file descriptors 1 and 2."""
 

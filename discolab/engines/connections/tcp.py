@@ -44,8 +44,6 @@ class TcpTransport(Transport):
         What it is bound to.
     token
         What a worker must know to be taken in.
-    heard
-        When each worker was heard last, also in the middle of a long message (`time.monotonic`).
     node_said
         ``node_said(node, message)`` is called on the reader thread: `node` names the connection,
         `message` is what the node says, a dict; None once it is gone.
@@ -64,7 +62,6 @@ class TcpTransport(Transport):
     def __init__(self, endpoint: str, keys: Keys) -> None:
         super().__init__()
         self.token = new_token()
-        self.heard: dict[int, float] = {}
         self.node_said: Callable[[bytes, dict[str, Any] | None], None] = lambda node, message: None
         self.settled: Callable[[int], bool] = lambda rank: True
         self._broken: dict[int, float] = {}  # ranks whose end is due, and until when it may wait
@@ -118,7 +115,7 @@ class TcpTransport(Transport):
             return
         rank, role = peer
         if role == REPLIES and rank not in self._ended:
-            self.heard[rank] = time.monotonic()
+            self.receiver.heard(rank)
             if data is not None:
                 self.read_text(rank)  # what was written before a message comes before it
                 self.receiver.received(rank, data, None)
