@@ -477,7 +477,7 @@ class OutgoingCall(Call):
             None if self.feed is None else self.feed.buffer,
             self.depth,
         )
-        node.check_lost(to)
+        node.check_answers(to)
         lent = None
         if lend:
             lent = lending.lend(self, node.references, (self.args, self.kwargs))

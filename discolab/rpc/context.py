@@ -66,7 +66,9 @@ def node_of_worker(worker: Worker) -> Node:
             worker.shared[NODE] = node
             if not alone:
                 try:
-                    node.router = open_router(worker, node.deliver, node.peer_lost)
+                    node.router = open_router(
+                        worker, node.deliver, node.peer_lost, node.peer_frozen
+                    )
                 except BaseException:
                     del worker.shared[NODE]
                     raise

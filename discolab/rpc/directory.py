@@ -5,7 +5,8 @@ under the lock: node 0 is in this process, and may answer a message at once. So 
 overtake each other, and nodes take them in any order.
 
 To a node: ``("open", token, how, keys)``, where `how` is "local", "tcp" or "both";
-``("at", node, address)``, ``("lost", node, exit reason)``, ``("close",)``. From a node:
+``("at", node, address)``, ``("lost", node, exit reason)``, ``("frozen", node, why or "")``,
+``("close",)``. From a node:
 ``("open",)``, ``("tcp",)``, ``("at", address)``.
 """
 
@@ -87,6 +88,7 @@ class RpcService(Service):
         self._route = os.environ.get(ROUTE, "")
         self._opened = self._tcp = self._closed = False
         self._addresses: dict[int, Any] = {}
+        self._frozen: dict[int, str] = {}  # the reader thread's
 
     def open(self, tcp: bool = False) -> None:
         """Have all nodes open, with a TCP port if that is wanted; any thread. Node 0 is open then.
@@ -103,6 +105,8 @@ class RpcService(Service):
         self._tell_all(("open", self._token, self._how(), self._keys))
         for rank in tuple(self._exchange.lost):
             self.lost(rank)
+        for rank, why in tuple(self._frozen.items()):
+            self._tell_all(("frozen", rank, why), but=rank)
 
     def _only_local(self) -> bool:
         return HAVE_LOCAL and self._route != "tcp" and len(set(self._exchange.hosts)) < 2
@@ -133,6 +137,14 @@ class RpcService(Service):
             opened = self._opened
         if opened:
             self._tell_all(("lost", rank, self._exchange.exit_text(rank)), but=rank)
+
+    def frozen(self, rank: int, why: str) -> None:
+        """See `Service`."""
+        self._frozen[rank] = why
+        with self._lock:
+            opened = self._opened
+        if opened:
+            self._tell_all(("frozen", rank, why), but=rank)
 
     def close(self) -> None:
         """See `Service`."""

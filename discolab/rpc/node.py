@@ -26,7 +26,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 
 from ..runtime.controller import check_timeout
-from ..runtime.errors import SessionError, session_closed
+from ..runtime.errors import DiscoError, SessionError, session_closed
 from ..runtime.interrupts import shield
 from ..runtime.worker import Worker, current_worker_or_none
 from . import node_protocol
@@ -59,6 +59,9 @@ class PendingCall(Protocol):
 
     def fail(self, error: Any) -> None:
         """Settle it with an error, and keep nothing alive for it."""
+
+    def abort(self, error: Any) -> None:
+        """Give it up, with an error for whoever waits for it."""
 
     def end(self, why: str) -> None:
         """Have the callee end it."""
@@ -129,6 +132,8 @@ class Node:
         Those of other nodes that are under way here, by the node and its number.
     lost
         What became of nodes that have died.
+    frozen
+        Of nodes that are shown not to run, how; they may come back.
     router
         The connections to other nodes; None where there are none.
     opened
@@ -147,6 +152,7 @@ class Node:
         self.default_timeouts: dict[int, float | None] = {}
         self.names: dict[int, str] = {}
         self.lost: dict[int, str] = {}
+        self.frozen: dict[int, str] = {}
         self.calls: dict[int, PendingCall] = {}
         self.failed: deque[tuple[weakref.ref[Any], Outcome]] = deque()
         self.serving: dict[tuple[int, int], PendingCall] = {}
@@ -354,14 +360,34 @@ class Node:
         self.references.lost(node)
         self.autograd.peer_lost(node)
 
+    def peer_frozen(self, node: int, why: str) -> None:
+        """Another node is shown not to run; "": it has come back. On the receiving thread.
+
+        What waits for it ends, as a plain call does and as at a deadline; so do calls until then.
+        """
+        if not why:
+            self.frozen.pop(node, None)
+            return
+        self.frozen[node] = why
+        for call in list(self.calls.values()):
+            if self.node_of(call.callee) == node and not call.settled:
+                call.abort(self._frozen_error(node))
+
+    def _frozen_error(self, node: int) -> DiscoError:
+        return DiscoError(
+            f"worker {node} {self.frozen[node]}. It can be called again if it comes back"
+        )
+
     def lost_error(self, node: int) -> WorkerLostError:
         """What is raised for a node that has died."""
         return WorkerLostError(f"{self.lost[node]}\nCalls to it, and what it owned, are gone")
 
-    def check_lost(self, node: int) -> None:
-        """Raise if a node has died."""
+    def check_answers(self, node: int) -> None:
+        """Raise if a node has died, or is frozen."""
         if node in self.lost:
             raise self.lost_error(node)
+        if node in self.frozen:
+            raise self._frozen_error(node)
 
     def worker_left(self, rank: int) -> None:
         """A worker of this node has ended."""

@@ -87,7 +87,10 @@ class Router:
         ``deliver(node, body, frames)`` is called with each message, in order per sender.
     lost
         ``lost(node, reason)`` is called once for each dead node, after all that it has sent was
-        delivered. Both are called on the receiving thread.
+        delivered.
+    frozen
+        ``frozen(node, why)`` is called when a node is shown not to run, and with "" when it has
+        come back. All three are called on the receiving thread.
     tell
         Sends a message to the session's service.
     """
@@ -100,9 +103,10 @@ class Router:
         deliver: Deliver,
         lost: Lost,
         tell: Callable[[Any], None],
+        frozen: Lost,
     ) -> None:
         self.node, self.host = node, host
-        self._deliver, self._lost, self._tell = deliver, lost, tell
+        self._deliver, self._lost, self._frozen, self._tell = deliver, lost, frozen, tell
         self._owner = os.getpid()
         self._peers = {n: _Peer() for n in range(num_nodes) if n != node}
         self._address = Address(place_here(), gpus=gpus_here())
@@ -221,6 +225,8 @@ class Router:
             node, reason = rest
             if node in self._peers and not self._peers[node].gone:
                 self._leaving.setdefault(node, (reason, time.monotonic()))
+        elif kind == "frozen":
+            self._frozen(*rest)
 
     def _open(self, token: bytes, how: str, keys: dict[str, str]) -> None:
         me, count = self.node, len(self._peers) + 1
@@ -346,17 +352,19 @@ class Router:
             self._local.leave()
 
 
-def open_router(worker: Worker, deliver: Deliver, lost: Lost) -> Router:
+def open_router(
+    worker: Worker, deliver: Deliver, lost: Lost, frozen: Lost = lambda node, why: None
+) -> Router:
     """The router of a worker's process, and of the controller where that is its process.
 
-    It has all other nodes of the session open theirs. `deliver` and `lost`, see `Router`, may be
-    called before this returns.
+    It has all other nodes of the session open theirs. `deliver`, `lost` and `frozen`, see `Router`,
+    may be called before this returns.
     """
     link = worker.link
     if link is None:
         raise DiscoError("all workers are in this process: there is nobody to send messages to")
     tell = partial(link.tell, SERVICE)
-    router = Router(worker.worker_id, worker.num_workers, link.host, deliver, lost, tell)
+    router = Router(worker.worker_id, worker.num_workers, link.host, deliver, lost, tell, frozen)
     link.listen(SERVICE, router.receive)
     tell(("open",))
     return router

@@ -136,6 +136,9 @@ class Service:
     def lost(self, rank: int) -> None:
         """A worker has died."""
 
+    def frozen(self, rank: int, why: str) -> None:
+        """A worker is shown not to run, so that it answers nothing; "": it has come back."""
+
     def next_look(self) -> float | None:
         """When `look` is to be called, on the clock of `time.monotonic`; None: not."""
         return None

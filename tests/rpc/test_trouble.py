@@ -3,6 +3,7 @@
 import copy
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -15,6 +16,7 @@ import torch
 
 from discolab import (
     DiscoError,
+    ProcessSession,
     Session,
     SessionClosedError,
     WaitTimeoutError,
@@ -487,6 +489,38 @@ def test_a_command_that_waits_for_a_worker_that_dies(mortal: Session) -> None:
     except DiscoError as error:  # the session's own wait ends too, if it hears of the death first
         said = str(error)
     assert "worker 3" in said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_calls_to_a_stopped_worker_end_after_the_heartbeat_wherever_they_come_from() -> None:
+    words = r"worker 2 \(pid \d+\) has given no sign of life .*stopped \(SIGSTOP\)"
+    with ProcessSession(3, devices="cpu", heartbeat=2) as sess:
+        rpc = sess.rpc
+        pid = rpc.rpc_sync(2, functions.pid)
+        assert rpc.rpc_sync(1, functions.call_on, (2, functions.my_rank)) == 2
+        value = rpc.remote(2, functions.my_rank)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            across = rpc.rpc_async(1, functions.call_on, (2, functions.my_rank))
+            with pytest.raises(DiscoError, match=words):
+                rpc.rpc_sync(2, functions.my_rank)
+            with pytest.raises(DiscoError, match=words):
+                across.wait(30)
+            assert time.monotonic() - began < 8
+            with pytest.raises(DiscoError, match=words):  # at once now
+                rpc.rpc_sync(2, functions.my_rank)
+            with pytest.raises(DiscoError, match=words):
+                value.to_here()
+            assert time.monotonic() - began < 8
+            assert rpc.rpc_sync(1, functions.my_rank) == 1
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        sess.sync_all(timeout=30)
+        eventually(lambda: not rpc.node.frozen)
+        works(sess)
+        assert value.to_here() == 2
+        idle(sess)
 
 
 # -- interrupts and the end ----------------------------------------------------------------------

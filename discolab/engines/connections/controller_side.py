@@ -213,6 +213,7 @@ class WorkerConnections:
         self._look_at = 0.0  # when services are asked next whether something is due
         self._watch_at = 0.0  # when silent workers are looked at next
         self._asked: set[int] = set()  # silent workers that were asked what they do
+        self._frozen: set[int] = set()  # workers of which services know that they are
         self._stopped = False
         self._when_dropped: Callable[[], None] | None = None
         transport.receiver = self
@@ -447,6 +448,10 @@ class WorkerConnections:
         self.heartbeats.heard(rank)
         self.cut_off.pop(rank, None)
         self._asked.discard(rank)
+        if rank in self._frozen:
+            self._frozen.discard(rank)
+            for service in tuple(self.services.values()):
+                service.frozen(rank, "")
 
     def received(self, rank: int, data: Any, fd: int | None) -> None:
         """See `Receiver`."""
@@ -558,6 +563,10 @@ class WorkerConnections:
             why = self._processes.cut_off(rank)
             if why and heartbeats.is_overdue(rank):
                 self.cut_off[rank] = why
+            if rank not in self._frozen and (text := self.frozen(rank)):
+                self._frozen.add(rank)
+                for service in tuple(self.services.values()):
+                    service.frozen(rank, text)
 
     def frozen(self, rank: int) -> str:
         """That a worker does not run, and how that is known; "" if nothing shows it; any thread."""
