@@ -37,7 +37,7 @@ class Disco(Configurable):
         help="Bytes of a tensor up to which a picture reads all of its values, in a new session.",
     ).tag(config=True)
     output_lines = Int(
-        0, min=0, help="Lines of text that a %%disco cell shows at most; 0: all of them."
+        20_000, min=0, help="Lines of text that a %%disco cell shows at most; 0: all of them."
     ).tag(config=True)
 
     snapshots = Unicode(

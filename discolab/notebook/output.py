@@ -10,6 +10,7 @@ takes a list as a whole, under `_lock`.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import time
@@ -33,6 +34,8 @@ GROUPINGS = ("order", "engine", "type")
 # together if live output waits for a pause, though not for long.
 _PAUSE = 0.12  # seconds
 _LONGEST_WAIT = 0.4  # seconds
+
+_LONGEST_LINE = 100_000  # characters of a line that are shown
 
 # one thing that a worker put out: ("stdout" | "stderr", text) or ("display", data, metadata);
 # from another process also ("clear", ""): forget what came before
@@ -330,6 +333,7 @@ class _Bundle:
 
 def _lines(items: list[Item]) -> list[tuple[str, Any]]:
     """Cut text into lines, as a terminal would show them in the end."""
+    items = _shorten(items)
     found: list[tuple[str, Any]] = []
     screens = {"stdout": Screen(), "stderr": Screen()}
     moving = {item[0] for item in items if item[0] != "display" and UP in item[1]}
@@ -346,6 +350,31 @@ def _lines(items: list[Item]) -> list[tuple[str, Any]]:
     for name, screen in screens.items():
         found += [(name, line) for line in screen.take()]
     return found
+
+
+def _shorten(items: list[Item]) -> list[Item]:
+    """Leave the middle out of lines that are too long for a notebook.
+
+    Their pieces come as separate items. What moves the cursor stays: it may be a progress bar.
+    """
+    if sum(len(item[1]) for item in items if item[0] != "display") <= _LONGEST_LINE:
+        return items
+    joined: list[Item] = []
+    for kind, run in itertools.groupby(items, key=lambda item: item[0]):
+        if kind == "display":
+            joined += run
+            continue
+        text = "".join(item[1] for item in run)
+        joined.append((kind, "".join(map(_shortened, text.splitlines(keepends=True)))))
+    return joined
+
+
+def _shortened(line: str) -> str:
+    left_out = len(line) - _LONGEST_LINE
+    if left_out <= 0 or "\x1b" in line:
+        return line
+    half = _LONGEST_LINE // 2
+    return f"{line[:half]} … {left_out:,} characters … {line[-half:]}"
 
 
 def _put_back_tail(taken: list[Item], items: list[Item]) -> None:

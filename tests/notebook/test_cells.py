@@ -186,6 +186,19 @@ def test_large_output_is_kept_whole(nb: Any) -> None:
     assert lines[-1] == "[3] 3 2999"
 
 
+def test_output_beyond_what_anybody_reads_is_cut(nb: Any) -> None:
+    lines = nb.ok("%%disco\nfor i in range(10_000): print(rank, i)").stdout.splitlines()
+    assert len(lines) == 20_001
+    assert lines[-1] == "… 20,000 more lines (%config Disco.output_lines = 0 shows all)"
+    result = nb.ok("%%disco\nif rank == 1: print('a' + 'x' * 30_000_000 + 'b', end='')")
+    assert result.seconds < 10
+    line = result.stdout
+    assert line.startswith("[1] axxx")
+    assert " … 29,900,002 characters … x" in line
+    assert line.endswith("xxxb\n")
+    assert len(line) < 101_000
+
+
 def test_output_can_be_grouped_otherwise(nb: Any) -> None:
     code = "import sys\nprint('a', rank // 2)\nprint('all', file=sys.stderr)\nprint('b')"
     by_engine = nb.ok(f"%%disco --group-outputs engine\n{code}").stdout.splitlines()

@@ -266,7 +266,7 @@ def test_configuration(nb: Any) -> None:
         assert "not the str 'rocket'" in nb.ok("%config Disco.engine = 'rocket'").stderr
     finally:
         nb.ok("%config Disco.engine = 'threads'\n%config Disco.timeout = None")
-        nb.ok("%config Disco.heartbeat = 10\n%config Disco.output_lines = 0")
+        nb.ok("%config Disco.heartbeat = 10\n%config Disco.output_lines = 20000")
         nb.ok("%config Disco.statistics_limit = 4194304")
 
 
