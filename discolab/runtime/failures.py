@@ -19,6 +19,8 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _MOST_GROUPS = 4  # tracebacks shown of one error
 _MOST_FRAMES = 12  # frames shown of one traceback
 _LONGEST = 2_000  # characters of a message or a line
+_END = 500  # of these, taken from the end
+_MOST_TEXT = 100_000  # characters of an exception's arguments and notes that are kept
 _MOST_LINES = 40  # of a message
 _MOST_UNREPORTED = 16  # failures that a worker keeps of each kind
 _AROUND = 2  # source lines shown before and after the line of a cell
@@ -91,7 +93,10 @@ class Failure:
     def from_exception(cls, rank: int, command: str, call_site: str, exc: BaseException) -> Failure:
         """Describe `exc`, whatever its class does; its frames, which keep tensors, are let go."""
         frames = user_frames(exc)
+        message, kind = _cut(safe_str(exc)), type(exc)
+        whole, exc = exc, _shortened(exc)
         details, earlier = _details(exc), _earlier(exc)
+        _drop_frames(whole)
         _drop_frames(exc)
         try:
             victim = bool(getattr(exc, "victim", False))
@@ -101,13 +106,13 @@ class Failure:
             rank=rank,
             command=command,
             call_site=call_site,
-            type_name=type(exc).__name__,
-            message=_cut(safe_str(exc)),
+            type_name=kind.__name__,
+            message=message,
             frames=frames,
             details=details,
             earlier=earlier,
             victim=victim,
-            interrupted=issubclass(type(exc), KeyboardInterrupt),
+            interrupted=issubclass(kind, KeyboardInterrupt),
             exception=exc,
         )
 
@@ -303,9 +308,38 @@ def safe_str(value: object) -> str:
 
 
 def _cut(text: str) -> str:
-    if len(text) <= _LONGEST:
+    left_out = len(text) - _LONGEST
+    if left_out <= 0:
         return text
-    return f"{text[:_LONGEST]} … ({len(text) - _LONGEST:,} more characters)"
+    return f"{text[: _LONGEST - _END]} … {left_out:,} characters … {text[-_END:]}"
+
+
+def _shortened(exc: BaseException) -> BaseException:
+    """The exception, or of one with megabytes of text a copy with the ends of them.
+
+    Else they would be sent, kept and shown several times. Of a class that is not Python's own
+    nobody knows what makes a copy.
+    """
+    try:
+        args, notes = tuple(exc.args), getattr(exc, "__notes__", ())
+        texts = [text for text in (*args, *notes) if isinstance(text, str | bytes)]
+        if sum(map(len, texts)) <= _MOST_TEXT or type(exc).__module__ != "builtins":
+            return exc
+        made = type(exc)(*map(_short_text, args))
+        made.__dict__.update(vars(exc))
+        if notes:
+            made.__notes__ = list(map(_short_text, notes))
+    except BaseException:
+        return exc
+    made.__cause__, made.__context__ = _CAUSE.__get__(exc), _CONTEXT.__get__(exc)
+    made.__suppress_context__ = _SUPPRESS.__get__(exc)
+    return made
+
+
+def _short_text(value: Any) -> Any:
+    if isinstance(value, str):
+        return _cut(value)
+    return value[:_LONGEST] if isinstance(value, bytes) else value
 
 
 def _details(exc: BaseException, depth: int = 0) -> tuple[str, ...]:

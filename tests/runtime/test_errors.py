@@ -36,6 +36,43 @@ def fail(text: str = "broken", ranks: tuple[int, ...] = (0, 1, 2, 3)) -> int:
     return 7
 
 
+class Laden(Exception):
+    """Carries much that its text does not show."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__("short")
+        self.data = bytes(size)
+
+
+@pytest.mark.conformance
+@pytest.mark.parametrize("kind", ["message", "note", "attribute"])
+def test_of_a_huge_exception_the_ends_are_told(sess: ThreadedSession, kind: str) -> None:
+    def fail_hugely() -> None:
+        if current_worker().rank == 1:
+            if kind == "attribute":
+                raise Laden(20_000_000)
+            text = f"begin {'x' * 20_000_000} end"
+            error = ValueError(text if kind == "message" else "short")
+            if kind == "note":
+                error.add_note(text)
+            raise error
+
+    began = time.monotonic()
+    with pytest.raises(WorkerError) as info:
+        sess.call_packed(fail_hugely).debug_get_from_all()
+    told = "".join(traceback.format_exception(info.value))
+    assert time.monotonic() - began < 5
+    assert len(told) < 20_000
+    if kind == "attribute":
+        assert "short" in told
+    else:
+        assert "begin xxx" in told
+        assert "xxx end" in told
+        assert "x … 19,998,010 characters … x" in told
+    assert len(pickle.dumps(info.value.failures[0].message)) < 10_000
+    sess.sync_all()
+
+
 @pytest.mark.conformance
 def test_an_exception_is_told_with_ranks_command_and_call_site(sess: ThreadedSession) -> None:
     ref = sess.call_packed(fail, "broken", (1, 3))

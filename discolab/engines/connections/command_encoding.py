@@ -232,13 +232,15 @@ _names, _state_fields = _fields_of(WorkerState)
 serialize.register_plain(WorkerState, _state_fields, WorkerState)
 _names, _all_failure_fields = _fields_of(Failure)
 _EXCEPTION = _names.index("exception")
+_LARGEST_EXCEPTION = 1 << 20  # bytes; a larger one is told in words only
 
 
 def _failure_fields(failure: Failure) -> tuple[Any, ...]:
     fields = list(_all_failure_fields(failure))
     try:
-        fields[_EXCEPTION] = cloudpickle.dumps(failure.exception)
-        cloudpickle.loads(fields[_EXCEPTION])  # many exceptions can be pickled and not unpickled
+        data = cloudpickle.dumps(failure.exception)
+        cloudpickle.loads(data)  # many exceptions can be pickled and not unpickled
+        fields[_EXCEPTION] = data if len(data) <= _LARGEST_EXCEPTION else None
     except BaseException:
         fields[_EXCEPTION] = None
     return tuple(fields)

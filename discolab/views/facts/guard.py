@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
+from ...runtime.errors import WorkerInterrupted
+from ...runtime.worker import current_worker_or_none
 from ..formats import cut, strip_addresses
 
 Record: TypeAlias = dict[str, object]
@@ -18,8 +20,17 @@ _STRING_LIMIT = 2000
 _ITEMS_LIMIT = 200
 _DEPTH_LIMIT = 8
 
-#: What user code may throw at us. KeyboardInterrupt passes: the stop button must work.
+#: What user code may throw at us. KeyboardInterrupt passes: the stop button must work. A value may
+#: raise it too: see `is_stop`.
 FAILURES = (Exception, SystemExit)
+
+
+def is_stop(error: KeyboardInterrupt) -> bool:
+    """Whether a person wants to stop this, rather than a value has raised it for fun.
+
+    What stops a worker is always a `WorkerInterrupted`.
+    """
+    return isinstance(error, WorkerInterrupted) or current_worker_or_none() is None
 
 
 def carriable(text: str) -> str:
@@ -33,6 +44,10 @@ def error_text(error: BaseException) -> str:
     try:
         message = carriable(cut(strip_addresses(str(error)), REPR_LIMIT))
     except FAILURES:
+        return name
+    except KeyboardInterrupt as stop:
+        if is_stop(stop):
+            raise
         return name
     return f"{name}: {message}" if message else name
 
@@ -64,6 +79,10 @@ def safe_repr(value: object, limit: int = REPR_LIMIT) -> tuple[str, bool]:
         text = cut(strip_addresses(one_line), limit)
         return carriable(text), whole and len(full) <= 4 * limit and not text.endswith("…")
     except FAILURES as error:
+        return f"<{type_name(value)}: repr raised {error_text(error)}>", True
+    except KeyboardInterrupt as error:
+        if is_stop(error):
+            raise
         return f"<{type_name(value)}: repr raised {error_text(error)}>", True
 
 
