@@ -4,7 +4,8 @@ It is a zygote: it has one thread and never touches a GPU, so forking it is safe
 in milliseconds, and shares the memory of the imported libraries. The controller starts it with its
 first session (`python -m discolab.engines`), and keeps it: it ends by itself when
 it has had no worker for a minute, and at once, with its workers, when the controller's process
-ends, however that happens. A node forks its server from itself.
+ends, however that happens; that the connection breaks is not enough to see it, as what the
+controller has forked may hold it open. A node forks its server from itself.
 
 Requests and answers are JSON, one answer a request, each with the request's number:
 
@@ -280,9 +281,15 @@ class _Server:
         """Answer until the controller is gone, or nothing was asked for too long."""
         poll = select.poll()
         poll.register(self.socket.fileno(), select.POLLIN)
+        parent = _watch_parent()
+        if parent >= 0:
+            poll.register(parent, select.POLLIN)
         while True:
             self._reap()
-            if not poll.poll(200):
+            ready = poll.poll(200)
+            if any(fd == parent for fd, _ in ready):
+                return
+            if not ready:
                 if not self.alive and time.monotonic() - self.since > self.linger:
                     self.socket.close()  # a session that asks now starts another server
                     return
@@ -336,6 +343,14 @@ class _Server:
                 self.ended[pid] = os.waitstatus_to_exitcode(status)
                 _kill(pid)  # what it has left behind
                 self.since = time.monotonic()
+
+
+def _watch_parent() -> int:
+    """A descriptor that is readable once this process's parent has ended; -1 if there is none."""
+    try:
+        return os.pidfd_open(os.getppid())
+    except (AttributeError, OSError):  # macOS, an old kernel
+        return -1
 
 
 def _kill(pid: int) -> None:

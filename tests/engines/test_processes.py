@@ -524,6 +524,31 @@ def test_a_controller_that_is_killed_leaves_no_process(program: Any, busy: str) 
     assert gone([*pids, *below])
 
 
+def test_a_killed_controller_takes_its_workers_along_though_a_child_holds_their_connections(
+    program: Any,
+) -> None:
+    process = program(
+        """
+        child = os.fork()
+        if child == 0:  # as a DataLoader's worker, which sees after 5 s that its parent is gone
+            time.sleep(100)
+            os._exit(0)
+        print(child, flush=True)
+        time.sleep(100)
+        """
+    )
+    pids = [int(word) for word in process.stdout.readline().split()]
+    child = int(process.stdout.readline())
+    try:
+        below = children(process.pid) - {child}
+        assert below > set(pids)
+        process.kill()
+        assert gone([*below], within=2)
+        assert alive(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("busy", [slow(""), BUSY])
 def test_a_program_that_ends_without_a_shutdown_ends_promptly(program: Any, busy: str) -> None:
     process = program(busy)
