@@ -97,7 +97,7 @@ class Member:
 
     def _check_lost(self) -> None:
         for node in list(self.node.lost):
-            self.node.check_lost(node)
+            self.node.check_answers(node)
 
     def is_idle(self) -> bool:
         """Whether all calls that it has made are over."""
