@@ -22,6 +22,7 @@ import torch
 
 from ..layouts.layout import REPLICATE, Cut, Workers
 from ..layouts.layout import cut as cut_of
+from ..runtime.interrupts import shield
 from .catalog import Entry, File, Shape
 from .copies import Copy, c_strides, copies
 from .errors import CheckpointError
@@ -62,7 +63,7 @@ class Files:
         self._report = report or (lambda _: None)
         self._fds: dict[int, int] = {}
         # of a load that fails on another worker, this one's files are dropped rather than closed
-        weakref.finalize(self, _close_all, self._fds).atexit = False
+        weakref.finalize(self, close_all, self._fds).atexit = False
         self._maps: dict[int, _Mapping] = {}
         self._staging: _Staging | None = None
 
@@ -81,7 +82,8 @@ class Files:
         """Close the files, when all has landed."""
         self.finish()
         self._maps.clear()
-        _close_all(self._fds)
+        with shield():
+            close_all(self._fds)
 
     def read(self, copy: Copy, stored: torch.dtype, into: torch.Tensor, name: str) -> None:
         """Copy a box of a file into the box of `into` that begins at `copy.at`, as `into`'s dtype.
@@ -171,12 +173,13 @@ class Files:
         if fd is None:
             path = self._files[file].path
             try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                with shield():  # an interrupt in between would leave it open
+                    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                    self._fds[file] = fd
             except OSError as exc:
                 raise CheckpointError(
                     path, f"can't be opened on this worker: {exc.strerror}", name
                 ) from None
-            self._fds[file] = fd
             self._checked(file, fd, name)
         return fd
 
@@ -189,7 +192,8 @@ class Files:
         return facts
 
 
-def _close_all(fds: dict[int, int]) -> None:
+def close_all(fds: dict[int, int]) -> None:
+    """Close file descriptors, and forget them."""
     while fds:
         os.close(fds.popitem()[1])
 

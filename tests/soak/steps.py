@@ -17,6 +17,7 @@ import signal
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -256,7 +257,7 @@ class World:
     def save_and_load(self, a: str) -> None:
         if a not in self.refs:
             return
-        path = os.path.join(self.folder, "checkpoint")
+        path = self._path("checkpoint")
         axes = len(workers_of(self.session).sizes)  # each worker has a part of its own
         self.session.save(path, {"x": self.refs[a]}, {"x": ["shard(0)"] * axes})
         for found in self.session.load(path)["x"].debug_get_from_all():
@@ -265,7 +266,7 @@ class World:
     def snapshot(self, a: str) -> None:
         if a not in self.refs:
             return
-        path = os.path.join(self.folder, "snapshot")
+        path = self._path("snapshot")
         self.session.push({"kept": 1})
         self.session["kept"] = self.refs[a]
         self.session.snapshot(path, {a: self.refs[a]})
@@ -323,6 +324,9 @@ class World:
         """SIGINT to this process, while it waits or while it calls."""
         self.settle()
         sent = threading.Event()
+        if what == "snapshots":  # one that must stay whole
+            self.session.push({"kept": 1})
+            self.session.snapshot(self._path("interrupted"), names=["kept"])
 
         def press() -> None:
             sent.wait(delay)
@@ -333,15 +337,31 @@ class World:
         try:
             thread.start()
             if what == "calls":
-                self._call_until(lambda: sent.is_set())
+                self._call_until(sent.is_set)
+            elif what == "snapshots":
+                self._snapshots_until(sent.is_set)
             else:
                 self._block(what).debug_get_from_all()
             time.sleep(5)  # it was sent and comes at any moment
             raise Fault("Ctrl-C was lost")
-        except KeyboardInterrupt:
-            pass
+        except KeyboardInterrupt as exc:
+            frames = [frame.name for frame in traceback.extract_tb(exc.__traceback__)]
         thread.join()
+        if what in work.BLOCKING and "debug_get_from_all" not in frames:
+            # it came between the call and the fetch, where nobody knows that it is about the call
+            self.session.interrupt(PATIENCE)
         self.settle()
+        if what == "snapshots":
+            self.session.restore(self._path("interrupted"))
+            expect(self.session.pull("kept"), [1] * WORKERS, "a variable restored after Ctrl-C")
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.folder, name)
+
+    def _snapshots_until(self, over: Callable[[], bool]) -> None:
+        while not over():
+            self.session.snapshot(self._path("interrupted"), names=["kept"])
+            self.session.restore(self._path("interrupted"))
 
     def _call_until(self, over: Callable[[], bool]) -> None:
         while not over():
@@ -488,7 +508,9 @@ ARGUMENTS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     },
     "interrupt": lambda r: {"what": _blocking(r), "delay": _delay(r)},
     "time_out": lambda r: {"what": _blocking(r), "seconds": _delay(r)},
-    "ctrl_c": lambda r: {"what": r.choice(["calls", *work.BLOCKING]), "delay": _delay(r)},
+    "ctrl_c": lambda r: {
+        "what": r.choice(["calls", "snapshots", *work.BLOCKING]), "delay": _delay(r),
+    },
     "kill": lambda r: {"rank": r.randrange(1, WORKERS)},
     "mesh": lambda r: {"dp": r.choice([1, 2, 4])},
     "new_session": lambda r: {"groups": r.choice([1, 2]), "cancel": r.random() < 0.5},

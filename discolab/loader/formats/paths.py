@@ -12,6 +12,7 @@ import stat
 from pathlib import Path
 from typing import Any, Final
 
+from ...runtime.interrupts import shield
 from ..errors import CheckpointError
 from .checks import said, short
 
@@ -55,7 +56,8 @@ def open_file(path: Path, parameter: str | None = None) -> io.FileIO:
     file_size(path, parameter)  # so that no device is opened
     try:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-        file = io.FileIO(os.open(path, flags), "rb", closefd=True)
+        with shield():  # an interrupt in between would leave it open
+            file = io.FileIO(os.open(path, flags), "rb", closefd=True)
     except OSError as error:
         raise CheckpointError(path, f"can't be opened: {said(error)}", parameter) from None
     try:

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from typing import Any, Self
 
 from ...runtime.errors import ArgumentError
+from ...runtime.interrupts import shield
 from ..errors import CheckpointError
 from ..formats.opening import SAVING
 from . import safetensors_writer
@@ -75,7 +76,8 @@ class Replacement:
         return self
 
     def _begin(self) -> None:
-        self._lock = _locked(self.folder)
+        with shield():  # an interrupt in between would leave the folder locked
+            self._lock = _locked(self.folder)
         _clear(self.folder)
         there = sorted(os.listdir(self.folder))
         _refuse_other_formats(self.folder, there, self._format)
@@ -125,8 +127,9 @@ class Replacement:
             if name:
                 write_new(final + _PART, index)
             sync_folder(self.folder)
-            os.replace(final + _PART, final)
-            self._committed = True
+            with shield():  # an interrupt in between would take the new files for given up
+                os.replace(final + _PART, final)
+                self._committed = True
             sync_folder(self.folder)
             gone = [i for i in self._old_indexes if i != name]
             remove(self.folder, [*gone, *self._old])
@@ -137,10 +140,11 @@ class Replacement:
         self._end()
 
     def _end(self) -> None:
-        if self._lock is not None:
-            remove(self.folder, [JOURNAL])
-            os.close(self._lock)
-            self._lock = None
+        with shield():
+            if self._lock is not None:
+                remove(self.folder, [JOURNAL])
+                os.close(self._lock)
+                self._lock = None
         if not self._committed:
             for folder in self._made:
                 try:

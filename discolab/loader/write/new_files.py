@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from ...runtime.interrupts import shield
 from ..errors import CheckpointError
 from .records import NewFile
 
@@ -29,15 +30,33 @@ def writing(path: str) -> Iterator[None]:
         raise CheckpointError(file, f"can't be written: {exc.strerror or exc}") from exc
 
 
+class _Opened:
+    """A descriptor, closed at the end of ``with``, and also if an interrupt comes before that."""
+
+    def __init__(self, path: str, flags: int) -> None:
+        self._fd = -1
+        with shield():
+            self._fd = os.open(path, flags | os.O_CLOEXEC, 0o666)
+
+    def __enter__(self) -> int:
+        return self._fd
+
+    def __exit__(self, *_: object) -> None:
+        with shield():
+            self.__del__()
+
+    def __del__(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
 def create_file(path: str, file: NewFile) -> None:
     """A file with all its room, so that a full disk is found out before anything is written."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
+    with _Opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
         if file.size:
             _allocate(fd, file.size)
         pwrite_all(fd, file.head, 0)
-    finally:
-        os.close(fd)
 
 
 def _allocate(fd: int, size: int) -> None:
@@ -55,12 +74,9 @@ def _allocate(fd: int, size: int) -> None:
 
 def write_new(path: str, content: bytes) -> None:
     """A small file that is not there yet; on the disk at the end."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
+    with _Opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
         pwrite_all(fd, content, 0)
         os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def pwrite_all(fd: int, content: bytes, offset: int) -> None:
@@ -73,14 +89,12 @@ def pwrite_all(fd: int, content: bytes, offset: int) -> None:
 
 def sync_folder(folder: str) -> None:
     """Have the names in a folder on the disk."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError as exc:
-        if exc.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # some file systems can't
-            raise
-    finally:
-        os.close(fd)
+    with _Opened(folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
+        try:
+            os.fsync(fd)
+        except OSError as exc:
+            if exc.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # some file systems can't
+                raise
 
 
 def remove(folder: str, names: Iterable[str]) -> None:

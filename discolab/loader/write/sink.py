@@ -6,14 +6,17 @@ import hashlib
 import itertools
 import mmap
 import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
 import torch
 
+from ...runtime.interrupts import shield
 from ..catalog import Shape
 from ..copies import c_strides
 from ..errors import CheckpointError
+from ..read import close_all
 from .new_files import writing
 from .records import Slot
 
@@ -43,19 +46,21 @@ class Sink:
         self._paths, self._mapped = paths, mapped
         self._report = report or (lambda _: None)
         self._fds: dict[int, int] = {}
+        # where an interrupt comes before the end is reached
+        weakref.finalize(self, close_all, self._fds).atexit = False
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        while self._fds:
-            number, fd = self._fds.popitem()
-            try:
-                if kind is None:
+        try:
+            if kind is None:
+                for number, fd in self._fds.items():
                     with writing(self._paths[number]):
                         os.fsync(fd)
-            finally:
-                os.close(fd)
+        finally:
+            with shield():
+                close_all(self._fds)
 
     def put(self, slot: Slot, part: torch.Tensor, start: Shape) -> None:
         """Write a box of a tensor.
@@ -97,14 +102,15 @@ class Sink:
         if fd is None:
             # no O_CREAT: what an abandoned save has removed must not come back
             try:
-                fd = os.open(self._paths[number], os.O_RDWR | os.O_CLOEXEC)
+                with shield():  # an interrupt in between would leave it open
+                    fd = os.open(self._paths[number], os.O_RDWR | os.O_CLOEXEC)
+                    self._fds[number] = fd
             except FileNotFoundError:
                 raise CheckpointError(
                     self._paths[number],
                     "is not there to be written to: all workers need the same file system, and "
                     "nothing else may empty the folder",
                 ) from None
-            self._fds[number] = fd
         return fd
 
     def _write(self, fd: int, offset: int, part: torch.Tensor, stored: torch.dtype) -> None:
