@@ -100,6 +100,7 @@ def grads() -> None:
     assert product.tolist() == [2 - 4j]
 
 
+@pytest.mark.filterwarnings("ignore::discolab.ccl.GradientWarning")
 def test_autograd_inference_and_conjugates(start: Any) -> None:
     with start(2) as sess:
         sess.call_packed(grads).debug_get_from_all()

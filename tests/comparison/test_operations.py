@@ -97,10 +97,6 @@ def test_operations_are_matched_by_name_and_order() -> None:
 def test_a_bug_among_values_that_rounding_sets_apart(two: Session) -> None:
     model = outstanding(Wide())
     x = torch.randn(2, 64, 384, generator=torch.Generator().manual_seed(0))
-    wrong = two.call_packed(wide_by_hand, model.state_dict(), torch.float32, "bias")
-    found = compare(model, wrong, x)
-    assert found.first is not None
-    assert found.first.point.name == "layer.3.down.bias"
 
     def late(state: dict[str, torch.Tensor]) -> Wide:
         made = wide_by_hand(state, torch.float32)
