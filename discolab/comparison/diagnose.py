@@ -251,7 +251,8 @@ def _whole_later(matcher: Matcher, points: Sequence[Point], place: int, end: int
         return True
     value = matcher.ours.value(points[place].key)
     return any(
-        p.agrees and not p.partial and not p.problem and p.shape == points[place].shape
+        p.agrees and not p.partial and not p.problem
+        and (p.shape, p.dtype) == (points[place].shape, points[place].dtype)
         and torch.equal(matcher.ours.value(p.key), value)
         for p in points[place + 1 : end]
     )  # fmt: skip

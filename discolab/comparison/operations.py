@@ -165,15 +165,17 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _user_line() -> str:
+    """The nearest line of the user's, else of a library that is not torch."""
     frame: Any = sys._getframe(1)
+    library = ""
     while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        filename = frame.f_code.co_filename
-        own = name.startswith(("discolab.", "torch."))
-        if not own and not is_installed(filename):
-            return place(filename, frame.f_lineno)
+        name, filename = frame.f_globals.get("__name__", ""), frame.f_code.co_filename
+        if not name.startswith(("discolab.", "torch.", "threading")):
+            if not is_installed(filename):
+                return place(filename, frame.f_lineno)
+            library = library or place(filename, frame.f_lineno)
         frame = frame.f_back
-    return ""
+    return library
 
 
 def match_operations(ours: Sequence[Operation], theirs: Sequence[Operation]) -> dict[str, str]:

@@ -58,7 +58,8 @@ def compare(
 ) -> ProgramComparison:
     """Find the first place where a sharded program and its reference compute something else.
 
-    Both run once on the same inputs, from the same random state: forward and backward. What goes
+    Both run once on the same inputs, from the same random state: forward and backward (and again,
+    to measure what rounding does, or to look for a cause, where something differs). What goes
     into and comes out of each module, the gradients of that, parameters and their gradients are
     compared on the workers. Nothing of either program is changed: gradients, buffers and random
     states are put back.
@@ -198,7 +199,7 @@ class _Run:
             return Operations(self.ours, self.workers, self.matcher, first).explained(
                 self.compared, self.given, self.seed, self.cuts
             )
-        except WorkerError:
+        except (WorkerError, WaitTimeoutError):
             return first  # the program has run: what fails is to look into it
 
     def _run_forward(self, inputs: Any) -> list[ShardLayout]:
