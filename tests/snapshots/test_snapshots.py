@@ -321,6 +321,29 @@ def test_what_fails_leaves_the_old_snapshot(
 
 
 @pytest.mark.one_process
+def test_ctrl_c_right_after_the_rename(
+    pair: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell(pair, "x = 1")
+    pair.snapshot(tmp_path / "s")
+    rename = os.replace
+
+    def interrupted(*args: Any) -> None:
+        rename(*args)
+        signal.raise_signal(signal.SIGINT)
+
+    cell(pair, "x = 2")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pair.snapshot(tmp_path / "s")
+    pair.restore(tmp_path / "s")
+    assert cell(pair, "x") == [2, 2]
+    pair.snapshot(tmp_path / "s")  # and the folder is not locked
+    assert len(os.listdir(tmp_path / "s")) == 3
+
+
+@pytest.mark.one_process
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_is_read_only(pair: Session, tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()

@@ -63,6 +63,7 @@ class Replacement:
         self._made: list[str] = []  # folders
         self._lock: int | None = None
         self._new: list[str] = []
+        self._gone: list[str] = []  # what the old checkpoint had, to be removed after `commit`
         self._committed = False
 
     def __enter__(self) -> Self:
@@ -117,12 +118,13 @@ class Replacement:
         return None if alone else safetensors_writer.INDEX
 
     def commit(self, arranged: Arranged, index: bytes) -> None:
-        """Put the new checkpoint in place, then remove the old one.
+        """Put the new checkpoint in place; the end of ``with`` removes the old one.
 
         All of the data must be on the disk.
         """
         name = self.index_name(arranged)
         final = os.path.join(self.folder, name or safetensors_writer.SINGLE)
+        self._gone = [*(index for index in self._old_indexes if index != name), *self._old]
         with writing(final):
             if name:
                 write_new(final + _PART, index)
@@ -131,12 +133,9 @@ class Replacement:
                 os.replace(final + _PART, final)
                 self._committed = True
             sync_folder(self.folder)
-            gone = [i for i in self._old_indexes if i != name]
-            remove(self.folder, [*gone, *self._old])
 
     def __exit__(self, *_: object) -> None:
-        if not self._committed:
-            remove(self.folder, self._new)
+        remove(self.folder, self._gone if self._committed else self._new)
         self._end()
 
     def _end(self) -> None:
