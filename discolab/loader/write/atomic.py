@@ -67,14 +67,14 @@ class Replacement:
         self._committed = False
 
     def __enter__(self) -> Self:
-        with writing(self.folder):
-            self._make_folder()
-            try:
+        try:
+            with writing(self.folder):
+                self._make_folder()
                 self._begin()
-            except BaseException:
-                self._end()
-                raise
-        return self
+            return self
+        except BaseException:  # an interrupt at the very end, too: nobody calls `__exit__` then
+            self._end()
+            raise
 
     def _begin(self) -> None:
         with shield():  # an interrupt in between would leave the folder locked
@@ -137,6 +137,10 @@ class Replacement:
     def __exit__(self, *_: object) -> None:
         remove(self.folder, self._gone if self._committed else self._new)
         self._end()
+
+    def __del__(self) -> None:
+        if self._lock is not None:  # an interrupt came before the first line of `__exit__`
+            os.close(self._lock)
 
     def _end(self) -> None:
         with shield():
