@@ -75,6 +75,9 @@ class Backend(ABC):
     def dismiss(self, worker: Worker) -> None:  # noqa: B027
         """`worker` uses this backend no more: free what it held for it; never waits."""
 
+    def replaced(self, worker: Worker) -> None:  # noqa: B027
+        """`worker` has the place of one that was lost: end what waits for that; never waits."""
+
     def forget(self, worker: Worker, group: Group) -> None:  # noqa: B027
         """`worker` will not use a group again: free what only that has held; never waits."""
 

@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 
 from ..runtime.errors import ArgumentError
+from ..runtime.restart import at_replaced, at_restart
 from ..runtime.services import PRELOAD, SERVICES, Service
 from ..runtime.worker import Worker, at_leave, current_worker
 from . import checks
@@ -175,6 +176,42 @@ def _choose(worker: Worker, name: str) -> Backend:
     if before is not None and before is not backend:
         before.dismiss(worker)
     return backend
+
+
+def choose_again(name: str) -> None:
+    """Choose the backend that the others have, on a worker that takes a lost one's place.
+
+    Raises
+    ------
+    ArgumentError
+        If its members can't be replaced.
+    """
+    if name == "mpi":
+        raise ArgumentError(
+            "'mpi' has the processes that it began with, and a new one can't join them: "
+            "%disco_restart, or init_ccl with another backend"
+        )
+    _choose(current_worker(), name)
+
+
+def _for_new_worker(session: Any) -> Sequence[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
+    name = session.collectives.partition(":")[0]
+    return [("its collectives", choose_again, (name,))] if name else []
+
+
+at_restart.append(_for_new_worker)
+
+
+def _replaced(worker: Worker) -> None:
+    """Another worker thread has the place of a lost one: what needs that one can't complete."""
+    for name in _MAKERS:
+        backend = worker.shared.get(f"{_CHOSEN}.{name}")
+        if backend is not None:
+            backend.replaced(worker)
+    worker.shared.get(_CHOSEN, {}).pop(worker.worker_id, None)
+
+
+at_replaced.append(_replaced)
 
 
 def _leave(worker: Worker) -> None:

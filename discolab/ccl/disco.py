@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
+from ..runtime.arguments import Register
 from ..runtime.errors import ArgumentError
 from ..runtime.functions import register_func
 from ..runtime.session import REDUCE_OPS
+from ..runtime.worker import current_worker
 from . import checks, choose, ops, p2p
 from .call import kind
 from .groups import Group, resolve
@@ -50,6 +52,7 @@ def allreduce(send: Tensor, kind: int | Sequence[int], in_group: bool, recv: Ten
     source = _source(name, send, "send")
     with _Flat(name, recv, source, source.numel(), "as many elements as send") as out:
         ops.all_reduce(source, REDUCE_OPS[number], group=members, out=out)
+    _watch(recv)
 
 
 @register_func("runtime.disco.allgather")
@@ -61,6 +64,7 @@ def allgather(send: Tensor, in_group: bool, recv: Tensor) -> None:
     size = source.numel() * len(members)
     with _Flat(name, recv, source, size, f"{len(members)} x the elements of send") as out:
         ops.all_gather(source, group=members, out=out)
+    _watch(recv)
 
 
 @register_func("runtime.disco.broadcast_from_worker0")
@@ -73,6 +77,7 @@ def broadcast_from_worker0(send: Tensor | None, in_group: bool, recv: Tensor) ->
     source = _source(name, send, "send")
     with _Flat(name, recv, source, source.numel(), "as many elements as send") as out:
         ops.broadcast(source, group=members, out=out)
+    _watch(recv)
 
 
 @register_func("runtime.disco.scatter_from_worker0")
@@ -85,6 +90,7 @@ def scatter_from_worker0(send: Tensor | None, in_group: bool, recv: Tensor) -> N
         target = _source(name, recv, "recv")
         with _Flat(name, recv, target, target.numel(), "") as out:
             ops.scatter(None, group=members, out=out)
+        _watch(recv)
         return
     source = _source(name, send, "send")
     if source.numel() % n:
@@ -94,6 +100,7 @@ def scatter_from_worker0(send: Tensor | None, in_group: bool, recv: Tensor) -> N
         )
     with _Flat(name, recv, source, source.numel() // n, f"1/{n} of the elements of send") as out:
         ops.scatter(source, group=members, out=out)
+    _watch(recv, send)
 
 
 @register_func("runtime.disco.gather_to_worker0")
@@ -168,6 +175,19 @@ class _Flat:
         if failed is None and not self._target.is_contiguous():
             with torch.no_grad():
                 self._target.copy_(self._flat.view(self._target.shape))
+
+
+def _watch(recv: Tensor, send: Tensor | None = None) -> None:
+    """Watch what the session's collective has filled, and what that was cut from; see restart.py.
+
+    So it is known whether another worker that is restarted can be given the same again.
+    """
+    worker = current_worker()
+    given: Any = worker.current[3] if worker.current is not None else ()
+    if len(given) > 2 and type(given[-1]) is Register:
+        worker.watched.watch(given[-1], recv)
+        if send is not None and type(given[-3]) is Register:
+            worker.watched.watch(given[-3], send, key=-given[-1])
 
 
 def _members(name: str, in_group: Any) -> Group:

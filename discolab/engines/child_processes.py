@@ -127,6 +127,7 @@ class Children:
             fds = [*fds, text] if text >= 0 else fds
             pid = server.fork(settings, fds, timeout)
             self._servers[number], self.pids[number] = server, pid
+            self.codes.pop(number, None)  # of another one that had the number before
         finally:
             if buffer >= 0:
                 os.close(buffer)
@@ -159,6 +160,12 @@ class Children:
                 return
             if code is not None:
                 self.codes[number] = code
+
+    def kill(self, number: int) -> None:
+        """End one of them now, with what it has started."""
+        server = self._servers.get(number)
+        if server is not None and server.usable and number not in self.codes:
+            server.kill(self.pids[number])
 
     def exit_reason(self, number: int) -> str:
         """Why a process has ended: ``was killed by SIGKILL``."""

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from ..runtime.errors import DiscoError
 from ..transport.frame import VERSION
 from ..transport.machine import machine
 from .child_processes import Children, how_it_ended
@@ -262,6 +263,7 @@ class Nodes:
         self.children = Children()
         self._lock = threading.Lock()
         self._membership = Membership(wanted, first, each)
+        self._settings: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}  # of nodes' workers
         self._shown = 0  # how many refusals were shown
         self._codes: dict[int, int] = {}  # how workers of nodes have ended
         self._unsent: dict[int, str] = {}  # what they have printed and not sent
@@ -375,8 +377,38 @@ class Nodes:
                 {"rank": rank, "local_rank": there + i, "device": devices[rank], **each}
                 for i, rank in enumerate(member.ranks)
             ]
+            for rank, own in zip(member.ranks, workers, strict=True):
+                self._settings[rank] = common, own
             welcome = {"common": common, "workers": workers}
             self.transport.tell_node(member.node, {"welcome": welcome})
+
+    def start_another(self, rank: int) -> bool:
+        """Have a worker's node start another one in its place; false if it has none.
+
+        Raises
+        ------
+        DiscoError
+            If the node has gone.
+        """
+        self._codes.pop(rank, None)
+        self._unsent.pop(rank, None)
+        member = self._membership.member_of(rank)
+        if member is None:
+            return False
+        if member.node in self._left:
+            raise DiscoError(f"worker {rank} can't be replaced: its {member} is gone, too")
+        common, own = self._settings[rank]
+        welcome = {"common": common, "workers": [own]}
+        self.transport.tell_node(member.node, {"welcome": welcome})
+        return True
+
+    def kill(self, rank: int) -> None:
+        """End one worker's process now, with what it has started."""
+        member = self._membership.member_of(rank)
+        if member is None:
+            self.children.kill(rank)
+        else:
+            self.transport.tell_node(member.node, {"kill": rank})
 
     def end(self, wait: bool = True) -> None:
         """See `WorkerProcesses`; nodes end too."""

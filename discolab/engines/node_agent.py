@@ -255,6 +255,8 @@ class Node:
             self._say(f"joined the session at {self._shown}")
         if "welcome" in message:
             self._start(message["welcome"])
+        if "kill" in message:
+            self._children.kill(int(message["kill"]))
 
     def _start(self, welcome: dict[str, Any]) -> None:
         for own in welcome["workers"]:

@@ -35,6 +35,8 @@ class ProcessSession(RemoteSession):
         Seconds that starting may take.
     progress
         Called with a line of text now and then while starting takes long.
+    respawn
+        Whether a worker that dies is replaced at once, as by `restart_worker`.
 
     Raises
     ------
@@ -63,6 +65,7 @@ class ProcessSession(RemoteSession):
         heartbeat: float = HEARTBEAT,
         start_timeout: float = START_TIMEOUT,
         progress: Progress | None = None,
+        respawn: bool = False,
     ) -> None:
         num_workers, num_groups = check_world(num_workers, num_groups)
         placed = place_workers(num_workers, devices)
@@ -83,19 +86,31 @@ class ProcessSession(RemoteSession):
             heartbeat=heartbeat,
             start_timeout=start_timeout,
             progress=progress,
+            respawn=respawn,
         )
         self._begin()
 
     def _start_processes(self) -> None:
         if self.num_workers == 1:
             return
-        server = self._ready_fork_server()
-        common = self._settings(
-            threads=max(1, torch.get_num_threads() // self.num_workers), **like_here()
-        )
+        server, like = self._ready_fork_server(), like_here()
         for rank in range(1, self.num_workers):
-            own = {"rank": rank, "local_rank": rank, "device": str(self._devices[rank])}
-            self._start_process(server, rank, common | own)
+            self._start_process(server, rank, self._settings_of(rank, like))
+
+    def _start_another(self, rank: int) -> None:
+        self._start_process(self._ready_fork_server(), rank, self._settings_of(rank, like_here()))
+
+    def _kill_process(self, rank: int) -> None:
+        self._children.kill(rank)
+
+    def _settings_of(self, rank: int, like: dict[str, Any]) -> dict[str, Any]:
+        return self._settings(
+            threads=max(1, torch.get_num_threads() // self.num_workers),
+            **like,
+            rank=rank,
+            local_rank=rank,
+            device=str(self._devices[rank]),
+        )
 
     def _start_process(self, server: ForkServer, rank: int, settings: dict[str, Any]) -> None:
         (commands, their_commands), (control, their_control) = socket_pair(), socket_pair()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..runtime.arguments import parse_device
-from ..runtime.errors import ArgumentError, DiscoError
+from ..runtime.errors import ArgumentError, DiscoError, SessionError
 from ..transport.handshake import Keys
 from ..transport.machine import checked_endpoint, machine
 from .connections.tcp import TcpTransport
@@ -181,6 +181,12 @@ class RaySession(RemoteSession):
         for rank, index in zip(remote, order, strict=True):
             settings = self._settings_of(rank, facts[rank - 1]) | {"gpus": seen[rank - 1]}
             actors.work(rank, handles[index], facts[rank - 1], settings)
+
+    def _check_replaceable(self, rank: int) -> None:
+        raise SessionError(
+            "workers of a Ray session can't be restarted one by one: make a new session (in a "
+            "notebook: %disco_restart)"
+        )
 
     def _reserve(self, bundles: list[dict[str, float]]) -> None:
         actors, count = self._actors, len(bundles)

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from ..runtime import functions
-from ..runtime.actions import DiscoAction
+from ..runtime import functions, restart
+from ..runtime.actions import Command, DiscoAction
 from ..runtime.arguments import Register
 from ..runtime.channel import Channel, ThreadChannel
 from ..runtime.controller import check_timeout
-from ..runtime.errors import ArgumentError, DiscoError, SessionClosedError
-from ..runtime.failures import name_ranks
+from ..runtime.errors import ArgumentError, DiscoError, SessionClosedError, SessionError
+from ..runtime.failures import Failure, name_ranks
 from ..runtime.interrupts import shield
 from ..runtime.registers import Site
 from ..runtime.services import SERVICE as PROBES
@@ -41,6 +44,10 @@ _SILENT = 3.5  # seconds without a message after which `status` says so; one com
 _ANSWER = 0.3  # seconds that probes are given
 _LOOK = 0.1  # seconds that `status` waits for what workers say of themselves
 _LOOK_AT_START = 0.2  # seconds between two looks at what is not there yet
+_KILL_GRACE = 10.0  # seconds until a process that was killed has ended
+_TICK = 0.05  # seconds between two looks at whether the session was closed
+_MOST_RESPAWNS = 100  # deaths, of all workers; more of them
+_RESPAWNS_WITHIN = 60.0  # in so many seconds have a cause that a new worker does not mend
 _END_GRACE = 1.0  # seconds that interrupted workers are given when a session ends
 _PROGRESS_AFTER = 1.0  # seconds of starting before it is said
 
@@ -58,6 +65,8 @@ class RemoteSession(Session):
         Seconds that the worker processes may take to start.
     progress
         Called with a line of text when starting takes longer than a second; None: nothing is said.
+    respawn
+        Whether a worker that dies is replaced at once (runtime/restart.py).
     """
 
     def __init__(
@@ -72,6 +81,7 @@ class RemoteSession(Session):
         heartbeat: float,
         start_timeout: float,
         progress: Progress | None,
+        respawn: bool = False,
     ) -> None:
         self.heartbeat = positive_seconds(heartbeat, "heartbeat")
         self._start_timeout = positive_seconds(start_timeout, "start_timeout")
@@ -88,6 +98,9 @@ class RemoteSession(Session):
         self._local = LocalWorkers([channel], num_workers, num_groups, devices, host_data)
         self._connections.adopt(self._local.workers[0], channel)
         self._registered: dict[str, Any] = {}
+        self._dtype = torch.get_default_dtype()
+        self.respawn = bool(respawn)
+        self._respawned: deque[float] = deque(maxlen=_MOST_RESPAWNS)  # when; worker by worker
         self._owner = os.getpid()
         _sessions.add(self)
         self._path, self._folder = list(sys.path), _folder()
@@ -103,9 +116,10 @@ class RemoteSession(Session):
             connections.processes_started()
             self._local.start(self, max(1, torch.get_num_threads() // self._workers_here()))
             self._await_workers()
-            dtype = torch.get_default_dtype()
-            if dtype is not torch.float32:  # that of a fresh process; threads begin with it too
-                self.call_without_result(torch.set_default_dtype, dtype)
+            if self._dtype is not torch.float32:  # a fresh process's; threads begin with it too
+                self.call_without_result(torch.set_default_dtype, self._dtype)
+            if self.respawn:
+                connections.when_lost = partial(_respawn, weakref.ref(self))
         except BaseException:
             self._closed = connections.closing = True
             for worker in self._local.workers:
@@ -164,6 +178,14 @@ class RemoteSession(Session):
 
     def _start_processes(self) -> None:
         """Have the worker processes started; they say HELLO on their connections."""
+        raise NotImplementedError
+
+    def _start_another(self, rank: int) -> None:
+        """Have one process started in the place of one that has ended; it says HELLO."""
+        raise NotImplementedError
+
+    def _kill_process(self, rank: int) -> None:
+        """End a worker's process now, with what it has started."""
         raise NotImplementedError
 
     def _workers_here(self) -> int:
@@ -332,8 +354,13 @@ class RemoteSession(Session):
                 self._local.workers[0].retry_interrupt()
 
     def _dead(self) -> list[int]:
-        lost = tuple(self._connections.lost.items())
-        return [*self._local.dead(), *sorted(rank for rank, why in lost if why)]
+        return [*self._local.dead(), *self._lost_for_good()]
+
+    def _lost_for_good(self) -> list[int]:
+        """The workers that have died and that no other one is to replace."""
+        connections = self._connections
+        lost = tuple(connections.lost.items())
+        return sorted(rank for rank, why in lost if why and rank not in connections.answers)
 
     def _check_alive(self, ranks: Iterable[int] | None = None) -> None:
         super()._check_alive(ranks)
@@ -346,8 +373,9 @@ class RemoteSession(Session):
                 last = connections.channels[rank].last_command()
                 raise DiscoError(
                     f"worker {rank} {why}{f' while it ran {last}' if last else ''}. If it "
-                    "comes back the session goes on; else make a new one (in a notebook: "
-                    "%disco_restart)"
+                    "comes back the session goes on; else replace this worker with "
+                    f"sess.restart_worker({rank}) (in a notebook: %disco_restart -t {rank}), or "
+                    "make a new session (%disco_restart)"
                 )
             late = connections.late(rank)
             if late and connections.heartbeats.first_told(rank):
@@ -360,12 +388,98 @@ class RemoteSession(Session):
         if here:
             texts.append(super()._deaths(here))
             return "\n".join(texts)
-        texts.append("The session can't go on: make a new one (in a notebook: %disco_restart)")
+        texts.append(self._way_on(dead))
         return "\n".join(texts)
+
+    @staticmethod
+    def _way_on(lost: Sequence[int]) -> str:
+        return (
+            f"The session can't go on without {name_ranks(lost)}: replace it with "
+            f"sess.restart_worker({lost[0]}) (in a notebook: %disco_restart -t {lost[0]}), or make "
+            "a new one (%disco_restart)"
+        )
+
+    # -- one worker started afresh; see runtime/restart.py -------------------------------------
+
+    def _check_replaceable(self, rank: int) -> None:
+        if not rank:
+            raise SessionError(
+                "worker 0 is a thread of this process, which can't be replaced alone: make a new "
+                "session (in a notebook: %disco_restart)"
+            )
+
+    def _take_down(self, rank: int) -> str:
+        connections = self._connections
+        if rank in connections.lost:
+            return connections.exit_text(rank).removeprefix(f"worker {rank} ")
+        connections.control(rank, command_encoding.ANNOUNCE)
+        connections.control(rank, command_encoding.RETRY)
+        with self._lock:
+            connections.channels[rank].send((DiscoAction.SHUTDOWN, 0))
+        if connections.wait_until(lambda: rank in connections.lost, _END_GRACE):
+            return "was ended by restart_worker"
+        self._kill_process(rank)
+        if not connections.wait_until(lambda: rank in connections.lost, _KILL_GRACE):
+            raise DiscoError(
+                f"worker {rank} could not be ended: make a new session (in a notebook: "
+                "%disco_restart)"
+            )
+        return "did not end by itself, and was killed by restart_worker"
+
+    def _answer_for(self, rank: int, failure: Failure) -> None:
+        self._connections.expect_another(rank, failure)
+
+    def _prepare(self, rank: int) -> None:
+        connections = self._connections
+        connections.remove(rank)
+        self._start_another(rank)
+        deadline = time.monotonic() + self._start_timeout
+        while not connections.wait_until(
+            lambda: rank in connections.joined or rank in connections.failed, _TICK
+        ):
+            self._check_open()
+            if time.monotonic() > deadline:
+                raise DiscoError(
+                    f"no new worker {rank} was there after {self._start_timeout:g} s "
+                    "(start_timeout=)"
+                )
+        if rank in connections.failed:
+            raise DiscoError(f"a new worker {rank} could not start: {connections.failed[rank]}")
+
+    def _not_replaced(self, rank: int) -> None:
+        self._connections.answers.pop(rank, None)
+        self._connections.notify()
+
+    def _admit(self, rank: int, position: int) -> None:
+        self._connections.admit(rank, position)
+
+    def _let_in(self, rank: int, first: Sequence[Command]) -> None:
+        self._connections.let_in(rank, first)
+
+    def _for_new_worker(self) -> list[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
+        first: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = []
+        if self._dtype is not torch.float32:
+            first.append(("the default dtype", torch.set_default_dtype, (self._dtype,)))
+        for name, function in self._registered.items():
+            what = f"to register {name!r}"
+            first.append((what, functions.register_there, (name, function)))
+        return first
+
+    def _may_respawn(self, rank: int) -> bool:
+        """Whether a worker that has just died is to be replaced; on the reader thread."""
+        if not self.respawn or self._closed or self._restarting == rank:
+            return False
+        now, limit = time.monotonic(), self._respawned.maxlen
+        if len(self._respawned) == limit and now - self._respawned[0] < _RESPAWNS_WITHIN:
+            return False
+        self._respawned.append(now)
+        return True
 
     def _join(self, timeout: float) -> list[int]:
         connections = self._connections
         connections.closing = True
+        # one that is under way sees that the session is closed
+        replacing = self._restarts_one.acquire(timeout=_KILL_GRACE)
         deadline = time.monotonic() + min(timeout, 1e9)
         remote = set(connections.channels)
         try:
@@ -383,6 +497,8 @@ class RemoteSession(Session):
         finally:  # after Ctrl-C too
             self._processes.end()
             connections.stop()
+            if replacing:
+                self._restarts_one.release()
 
     def _local_late(self, deadline: float) -> None:
         """Wait for worker 0, with the others: it may wait for them in a collective."""
@@ -391,6 +507,33 @@ class RemoteSession(Session):
             thread.join(0.01)
             if all(rank in self._connections.lost for rank in self._connections.channels):
                 break
+
+
+def _respawn(session_ref: weakref.ref[RemoteSession], rank: int) -> None:
+    """Replace a worker that has just died, on a thread of its own; on the reader thread."""
+    session = session_ref()
+    if session is None or not session._may_respawn(rank):
+        return
+    connections = session._connections
+    why = connections.exit_text(rank).removeprefix(f"worker {rank} ")
+    death = restart.death_of(rank, why)
+    connections.expect_another(rank, death)
+
+    def replace() -> None:
+        session = session_ref()
+        if session is None:
+            return
+        try:
+            result = restart.restart_worker(session, rank, death)
+        except SessionClosedError:
+            return
+        except Exception as exc:
+            session._not_replaced(rank)
+            sys.stderr.write(f"worker {rank} could not be replaced: {exc}\n")
+        else:
+            sys.stderr.write(f"{result!s}\n")
+
+    threading.Thread(target=replace, name="discolab-respawn", daemon=True).start()
 
 
 _sessions: weakref.WeakSet[RemoteSession] = weakref.WeakSet()

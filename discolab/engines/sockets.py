@@ -86,6 +86,7 @@ class SocketSession(RemoteSession):
         heartbeat: float = HEARTBEAT,
         start_timeout: float = START_TIMEOUT,
         progress: Progress | None = None,
+        respawn: bool = False,
     ) -> None:
         here = _positive_integer(num_workers_per_node, "num_workers_per_node")
         self.num_nodes = _positive_integer(num_nodes, "num_nodes")
@@ -108,6 +109,7 @@ class SocketSession(RemoteSession):
                 heartbeat=heartbeat,
                 start_timeout=start_timeout,
                 progress=progress or _print_line,
+                respawn=respawn,
             )
         except BaseException:
             transport.close()
@@ -150,6 +152,14 @@ class SocketSession(RemoteSession):
             server = self._ready_fork_server()
             for rank in range(1, self._here):
                 self._start_worker(server, rank, common)
+
+    def _start_another(self, rank: int) -> None:
+        if not self._nodes.start_another(rank):
+            common = self._settings(token=self._transport.token.hex())
+            self._start_worker(self._ready_fork_server(), rank, common)
+
+    def _kill_process(self, rank: int) -> None:
+        self._nodes.kill(rank)
 
     def _spawn_node(self, server: ForkServer, number: int) -> None:
         settings = {
@@ -261,6 +271,7 @@ def make_socket_session(
     heartbeat: float = HEARTBEAT,
     start_timeout: float = START_TIMEOUT,
     progress: Progress | None = None,
+    respawn: bool = False,
 ) -> SocketSession:
     """A `SocketSession` by the number of all workers.
 
@@ -304,6 +315,7 @@ def make_socket_session(
         heartbeat=heartbeat,
         start_timeout=start_timeout,
         progress=progress,
+        respawn=respawn,
     )
 
 

@@ -6,18 +6,23 @@ common with other engines' worker 0 is in worker_threads.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ..runtime.channel import ThreadChannel
+from ..runtime.actions import Command, DiscoAction
+from ..runtime.channel import ThreadChannel, Ticket
+from ..runtime.failures import Failure
 from ..runtime.functions import find_func
+from ..runtime.restart import at_replaced
 from ..runtime.session import Session
 from ..runtime.status import WorkerStatus
 from ..runtime.worker import Worker
 from .placement import check_world, place_workers
 from .worker_threads import LocalWorkers
+
+_COPIES = (DiscoAction.COPY_FROM_WORKER0, DiscoAction.COPY_TO_WORKER0)
 
 
 class ThreadedSession(Session):
@@ -65,6 +70,9 @@ class ThreadedSession(Session):
         super().__init__(channels, num_groups, placed, host_data, timeout)
         self._local = LocalWorkers(channels, num_workers, num_groups, placed, host_data)
         self._workers, self._threads = self._local.workers, self._local.threads
+        # of a worker that takes the place of another one: its channel, and what is kept for it
+        self._next: tuple[ThreadChannel, list[Command]] = ThreadChannel(), []
+        self._failure: Failure | None = None  # what the lost one's questions are answered with
         self._local.start(self, max(1, torch.get_num_threads() // num_workers))
 
     def status(self) -> list[WorkerStatus]:
@@ -90,3 +98,67 @@ class ThreadedSession(Session):
 
     def _join(self, timeout: float) -> list[int]:
         return self._local.join(timeout)
+
+    # -- one worker started afresh; see runtime/restart.py -------------------------------------
+
+    def _check_replaceable(self, rank: int) -> None:
+        pass
+
+    def _take_down(self, rank: int) -> str:
+        return self._local.take_down(rank)
+
+    def _answer_for(self, rank: int, failure: Failure) -> None:
+        with self._lock:
+            channel = self._channels[rank]
+            assert isinstance(channel, ThreadChannel)
+            commands = channel.drain()
+            kept: list[Command] = []
+            self._next = ThreadChannel(), kept
+            self._replace_send(rank, kept.append)
+        self._failure = failure
+        for command in commands:
+            self._answer(rank, command, failure)
+
+    def _answer(self, rank: int, command: Command, failure: Failure) -> None:
+        """Answer a command that a worker will never execute, if it wants an answer."""
+        ticket = command[-1]
+        if isinstance(ticket, Ticket):
+            ticket.deliver(rank, ticket.of_lost(failure))
+        elif command[0] in _COPIES and rank == 0:
+            self._worker_zero_data.pop(command[2], None)
+
+    def _prepare(self, rank: int) -> None:
+        """Nothing: a thread is there at once."""
+
+    def _not_replaced(self, rank: int) -> None:
+        """Nothing can go wrong."""
+
+    def _admit(self, rank: int, position: int) -> None:
+        channel, kept = self._next
+        assert self._failure is not None
+        for command in kept:
+            self._answer(rank, command, self._failure)
+        kept.clear()
+        channels = list(self._channels)
+        channels[rank] = channel
+        self._channels = tuple(channels)
+        worker = self._local.make_another(rank, channel)
+        worker.executed = worker.joined_at = position
+        for replaced in at_replaced:
+            replaced(worker)
+
+    def _let_in(self, rank: int, first: Sequence[Command]) -> None:
+        channel, kept = self._next
+        for command in (*first, *kept):
+            channel.send(command)
+        self._replace_send(rank, channel.send)
+        self._local.start_another(self, rank)
+
+    def _replace_send(self, rank: int, send: Callable[[Command], None]) -> None:
+        sends = list(self._sends)
+        sends[rank] = send
+        self._sends = tuple(sends)
+        self._send_by(self._sends)
+
+    def _for_new_worker(self) -> list[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
+        return []

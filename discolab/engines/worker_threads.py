@@ -54,41 +54,80 @@ class LocalWorkers:
         devices: Sequence[torch.device],
         worker_zero_data: dict[int, torch.Tensor],
     ) -> None:
-        shared: dict[str, Any] = {}
+        self._shared: dict[str, Any] = {}
+        self._groups, self._world, self._data = num_groups, num_workers, worker_zero_data
+        self.abandoned: list[threading.Thread] = []  # of workers that were replaced, and hang
+        self._peers: dict[int, Worker] = {}
         self.workers = [
-            Worker(
-                rank,
-                num_workers,
-                num_groups,
-                devices[rank],
-                channel,
-                shared=shared,
-                worker_zero_data=worker_zero_data,
-            )
-            for rank, channel in enumerate(channels)
+            self._make(rank, channel, devices[rank]) for rank, channel in enumerate(channels)
         ]
-        peers = {worker.worker_id: worker for worker in self.workers}
-        for worker in self.workers:
-            worker.peers = peers
+        self._peers.update((worker.worker_id, worker) for worker in self.workers)
         self.threads: list[threading.Thread] = []
+        self._number = self._threads_each = 0
+
+    def _make(self, rank: int, channel: ThreadChannel, device: torch.device) -> Worker:
+        worker = Worker(
+            rank,
+            self._world,
+            self._groups,
+            device,
+            channel,
+            shared=self._shared,
+            worker_zero_data=self._data,
+        )
+        worker.peers = self._peers
+        return worker
+
+    def _thread_of(self, worker: Worker) -> threading.Thread:
+        thread = threading.Thread(
+            target=_run_worker,
+            args=(worker, self._threads_each),
+            name=f"discolab-{self._number}-worker-{worker.worker_id}",
+            daemon=True,
+        )
+        _running[thread] = worker
+        return thread
 
     def start(self, session: Session, threads_each: int) -> None:
         """Start the threads of `session`, each with so many threads of torch."""
         global _sessions_made
         _sessions_made += 1
-        self.threads += [
-            threading.Thread(
-                target=_run_worker,
-                args=(worker, threads_each),
-                name=f"discolab-{_sessions_made}-worker-{worker.worker_id}",
-                daemon=True,
-            )
-            for worker in self.workers
-        ]
+        self._number, self._threads_each = _sessions_made, threads_each
         weakref.finalize(session, _Stop(self.workers))  # before: should the n-th fail to start
-        for thread, worker in zip(self.threads, self.workers, strict=True):
-            _running[thread] = worker
+        self.threads += [self._thread_of(worker) for worker in self.workers]
         hooks.hold(session, self.threads)
+
+    def take_down(self, rank: int) -> str:
+        """End one worker, or, where it hangs, leave it alone; what has become of it.
+
+        An abandoned thread ends once it comes out of what it hangs in. Whatever it does until
+        then reaches nobody: it has no place among the others any more.
+        """
+        worker, thread = self.workers[rank], self.threads[rank]
+        if not thread.is_alive():
+            return "has died"
+        worker.announce_interrupt()
+        worker.channel.send((DiscoAction.SHUTDOWN, 0))
+        _join_threads([thread], _END_GRACE, [worker])
+        if not thread.is_alive():
+            return "was ended by restart_worker"
+        _, detail, _ = worker.doing()
+        worker.shared, worker.peers = {}, {rank: worker}
+        worker.ended = True
+        worker.retry_interrupt()
+        self.abandoned.append(thread)
+        return f"hung{f' in {detail}' if detail else ''}, and its thread was left behind"
+
+    def make_another(self, rank: int, channel: ThreadChannel) -> Worker:
+        """A worker in the place of one that was taken down; `start_another` starts its thread."""
+        worker = self._make(rank, channel, self.workers[rank].device)
+        self.threads[rank] = self._thread_of(worker)
+        self.workers[rank] = self._peers[rank] = worker
+        return worker
+
+    def start_another(self, session: Session, rank: int) -> None:
+        """Start the thread of a new worker."""
+        hooks.hold(session, [self.threads[rank]])
 
     def status(self) -> list[WorkerStatus]:
         """What each does now."""
@@ -113,7 +152,8 @@ class LocalWorkers:
         return [
             worker.worker_id
             for worker, thread in zip(self.workers, self.threads, strict=True)
-            if worker.died or not (worker.ended or thread.is_alive())
+            # one that was not started yet takes the place of a lost one
+            if worker.died or not (worker.ended or thread.is_alive() or thread.ident is None)
         ]
 
     def join(self, timeout: float) -> list[int]:

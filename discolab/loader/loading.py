@@ -16,6 +16,7 @@ from ..runtime.arguments import Pickled
 from ..runtime.controller import check_timeout
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError, WaitTimeoutError
+from ..runtime.restart import Again
 from ..runtime.session import Session
 from ..runtime.worker import current_worker
 from .catalog import Catalog, Piece
@@ -133,6 +134,10 @@ def load(
             ref.name = name
         refs[name] = ref
     session.call_without_result(_close_files, loaded)
+    session.call_without_result(_watch, list(refs.values()))
+    how = f"read again from {os.path.basename(str(resolved.catalog.path))}"
+    for name, ref in refs.items():
+        session.remember(ref, Again(how, _load_one, (job, name)))
     return Weights(refs, resolved, wanted)
 
 
@@ -294,6 +299,33 @@ def _load_here(job: Job, targets: dict[str, Any] | None) -> _Loaded:
         files.close()
         raise
     return loaded
+
+
+def _watch(tensors: list[Any]) -> None:
+    """See whether somebody writes to what was loaded; else it can be read again (restart.py)."""
+    worker = current_worker()
+    assert worker.current is not None
+    for register, tensor in zip(worker.current[3][0], tensors, strict=True):
+        worker.watched.watch(register, tensor)
+
+
+_watch.disco_command = "loading a checkpoint"  # type: ignore[attr-defined]
+
+
+def _load_one(job: Job, name: str) -> torch.Tensor | None:
+    """One of the shards once more, on a worker that takes the place of a lost one."""
+    worker, resolved = current_worker(), job.resolved
+    cut, entry = resolved.cut(name, worker.worker_id), resolved.catalog.entries[name]
+    if cut is None:
+        return None
+    files = Files(resolved.catalog.files, job.mmap, Meter(-1, worker), fresh=True)
+    try:
+        tensor = torch.empty(cut.shape, dtype=job.dtype_of(name), device=worker.device)
+        fill(files, entry, cut, tensor)
+        files.finish()
+    finally:
+        files.close()
+    return tensor
 
 
 _load_here.disco_command = "loading a checkpoint"  # type: ignore[attr-defined]  # for status

@@ -84,14 +84,14 @@ class WorkerCompleter:
             return list(ENGINES), last
         if magic and before and before[-1] == "--ccl":
             return ["auto", *BACKENDS], last
-        if line.startswith(("%disco_restart ", "%disco_shutdown ", "%disco_status ")):
-            return list(self._lab.sessions.by_name), last
         if before == ["%disco_snapshot"] or (magic and before and before[-1] == "--restore"):
             return self._lab.snapshotting.snapshot_names(), last
         if magic and before and before[-1] in ("-s", "--session"):
             return list(self._lab.sessions.by_name), last
         if magic and before and before[-1] in ("-t", "--targets", "-r", "--ranks"):
             return self._places(line, last)
+        if line.startswith(("%disco_restart ", "%disco_shutdown ", "%disco_status ")):
+            return list(self._lab.sessions.by_name), last
         if magic and before and (choices := self._choices(line, before[-1])):
             return choices, last
         if line.startswith("%disco_load") and before and before[-1] == "--dtype":

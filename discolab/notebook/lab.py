@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from ..runtime import sources
 from ..runtime.errors import SessionError, WorkerError
+from ..runtime.restart import at_restart
 from ..runtime.services import PRELOAD
 from ..views import doctor_view as _doctor_view  # noqa: F401 - draws a Diagnosis
 from . import bars, errors_shown, prompts, terminal
@@ -91,6 +92,7 @@ class Lab:
         errors_shown.install()
         terminal.install(self.shell)
         self._cells.install()
+        at_restart.append(self.sessions.for_new_worker)
         self.panels.watch_for_the_end()
         PRELOAD.append(set_up.__module__)
         sources.namers.append(self.cell_name)
@@ -110,6 +112,7 @@ class Lab:
         WorkerError.hint = None
         PRELOAD.remove(set_up.__module__)
         self._cells.uninstall()
+        at_restart.remove(self.sessions.for_new_worker)
         self.panels.watch_no_more()
         terminal.uninstall(self.shell)
         errors_shown.uninstall()

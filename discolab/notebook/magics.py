@@ -116,6 +116,12 @@ defaults that can be set for all sessions: engine, timeout, heartbeat, statistic
             help="processes, sockets, ray: seconds that the workers may take to be there",
         ),
         argument(
+            "--respawn",
+            action="store_true",
+            default=None,
+            help="processes, sockets: a worker that dies is replaced at once",
+        ),
+        argument(
             "--timeout",
             type=float,
             metavar="S",
@@ -138,16 +144,36 @@ defaults that can be set for all sessions: engine, timeout, heartbeat, statistic
 ).enter()
 
 
-def _restart(lab: Lab, **options: Any) -> None:
-    print(lab.sessions.describe(lab.sessions.disco_restart(**options)))
+def _restart(lab: Lab, targets: str | None, name: str | None, **options: Any) -> None:
+    if targets is None:
+        print(lab.sessions.describe(lab.sessions.disco_restart(name, **options)))
+        return
+    given = [f"--{option}" for option, value in options.items() if value is not None]
+    if given:
+        raise UsageError(f"%disco_restart: workers are restarted as they were, without {given[0]}")
+    for result in lab.sessions.disco_restart_worker(targets, session=name):
+        display(result)
 
 
 Magic(
     name="disco_restart",
-    help="Start the session anew with the same settings; values on workers are gone.",
-    examples=("%disco_restart", "%disco_restart --engine processes"),
+    help="""Start the session anew with the same settings; values on workers are gone.
+
+With -t only those workers: the others keep what they hold, and what is lost and what could be
+restored is shown.""",
+    examples=(
+        "%disco_restart",
+        "%disco_restart --engine processes",
+        "%disco_restart -t 2          # a new worker 2",
+    ),
     options=(
         _SESSION_NAME,
+        argument(
+            "-t",
+            "--targets",
+            metavar="RANKS",
+            help="only these workers: 2, 1,3 or tp=0 (default: all, as a new session)",
+        ),
         argument("--engine", help=f"on another engine, one of: {', '.join(ENGINES)}"),
         argument("--nodes", metavar="N", help="sockets: how many nodes the workers are on"),
     ),

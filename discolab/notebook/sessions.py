@@ -15,7 +15,10 @@ from ..debugger.given import WORKER_NAMES
 from ..runtime.errors import ArgumentError, SessionError
 from ..runtime.failures import name_ranks
 from ..runtime.mesh import Mesh, parse_axes
+from ..runtime.ranks import parse_ranks
+from ..runtime.restart import RestartedWorker
 from ..runtime.session import Session
+from ..views.facts.tensors import limit_statistics
 from .cell import names_made
 from .cells import CellTeller
 from .config import Disco
@@ -202,6 +205,36 @@ class Sessions:
         session.call_packed(set_up, self._cells.known()).debug_get_from_all()
         for prepare in self.at_set_up:
             prepare(session)
+
+    def for_new_worker(self, session: Session) -> list[tuple[str, Any, tuple[Any, ...]]]:
+        """What prepares a worker for cells that has taken the place of a lost one."""
+        if session not in self.watches:
+            return []
+        first: list[tuple[str, Any, tuple[Any, ...]]] = [
+            ("to prepare it for cells", set_up, (self._cells.known(),))
+        ]
+        settings = self._settings.get(session.name or "")
+        if settings is not None and settings.statistics_limit is not None:
+            limit = (settings.statistics_limit,)
+            first.append(("the limit for statistics", limit_statistics, limit))
+        return first
+
+    def disco_restart_worker(
+        self, targets: str | Iterable[int], *, session: str | None = None
+    ) -> list[RestartedWorker]:
+        """Put new workers in the place of some; see `Session.restart_worker`.
+
+        Parameters
+        ----------
+        targets
+            A rank set: ``2``, ``1,3``, ``tp=0``.
+        """
+        sess = self.get(session)
+        ranks = parse_ranks(targets, sess.num_workers, sess.current_mesh)
+        try:
+            return [sess.restart_worker(rank) for rank in ranks]
+        finally:
+            self.output.flush()
 
     def disco_mesh(self, axes: str | None = None, *, session: str | None = None) -> Mesh | None:
         """Arrange a session's workers in a mesh, ``dp=2,tp=2``; without axes, the one there is.

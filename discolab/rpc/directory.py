@@ -16,6 +16,7 @@ import os
 import threading
 from typing import Any, NamedTuple
 
+from ..runtime.restart import remarks
 from ..runtime.services import SERVICES, Service
 from ..transport.handshake import Keys, new_token
 from ..transport.machine import machine
@@ -89,6 +90,7 @@ class RpcService(Service):
         self._opened = self._tcp = self._closed = False
         self._addresses: dict[int, Any] = {}
         self._frozen: dict[int, str] = {}  # the reader thread's
+        self._cut_off: set[int] = set()  # workers that were restarted since
 
     def open(self, tcp: bool = False) -> None:
         """Have all nodes open, with a TCP port if that is wanted; any thread. Node 0 is open then.
@@ -116,8 +118,32 @@ class RpcService(Service):
             return "tcp"
         return "both" if self._tcp else "local"
 
+    @property
+    def was_used(self) -> bool:
+        """Whether nodes have opened their routers."""
+        return self._opened
+
+    def replaced(self, rank: int, executed: int) -> None:
+        """See `Service`. To the others a lost node stays lost: they may hold what it owned.
+
+        So a node that is new to the others takes no part, unless none was there before.
+        """
+        with self._lock:
+            if self._opened:
+                self._cut_off.add(rank)
+
+    def _cut(self, rank: int) -> None:
+        """Have all others be lost to a node that the others have lost."""
+        why = f"worker {rank} was restarted, and takes part in rpc again after %disco_restart"
+        for node in range(self._exchange.num_workers):
+            if node != rank:
+                self._exchange.tell(rank, SERVICE, ("lost", node, why))
+
     def receive(self, rank: int, value: Any) -> None:
         """See `Service`."""
+        if rank in self._cut_off:
+            self._cut(rank)
+            return
         if value[0] == "open":
             self.open()
         elif value[0] == "tcp":
@@ -156,8 +182,16 @@ class RpcService(Service):
     def _tell_all(self, value: Any, but: int = -1) -> None:
         lost = self._exchange.lost
         for rank in range(self._exchange.num_workers):
-            if rank != but and rank not in lost:
+            if rank != but and rank not in lost and rank not in self._cut_off:
                 self._exchange.tell(rank, SERVICE, value)
 
 
+def _remark(session: Any) -> str:
+    service = getattr(session, "services", {}).get(SERVICE)
+    if isinstance(service, RpcService) and service.was_used:
+        return "rpc: calls to this worker and from it fail until %disco_restart"
+    return ""
+
+
 SERVICES[SERVICE] = RpcService
+remarks.append(_remark)

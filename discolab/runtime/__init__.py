@@ -33,6 +33,7 @@ from .errors import (
 from .failures import Failure
 from .functions import list_funcs, register_func
 from .mesh import Mesh
+from .restart import RestartedWorker
 from .serialize import ProtocolError, register_type
 from .services import probe
 from .session import Session
@@ -54,6 +55,7 @@ __all__ = [
     "Mesh",
     "Pickled",
     "ProtocolError",
+    "RestartedWorker",
     "Session",
     "SessionClosedError",
     "SessionError",

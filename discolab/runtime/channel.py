@@ -10,24 +10,32 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from .actions import Command
+
+
+def _itself(failure: Any) -> Any:
+    return failure
 
 
 class Ticket:
     """One question to some workers: collects a reply from each, and wakes the thread that waits.
 
     `deliver` runs on any thread; `acquire` on the one that asked. `values` is written by
-    `deliver` alone, one key a worker, and read once all have come.
+    `deliver` alone, one key a worker, and read once all have come. `of_lost` makes the reply of a
+    worker that has died, of the failure that describes this.
     """
 
-    __slots__ = ("_arrived", "_done", "asked", "values", "what")
+    __slots__ = ("_arrived", "_done", "asked", "of_lost", "values", "what")
 
-    def __init__(self, asked: Iterable[int], what: str) -> None:
+    def __init__(
+        self, asked: Iterable[int], what: str, of_lost: Callable[[Any], Any] = _itself
+    ) -> None:
         self.asked = tuple(asked)
         self.what = what
+        self.of_lost = of_lost
         self.values: dict[int, Any] = {}
         self._arrived = itertools.count(1)
         self._done = threading.Lock()
@@ -85,6 +93,16 @@ class ThreadChannel:
         self.send = commands.put
         self.recv = commands.get
         self.pending = commands.qsize
+        self._commands = commands
+
+    def drain(self) -> list[Command]:
+        """Take out all that waits, of a worker that will never take it."""
+        left = []
+        try:
+            while True:
+                left.append(self._commands.get_nowait())
+        except queue.Empty:
+            return left
 
     def reply(self, ticket: Ticket, rank: int, value: Any) -> None:
         """Hand the value over by reference."""

@@ -26,7 +26,7 @@ from itertools import repeat
 from numbers import Real
 from operator import call
 from types import CodeType
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 
@@ -42,17 +42,21 @@ from .errors import (
     WorkerError,
     session_closed,
 )
-from .failures import name_ranks
+from .failures import Failure, name_ranks
 from .interrupts import TICK, Count, reentrant_lock, run_steps, shield, waiting_threads
 from .registers import DRefBook, RegisterFile
 from .services import look_here, name_of
 from .status import SessionStatistics, WorkerStatus
 from .worker import Worker, current_worker_or_none
 
+if TYPE_CHECKING:
+    from .restart import RestartedWorker
+
 R = TypeVar("R")
 
 _OWN_MODULES = __name__.partition(".")[0] + "."
 _MOST_QUEUED = 16_384  # commands a worker may be behind before calls wait for it
+_SYNC = DiscoAction.SYNC_WORKER
 _LOOK_EVERY = 512  # calls between two looks at that
 
 
@@ -86,6 +90,7 @@ class Controller:
         self.timeout = check_timeout(timeout)
         self.name: str | None = None
         self._channels = tuple(channels)
+        self._sends: tuple[Callable[[Command], None], ...]
         self._sends = tuple(channel.send for channel in channels)
         self._calls, self._others = Count(), Count()  # commands that all workers were sent
         self._send_by(self._sends)
@@ -101,6 +106,15 @@ class Controller:
         self._book: DRefBook | None = None
         self._reported_dead: set[int] = set()
         self._lost: Mapping[int, str] = {}  # workers that are gone, and why; an engine's own dict
+        self._origins: dict[int, Any] = {}  # register -> what made it; see restart.py
+        self._set_apart: dict[tuple[int, int], Any] = {}  # register and rank -> a DRef set there
+        self._pushed: dict[str, Any] = {}  # variables that are pushed again after a restart
+        self._imported: list[str] = []  # modules that all workers were told to import
+        self._restarts_one = threading.Lock()  # a restart of a worker is under way
+        self._restarting: int | None = None
+        self.restarts: tuple[RestartedWorker, ...] = ()  # the last ones
+        self.restarts_made = 0
+        self._restored: dict[tuple[int, int], tuple[Any, str]] = {}  # register, rank: DRef, how
         self._is_look_due = itertools.cycle([False] * (_LOOK_EVERY - 1) + [True]).__next__
         self.held_up: Callable[[], str] | None = None  # why no worker goes on; "" if they do
 
@@ -266,7 +280,7 @@ class Controller:
         """
         limit = check_timeout(timeout)
         self._check_caller()
-        last = Ticket(range(self.num_workers), "the end")
+        last = Ticket(range(self.num_workers), "the end", _in_list)
         with self._lock:
             if self._closed:
                 return []
@@ -310,6 +324,40 @@ class Controller:
 
     def _dead(self) -> list[int]:
         """The workers that have died: they answer nothing any more. Asked every tick of a wait."""
+        raise NotImplementedError
+
+    # -- a worker in the place of a lost one; see restart.py ---------------------------------------
+
+    def _check_replaceable(self, rank: int) -> None:
+        """Raise a `SessionError` if no other worker can take the place of this one."""
+        raise SessionError(f"workers of the engine {self.engine!r} can't be restarted one by one")
+
+    def _take_down(self, rank: int) -> str:
+        """End a worker if it has not ended; what has become of it."""
+        raise NotImplementedError
+
+    def _answer_for(self, rank: int, failure: Failure) -> None:
+        """Answer what a worker that is gone was asked, and is asked until another has its place."""
+        raise NotImplementedError
+
+    def _prepare(self, rank: int) -> None:
+        """Have a new worker ready, which gets no command yet."""
+        raise NotImplementedError
+
+    def _not_replaced(self, rank: int) -> None:
+        """No other worker could take its place."""
+        raise NotImplementedError
+
+    def _admit(self, rank: int, position: int) -> None:
+        """Keep what is sent from now on for the new worker, too; under the lock."""
+        raise NotImplementedError
+
+    def _let_in(self, rank: int, first: Sequence[Command]) -> None:
+        """Send it these commands, then all that was kept, then what comes; under the lock."""
+        raise NotImplementedError
+
+    def _for_new_worker(self) -> list[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
+        """What a new worker does first to be as the others: what for, a function, arguments."""
         raise NotImplementedError
 
     # -- commands ----------------------------------------------------------------------------
@@ -398,7 +446,7 @@ class Controller:
         self._check_caller()
         if check and self._lost and not self._closed:
             self._check_alive(ranks)
-        ticket = Ticket(ranks, what)
+        ticket = Ticket(ranks, what, _in_list) if action == _SYNC else Ticket(ranks, what)
         with self._lock:
             self._check_open()
             if self._registers.dropped:
@@ -530,6 +578,11 @@ class Controller:
         except KeyboardInterrupt:
             self._after_ctrl_c()
             raise
+
+
+def _in_list(failure: Failure) -> list[Failure]:
+    """The reply to a sync: all failures that were not raised."""
+    return [failure]
 
 
 def _run_steps_shielded(steps: Iterable[object]) -> None:

@@ -105,6 +105,11 @@ class RegisterFile:
         waiting = (*self._free, *tuple(self.dropped))
         return {h.reg_id: h for h in waiting if self._held[h.reg_id] is h}
 
+    def in_use(self) -> list[tuple[int, Handle | None]]:
+        """The ids that are in use, each with its handle; None: kept for ever."""
+        idle = self._idle()
+        return [(reg, handle) for reg, handle in self._held.items() if reg not in idle]
+
     @property
     def live(self) -> int:
         """How many ids are in use."""

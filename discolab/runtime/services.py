@@ -29,6 +29,7 @@ from .failures import Failure
 F = TypeVar("F", bound=Callable[..., Any])
 
 SERVICE = "probes"
+RESTART = "restart"  # what restart.py hears of the workers
 _MARK = "disco_probe"
 _MOST_KEPT = 64  # questions whose answers are kept
 
@@ -138,6 +139,13 @@ class Service:
 
     def frozen(self, rank: int, why: str) -> None:
         """A worker is shown not to run, so that it answers nothing; "": it has come back."""
+
+    def replaced(self, rank: int, executed: int) -> None:
+        """Another worker takes the place of one that was lost, before it says anything.
+
+        `executed` is how many calls all workers were sent before it; it takes part from there on.
+        Called under the session's lock.
+        """
 
     def next_look(self) -> float | None:
         """When `look` is to be called, on the clock of `time.monotonic`; None: not."""

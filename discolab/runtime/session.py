@@ -44,6 +44,19 @@ from .failures import Failure
 from .functions import is_own
 from .mesh import Mesh, make_mesh, set_mesh
 from .registers import Site
+from .restart import (
+    MOST_PUSHED,
+    Equal,
+    Named,
+    Origin,
+    Part,
+    Recipe,
+    RestartedWorker,
+    bytes_of,
+    maker_of,
+    restart_worker,
+)
+from .worker import current_worker
 
 R = TypeVar("R", bound=DRef)
 
@@ -122,6 +135,8 @@ class Session(Drawn, Controller):
             ref = DRef(reg, self)
             command = (_CALL_PACKED, reg, what, given, named, bind, site)
             self._run_steps(map(call, self._to_all_as_call, repeat(command)))  # as `_broadcast`
+            code = what.__code__ if type(what) is FunctionType else maker_of(what)
+            self._origins[reg] = code, site
             book = self._book
             if book is not None:
                 book[reg] = (weakref(ref), site, monotonic(), book.cell, self.calls_sent)
@@ -186,6 +201,8 @@ class Session(Drawn, Controller):
     def import_python_module(self, name: str) -> None:
         """Import a Python module on every worker."""
         self.call_without_result(self._function("runtime.disco._import_python_module"), name)
+        if name not in self._imported:
+            self._imported.append(name)
 
     def load_module(self, path: Any, device: Any = None) -> DModule:
         """Load a module on every worker: ``module["name"]`` is then a function of it.
@@ -253,7 +270,22 @@ class Session(Drawn, Controller):
     def push(self, values: Mapping[str, Any]) -> None:
         """Set variables of the workers' cells; tensors are copied, one for each worker."""
         checked = {_variable_name(name): value for name, value in values.items()}
+        kept = {name: self._to_push_again(value) for name, value in checked.items()}
         self.call_without_result(builtin.set_variables, checked)
+        for name, value in kept.items():
+            self._pushed.pop(name, None)
+            if value is not None:
+                self._pushed[name] = value
+
+    def _to_push_again(self, value: Any) -> Any:
+        """A copy of a pushed value for a worker that is restarted; None if it can't be kept."""
+        kept = sum(map(bytes_of, tuple(self._pushed.values())))
+        if kept + bytes_of(value) > MOST_PUSHED:
+            return None
+        try:
+            return (encode(value, _no_dref),)
+        except ArgumentError:  # a DRef, or what can't be sent anyway
+            return None
 
     def pull(
         self, name: str, ranks: Sequence[int] | None = None, timeout: float | None = None
@@ -335,6 +367,7 @@ class Session(Drawn, Controller):
             self._book.values_set += 1
         if isinstance(reply, Failure):
             raise WorkerError([reply])
+        self._set_apart[ref.reg_id, rank] = weakref(ref)
 
     def report(self, failures: list[Failure]) -> WorkerError:
         """The error to raise; no later wait raises for these calls again, on whatever worker.
@@ -405,6 +438,57 @@ class Session(Drawn, Controller):
 
     _sync_worker = sync_worker
     _sync_all = sync_all
+
+    # -- one worker started afresh ---------------------------------------------------------------
+
+    def restart_worker(self, worker_id: int) -> RestartedWorker:
+        """Put a new worker in the place of one that has died, hangs, or is to begin afresh.
+
+        The others keep what they hold, and DRefs stay what they are. On the new worker a value is
+        *restored* if it can be made again as it was, or is known to be equal on another worker.
+        Any other is *lost*: to read or use it there is a `WorkerError` that says what it was and
+        which call made it, until it is assigned (`DRef.debug_copy_from`). Variables of its cells
+        are gone, but for those that were pushed. See docs/restart.md.
+
+        Parameters
+        ----------
+        worker_id
+            The rank. It is ended first if it lives: what it runs is interrupted.
+
+        Returns
+        -------
+        RestartedWorker
+            What was restored and what is lost; shows itself.
+
+        Raises
+        ------
+        SessionError
+            If this worker can't be replaced, such as worker 0 where the others are processes.
+        DiscoError
+            If no new one could be started. The session can be restarted as a whole then.
+        """
+        return restart_worker(self, worker_id)
+
+    def how_restored(self, ref: DRef) -> dict[int, str]:
+        """Where the value of a DRef was restored on a worker that was restarted, and how: by rank.
+
+        Examples
+        --------
+        >>> sess.how_restored(weight)  # doctest: +SKIP
+        {2: 'copied from worker 0 (it was broadcast)'}
+        """
+        found = {}
+        for rank in range(self.num_workers) if self._restored else ():
+            entry = self._restored.get((ref.reg_id, rank))
+            if entry is not None and entry[0]() is ref:
+                found[rank] = entry[1]
+        return found
+
+    def remember(self, ref: DRef, recipe: Recipe) -> None:
+        """Note how the value of a DRef can be made again on a worker that is restarted."""
+        with self._lock:
+            maker, site = self._origins.get(ref.reg_id, ("a call", None))[:2]
+            self._origins[ref.reg_id] = Origin(maker, site, recipe, self.calls_sent - 1)
 
     # -- checkpoints ---------------------------------------------------------------------------
 
@@ -554,12 +638,16 @@ class Session(Drawn, Controller):
         host = as_tensor(src, "broadcast: src")
         source = self.copy_to_worker_0(host)
         if dst is None:
-            return self._filled("broadcast_from_worker0", source, False, host.shape, host.dtype)
+            name = "broadcast_from_worker0"
+            ref = self._filled(name, source, False, host.shape, host.dtype)
+            self.remember(ref, Equal("it was broadcast"))
+            return ref
         return self.broadcast_from_worker0(source, dst, in_group=False)
 
     def broadcast_from_worker0(self, src: DRef, dst: DRef, in_group: bool = True) -> DRef:
         """Copy `src` of each group's first worker (or of worker 0) into `dst` of the others."""
         self._collective("broadcast_from_worker0", src, in_group, dst)
+        self.remember(dst, Equal("it was broadcast", bool(in_group)))
         return dst
 
     def scatter(self, src: Any, dst: DRef | None = None, in_group: bool = True) -> DRef:
@@ -596,6 +684,7 @@ class Session(Drawn, Controller):
     def scatter_from_worker0(self, src: DRef, dst: DRef, in_group: bool = True) -> DRef:
         """Cut `src` of each group's first worker (or of worker 0) over the workers' `dst`."""
         self._collective("scatter_from_worker0", src, in_group, dst)
+        self.remember(dst, Part(weakref(src), bool(in_group)))
         return dst
 
     def gather_to_worker0(self, src: DRef, dst: DRef, in_group: bool = True) -> DRef:
@@ -611,11 +700,13 @@ class Session(Drawn, Controller):
         if op not in REDUCE_OPS:
             raise ArgumentError(f"allreduce: unknown op {op!r}; use one of {', '.join(REDUCE_OPS)}")
         self._collective("allreduce", src, REDUCE_OPS.index(op), in_group, dst)
+        self.remember(dst, Equal("it was all-reduced", bool(in_group)))
         return dst
 
     def allgather(self, src: DRef, dst: DRef, in_group: bool = True) -> DRef:
         """Put the `src` of all workers one after the other into everybody's `dst`."""
         self._collective("allgather", src, in_group, dst)
+        self.remember(dst, Equal("it was gathered by all", bool(in_group)))
         return dst
 
     # -- inside ------------------------------------------------------------------------------
@@ -689,6 +780,7 @@ class Session(Drawn, Controller):
         self._check_name(name)
         reg = Register(self._next_register())
         self._broadcast((DiscoAction.GET_GLOBAL_FUNC, reg, name, site))
+        self._origins[reg] = Origin(f"get_global_func({name!r})", site, Named(name))
         return reg
 
     def _function(self, name: str) -> Register:
@@ -792,13 +884,21 @@ def _filling(name: str) -> Callable[..., Any]:
 
     def fill(collective: Callable[..., None], src: Any, in_group: bool, dst: Any) -> Any:
         collective(src, in_group, dst)
+        worker = current_worker()
+        if worker.current is not None:
+            worker.watched.watch(worker.current[1], dst)
         return dst
 
     fill.__qualname__ = name
+    fill.__code__ = fill.__code__.replace(co_qualname=name)  # what is kept of it, see `maker_of`
     return fill
 
 
 _FILLING = {name: _filling(name) for name in ("broadcast_from_worker0", "scatter_from_worker0")}
+
+
+def _no_dref(_value: Any) -> None:
+    """Stands for `Session._register_of` where a DRef is a value that can't be taken."""
 
 
 def _writeable(array: Any) -> bool:

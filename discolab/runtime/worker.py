@@ -36,8 +36,9 @@ from .failures import Failure, UnreportedFailures, is_own_file
 from .frames import frame_of
 from .functions import find_func
 from .interrupts import Interruptible, bind_waiter
-from .services import ServiceChannel, WorkerState
+from .services import RESTART, ServiceChannel, WorkerState
 from .sources import is_cell, place
+from .watched import WatchedValues
 
 if TYPE_CHECKING:  # a circle: a mesh asks which worker it is on
     from .mesh import Mesh
@@ -152,6 +153,10 @@ class Worker(Interruptible):
         To the session's services where workers are in several processes, else None.
     executed
         How many calls have ended here: the same number on all workers for the same call.
+    joined_at
+        The first call since this worker took the place of one that was lost, 0 if it did not.
+    watched
+        Which values have been written to since they were made; see `watched`.
     sat_out
         The last call that this worker was not asked to take part in, by its ordinal; -1: none.
     failed_calls
@@ -200,6 +205,8 @@ class Worker(Interruptible):
         self.random_states: dict[str, Any] = {}
         self.unreported = UnreportedFailures(worker_id)
         self.executed = 0
+        self.joined_at = 0
+        self.watched = WatchedValues()
         self.sat_out = -1
         self.current: Command | None = None
         self.resumed_at = 0
@@ -269,6 +276,7 @@ class Worker(Interruptible):
         for peer in tuple(self.peers.values()):
             peer.wake()
         self.registers.clear()
+        self.watched.tensors.clear()  # what has changed is still asked for, see restart.py
         # names with two underscores are Python's, or torch.compile's, which deletes them itself
         for name in [name for name in self.namespace if not name.startswith("__")]:
             del self.namespace[name]
@@ -331,12 +339,22 @@ class Worker(Interruptible):
             self._poison(reg, command, exc)
             self._end_failed_call()
             return
+        if self.watched.tensors:
+            self.look_at_watched()
         self.executed += 1
         self.current = None
         if self.after_call is not None:
             self.after_call()
 
+    def look_at_watched(self) -> None:
+        """Say which of the values that can be made again have been written to; on its thread."""
+        changed = self.watched.look(self.registers, self.executed)
+        if changed and self.link is not None:
+            self.link.tell(RESTART, (self.executed, changed))
+
     def _end_failed_call(self) -> None:
+        if self.watched.tensors:
+            self.look_at_watched()
         self.executed += 1
         self.current = None
         if self.after_call is not None:

@@ -356,7 +356,10 @@ class TcpServer:
         while gone and self._more:
             self._take()
         for connection in gone:
-            peer, _ = self._peers.pop(connection)
+            known = self._peers.pop(connection, None)
+            if known is None:  # it was dropped
+                continue
+            peer = known[0]
             if peer == connection:  # a rank is taken for good
                 del self._connections[peer]
             self._parted(peer)
@@ -366,6 +369,14 @@ class TcpServer:
     def has(self, peer: Hashable) -> bool:
         """Whether a peer has ever connected."""
         return peer in self._connections
+
+    def drop(self, peer: Hashable) -> None:
+        """Let another process come as this peer; what the old one still says is nobody's."""
+        with self._lock:
+            self._early.pop(peer, None)
+            connection = self._connections.pop(peer, None)
+            if connection is not None:
+                self._peers.pop(connection, None)
 
     def forget(self, peer: Hashable) -> None:
         """Keep nothing for a peer that will not come."""

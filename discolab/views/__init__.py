@@ -40,6 +40,7 @@ from .registers import facts as _probes  # noqa: F401 - loaded with discolab, se
 from .render.html import render_html
 from .render.style import rank_colour
 from .render.text import render_text
+from .restart_view import restart_parts as _restart_parts  # noqa: F401 - it registers itself
 from .session_view import mesh_parts, session_parts
 
 if TYPE_CHECKING:

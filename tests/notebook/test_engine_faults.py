@@ -54,6 +54,19 @@ def test_a_worker_that_dies_idle(nb: Any) -> None:
     assert nb.ok("%%disco\nrank * 0").text == "DRef: 0 on all 3 workers"
 
 
+def test_one_worker_is_restarted(nb: Any) -> None:
+    nb.ok("ref = sess['x']\nkept = 5\n%disco_push kept\nkill(2)\ntime.sleep(0.3)")
+    shown = nb.ok("%disco_restart -t 2")
+    assert "worker 2 (pid " in shown.text
+    assert "variables pushed again: kept" in shown.text
+    assert "variables gone: x" in shown.text
+    assert "<table" in shown.data[-1]["text/html"]
+    assert "[2] lost with the worker" in nb.ok("ref").text
+    assert "lost on 2" in nb.ok("%disco_show registers").text
+    assert nb.ok("%%disco\nkept").text == "DRef kept: 5 on all 3 workers"
+    assert "[2] hello" in nb.ok("%%disco -t 2\nprint('hello')").stdout
+
+
 def test_a_worker_that_dies_in_a_cell(nb: Any) -> None:
     nb.ok("threading.Timer(0.5, kill, (1,)).start()")
     result = nb.fails("%%disco\nprint('before')\ntime = __import__('time'); time.sleep(60)")

@@ -25,8 +25,9 @@ def test_snapshot_and_restore(nb: Any, tmp_path: Path) -> None:
     assert nb.complete("%disco_snapshot se") == ["setup"]
     assert nb.complete("%disco_session 2 --restore s") == ["setup"]
     told = nb.ok("%disco_session --restore setup --name more").stdout.splitlines()
-    assert told[0].startswith("more: workers 0-2")
-    assert told[1] == "restored Box, box, weights"
+    assert told[0].endswith("4 variables are gone: Box, box, f, weights")
+    assert told[1].startswith("more: workers 0-2")
+    assert told[2] == "restored Box, box, weights"
     same = "%%disco\nprint(box.w is weights['w'], box.w.tolist(), isinstance(box, Box))"
     assert nb.ok(same).stdout.splitlines()[1] == "[1] True [[4.0, 5.0], [6.0, 7.0]] True"
     told = nb.ok("%disco_session 2 --restore setup --name more").stdout

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...runtime.worker import Worker
 from ..backend import Backend, BackendStatistics, Tensor, Tensors
 from ..board.rendezvous import Chunks, Contribution, PendingCollective
 from ..call import Call
@@ -53,6 +54,10 @@ class LocalBackend(Backend):
     def recv(self, call: Call, out: Tensor, peer: int | None, tag: str) -> Work:
         """See `Backend`."""
         return self._p2p.recv(call, out, peer, tag)
+
+    def replaced(self, worker: Worker) -> None:
+        """See `Backend`."""
+        self.rendezvous.replaced(worker)
 
     def statistics(self) -> BackendStatistics:
         """See `Backend`."""

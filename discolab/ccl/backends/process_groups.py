@@ -141,6 +141,14 @@ class ProcessGroupBackend(Backend):
         if member is not None:
             member.conductor.end()
 
+    def replaced(self, worker: Worker) -> None:
+        """See `Backend`."""
+        with self._lock:
+            for parts in tuple(self._under_way):
+                if parts.has(worker.worker_id):
+                    parts.drop()
+        self.dismiss(worker)
+
     def forget(self, worker: Worker, group: Group) -> None:
         """See `Backend`."""
         with self._lock:
@@ -260,6 +268,10 @@ class _Parts:
         self._broken = False  # a member could not do its part: the others need not wait for it
         self._writes: list[Callable[[], Sequence[Event]]] = []
         self._left = len(contributions)  # under the backend's lock
+
+    def has(self, rank: int) -> bool:
+        """Whether that worker takes part."""
+        return self._handle is not None and rank in self._handle.ranks
 
     def hand_out(self, handle: GroupHandle) -> None:
         """Have each member's conductor do its part; under the backend's lock."""

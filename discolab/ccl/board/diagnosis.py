@@ -122,7 +122,12 @@ def is_gone(peer: Peer | None, wait: Wait) -> bool:
 
 def sender_lost(wait: Reception, sender: Peer | None) -> bool:
     """Whether the sender has ended, or failed in the call of the recv."""
-    return sender is None or sender.ended or bool(failed_in(sender, wait.ordinal))
+    return (
+        sender is None
+        or sender.ended
+        or wait.ordinal < sender.joined_at
+        or bool(failed_in(sender, wait.ordinal))
+    )
 
 
 def _over(wait: Wait) -> bool:
@@ -404,6 +409,8 @@ def _state(board: Board, wait: Wait, worker: Peer, rank: int) -> str:
         return f"failed: {failure.headline.splitlines()[0]}"
     if peer.ended:
         return "has died" if peer.died else "has ended"
+    if wait.ordinal < peer.joined_at:
+        return "was lost; the new worker in its place begins after this call"
     if peer.sat_out == wait.ordinal:
         return "is not among the workers that were asked to run this (-t)"
     if peer.executed > wait.ordinal:

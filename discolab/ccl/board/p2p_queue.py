@@ -117,6 +117,15 @@ class MessageQueue:
                     message.drop()
             self._keep(pair, [message for message in box if message.ordinal >= ordinal])
 
+    def forget(self, rank: int) -> None:
+        """Drop what a worker that was lost has sent, or was to receive."""
+        for pair in [pair for pair in self._boxes if rank in pair[:2]]:
+            for message in self._boxes.pop(pair):
+                message.drop()
+            self._dropped[pair] = (
+                f"a message that worker {pair[0]} sent was dropped, because worker {rank} was lost"
+            )
+
     def _purge(self, pair: Pair, peers: Mapping[int, Peer]) -> None:
         if not any(peers[rank].failed_calls for rank in pair[:2] if rank in peers):
             return

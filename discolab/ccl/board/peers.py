@@ -37,6 +37,9 @@ class Peer(Protocol):
     def sat_out(self) -> int: ...
 
     @property
+    def joined_at(self) -> int: ...
+
+    @property
     def resumed_at(self) -> int: ...
 
     @property
@@ -77,10 +80,12 @@ class RemotePeer:
 
     here = False
 
-    def __init__(self, rank: int, peers: Mapping[int, Peer], sent: Callable[[], int]) -> None:
+    def __init__(
+        self, rank: int, peers: Mapping[int, Peer], sent: Callable[[], int], joined_at: int = 0
+    ) -> None:
         self.worker_id = rank
         self.peers = peers
-        self.executed = 0
+        self.executed = self.joined_at = joined_at
         self.sat_out = -1
         self.resumed_at = 0
         self.interrupts = 0

@@ -337,6 +337,12 @@ class Board:
             del self.waiting[rank]
         self.messages.cut(cut)
 
+    def replaced(self, rank: int) -> None:
+        """Forget what a worker that was lost has waited for, sent and counted."""
+        self.waiting.pop(rank, None)
+        self._counts.pop(rank, None)
+        self.messages.forget(rank)
+
     def sweep(self, peers: Mapping[int, Peer]) -> None:
         """Forget failed collectives to which nobody can come any more, and void messages."""
         self.messages.purge(peers)

@@ -249,6 +249,14 @@ class Collectives(Part):
                 text = self.account(collective, self._peers[rank])
                 self._board.fail(collective, CollectiveError, text)
 
+    def replaced(self, rank: int) -> None:
+        """Fail what a lost worker took part in, and forget its calls: their numbers come again."""
+        for collective in {id(c): c for (r, _), c in self._of.items() if r == rank}.values():
+            text = self.account(collective, self._peers[rank])
+            self._board.fail(collective, CollectiveError, text)
+        for key in [key for key in self._of if key[0] == rank]:
+            del self._of[key]
+
     def due(self) -> float | None:
         """When `look` has something to do."""
         return self._broken[0][0] if self._broken else None

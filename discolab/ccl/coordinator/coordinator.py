@@ -132,6 +132,17 @@ class Coordinator(Service):
             ask = self._stalls.to_ask()
         self._ask(ask)
 
+    def replaced(self, rank: int, executed: int) -> None:
+        """See `Service`; process groups with that worker were dropped when it was lost."""
+        with self.board.lock:
+            self._collectives.replaced(rank)
+            self._messages.replaced(rank)
+            peer = RemotePeer(rank, self.peers, self._counter(rank), joined_at=executed)
+            peer.resumed_at = self.board.cut
+            self.peers[rank] = peer
+            self.board.replaced(rank)
+            self.board.sweep(self.peers)
+
     def next_look(self) -> float | None:
         """See `Service`."""
         with self.board.lock:

@@ -202,6 +202,11 @@ class Messages(Part):
         ]:
             self.broken(receiver, seq, f"worker {rank} has died")
 
+    def replaced(self, rank: int) -> None:
+        """Forget the receptions of a lost worker: their numbers come again."""
+        for key in [key for key in self._calls if key[0] == rank]:
+            del self._calls[key]
+
     def cut(self, ordinal: int) -> None:
         """An interrupt has ended what is from before `ordinal`."""
         for key, (call, _, handle) in list(self._fetching.items()):

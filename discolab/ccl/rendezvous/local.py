@@ -173,6 +173,24 @@ class LocalRendezvous:
         for rank in collective.group.ranks:
             self.peers[rank].wake()
 
+    def replaced(self, worker: Worker) -> None:
+        """End what waits for a worker that was lost, of which `worker` has the place."""
+        rank = worker.worker_id
+        with self.board.lock:
+            ended = [
+                collective
+                for collective in self.board.open.values()
+                if rank in collective.group.ranks and collective.ordinal < worker.joined_at
+            ]
+            for collective in ended:
+                text = f"{collective.title()} can't complete" + diagnosis.account(
+                    self.board, collective, worker
+                )
+                self.board.fail(collective, CollectiveError, text)
+            self.board.replaced(rank)
+        for collective in ended:
+            self.wake(collective, worker)
+
     def enter(self, wait: Wait, rank: int) -> None:
         """Say that a worker waits, before it calls `wait`."""
         with self.board.lock:

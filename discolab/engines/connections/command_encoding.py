@@ -63,6 +63,12 @@ _MOST_KNOWN = 1024  # calls without arguments that a worker knows by their bytes
 _known: dict[bytes, tuple[Any, ...]] = {}
 
 
+def ticket_of(command: Command) -> Any:
+    """The ticket of a command on the controller; None if it has none."""
+    at = _TICKET_AT.get(command[0])
+    return None if at is None else command[at]
+
+
 class SentFunction:
     """A function that a worker has received and not unpickled yet, with its name."""
 

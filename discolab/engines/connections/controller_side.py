@@ -28,6 +28,7 @@ from ...runtime import serialize
 from ...runtime.actions import Command, DiscoAction, site_text
 from ...runtime.channel import ThreadChannel, Ticket
 from ...runtime.failures import Failure
+from ...runtime.interrupts import shield
 from ...runtime.services import SERVICE as PROBES
 from ...runtime.services import SERVICES, Dispatcher, Service, WorkerState
 from ...runtime.worker import Worker
@@ -93,10 +94,24 @@ class RemoteChannel:
         self._forgotten: tuple[int, ...] = ()  # what the worker was told of `to_forget`
         self._recent: deque[tuple[int, str, Any]] = deque(maxlen=_RECENT)
 
+    def begin(self, write: Callable[[Frame], object]) -> None:
+        """Another worker is at the other end: count anew; under the session's lock."""
+        self.sent = self.done = 0
+        self._exact = False
+        self._forgotten = ()
+        self._recent.clear()
+        self.write = write
+
     def send(self, command: Command) -> None:
         """Queue a command for this worker alone; under the session's lock."""
         connections = self._connections
-        if command[0] in _WORKER_0_ONLY or self.rank in connections.lost:
+        if command[0] in _WORKER_0_ONLY:
+            return
+        if self.rank in connections.lost:
+            ticket = command_encoding.ticket_of(command)
+            if self.rank in connections.answers and ticket and self.rank not in ticket.values:
+                connections.number_of(ticket)
+                connections.answer_for(self.rank)
             return
         forget = connections.to_forget
         if forget is self._forgotten:
@@ -173,6 +188,10 @@ class WorkerConnections:
         Why a worker could not begin, by rank.
     hosts
         By rank, equal for workers of one machine; empty: all are on one.
+    answers
+        What questions to a lost worker are answered with, while another is to take its place.
+    when_lost
+        Called with the rank of a worker that is lost, on the reader thread; None: nobody asks.
     """
 
     def __init__(
@@ -195,10 +214,14 @@ class WorkerConnections:
         self.failed: dict[int, str] = {}
         self.closing = False
         self.hosts: list[str] = []
+        self.answers: dict[int, Failure] = {}
+        self.when_lost: Callable[[int], None] | None = None
+        self._kept: dict[int, list[Frame]] = {}  # of a worker that is admitted, for `let_in`
         self._processes = processes
         processes.connections = self
         self._here: dict[int, _LinkHere] = {}  # worker 0's link
-        self._tickets: dict[int, tuple[Ticket, list[None]]] = {}
+        # with the workers that have not replied; to be taken out of these decides who delivers
+        self._tickets: dict[int, tuple[Ticket, list[int]]] = {}
         self.to_forget: tuple[int, ...] = ()  # registers, with the next command
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="discolab-reader", daemon=True)
@@ -244,6 +267,8 @@ class WorkerConnections:
             # worker 0 says that it is idle no more and then looks: one of us two sees the other
             if not (may_wait and self.idle and len(held) < _MOST_HELD):
                 self.flush_held()
+        for rank in tuple(self.answers):
+            self.answer_for(rank)
 
     def flush_held(self) -> None:
         """Send what was held back; under the cork."""
@@ -275,8 +300,7 @@ class WorkerConnections:
         """A ticket's number on its way: its id, as it is kept here until all have replied."""
         number = id(ticket)
         if number not in self._tickets:
-            remote = [None] * (len(ticket.asked) - (0 in ticket.asked))
-            self._tickets[number] = ticket, remote
+            self._tickets[number] = ticket, [rank for rank in ticket.asked if rank]
         return number
 
     def control(self, rank: int, kind: int, *contents: Any) -> None:
@@ -515,16 +539,25 @@ class WorkerConnections:
         entry = self._tickets.get(number)
         if entry is None:
             return
-        ticket, remote = entry
+        ticket, waiting = entry
         try:
             value = serialize.open_all(value)
         except BaseException as exc:
             value = Failure.from_exception(rank, "fetching a value", "", exc)
             value.message = f"what came can't be unpickled here: {value.message}"
             value.details = ()
-        remote.pop()
-        if not remote:
-            del self._tickets[number]
+        self._reply(rank, number, ticket, waiting, value)
+
+    def _reply(
+        self, rank: int, number: int, ticket: Ticket, waiting: list[int], value: Any
+    ) -> None:
+        """Deliver a worker's reply, unless it has one already."""
+        try:
+            waiting.remove(rank)
+        except ValueError:
+            return
+        if not waiting:
+            self._tickets.pop(number, None)
         ticket.deliver(rank, value)
 
     def notify(self) -> None:
@@ -589,13 +622,80 @@ class WorkerConnections:
     def _lose(self, rank: int, why: str = "") -> None:
         """Record that a worker is gone, and tell the services; on the reader thread."""
         if rank in self.lost:
+            if rank in self.answers and not self.closing:  # it was to take the place of that one
+                self.failed.setdefault(rank, why or self._processes.exit_reason(rank))
+                self.notify()
             return
         self.lost[rank] = why if self.closing or why else self._processes.exit_reason(rank)
         self.heartbeats.forget(rank)
         for service in tuple(self.services.values()):
             service.lost(rank)
         self._look_at = 0.0
+        if self.when_lost is not None and not self.closing:
+            self.when_lost(rank)
         self.notify()
+
+    # -- another worker in the place of a lost one ----------------------------------------------
+
+    def answer_for(self, rank: int) -> None:
+        """Answer what a lost worker was asked; any thread."""
+        failure = self.answers.get(rank)
+        for number, (asked, waiting) in tuple(self._tickets.items()):
+            while failure is not None and rank in waiting:
+                self._reply(rank, number, asked, waiting, asked.of_lost(failure))
+
+    def expect_another(self, rank: int, failure: Failure) -> None:
+        """Answer all questions to a lost worker with a failure, until another one is admitted."""
+        self.answers[rank] = failure
+        self.answer_for(rank)
+
+    def remove(self, rank: int) -> None:
+        """Drop the connection of a lost worker, so that another process can be connected."""
+        removed = threading.Event()
+
+        def remove() -> None:
+            self.transport.remove(rank)
+            self.joined.pop(rank, None)
+            self.failed.pop(rank, None)
+            self.states.pop(rank, None)
+            self.heartbeats.forget(rank)
+            self.cut_off.pop(rank, None)
+            self.last_output[rank] = output.LastOutput()
+            removed.set()
+
+        self.transport.loop.soon(remove)
+        while not removed.wait(_TICK) and not self._stopped:
+            pass
+
+    def admit(self, rank: int, executed: int) -> None:
+        """Keep what is sent from now on for the new worker, too; under the session's lock."""
+        channel = self.channels[rank]
+        with shield(), self.cork:
+            self.flush_held()
+            self._kept[rank] = []
+            channel.begin(self._kept[rank].append)
+            for service in tuple(self.services.values()):
+                service.replaced(rank, executed)
+            self.lost.pop(rank, None)
+            self.answers.pop(rank, None)
+        self.transport.loop.soon(lambda: self._lose_again(rank))
+
+    def _lose_again(self, rank: int) -> None:
+        """Note that a new worker has ended before it was admitted, if so; on the reader thread."""
+        if rank in self.failed and rank not in self.lost:
+            self._lose(rank, self.failed[rank])
+
+    def let_in(self, rank: int, first: Iterable[Command]) -> None:
+        """Send a new worker some commands, then all that was kept; under the session's lock."""
+        channel = self.channels[rank]
+        with shield(), self.cork:
+            self.flush_held()
+            kept, write = self._kept.pop(rank), self.transport.sender(rank)
+            channel.write = write
+            for command in first:
+                channel.send(command)
+            for frame in kept:
+                write(frame)
 
     def exit_text(self, rank: int) -> str:
         """Why a worker is gone, what it ran last, and what it said last."""

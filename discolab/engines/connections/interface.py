@@ -71,6 +71,7 @@ class Transport(ABC):
     def watch_text(self, rank: int, fd: int) -> None:
         """Take over the pipe to which a worker's descriptors 1 and 2 lead."""
         os.set_blocking(fd, False)
+        self._drop_text(rank)
         self._texts[rank] = fd
         self.loop.watch(fd, lambda _: self.read_text(rank))
 
@@ -85,10 +86,19 @@ class Transport(ABC):
             except OSError:
                 data = b""
             if not data:
-                self.loop.forget(fd)
-                os.close(self._texts.pop(rank))
+                self._drop_text(rank)
                 return
             self.receiver.written(rank, data)
+
+    def _drop_text(self, rank: int) -> None:
+        fd = self._texts.pop(rank, -1)
+        if fd >= 0:
+            self.loop.forget(fd)
+            os.close(fd)
+
+    def remove(self, rank: int) -> None:
+        """Close what is left of a connection that has ended; on the loop's thread."""
+        self._drop_text(rank)
 
     def watch_process(self, fd: int, ended: Callable[[], object]) -> None:
         """Take over `fd`, readable once a process has ended, and call `ended` then; -1: never."""

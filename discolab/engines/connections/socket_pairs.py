@@ -55,12 +55,17 @@ class LocalTransport(Transport):
             A descriptor that is readable once the process has ended (`os.pidfd_open`): children
             that it has forked may hold the other end of its connection open. -1 if there is none.
         """
-        self._workers[rank] = _Connections(
+        self._workers[rank] = worker = _Connections(
             LocalConnection(self.loop, commands, lambda: self._read(rank)),
             LocalConnection(self.loop, control),
         )
         self.watch_text(rank, text)
-        self.watch_process(process, lambda: self._read(rank, has_ended=True))
+
+        def has_ended() -> None:
+            if self._workers.get(rank) is worker:  # else another one has its place already
+                self._read(rank, has_ended=True)
+
+        self.watch_process(process, has_ended)
 
     def __contains__(self, rank: int) -> bool:
         """Whether this transport closes the descriptors of worker `rank`."""
@@ -72,9 +77,10 @@ class LocalTransport(Transport):
 
     def control(self, rank: int, frame: Frame) -> None:
         """See `Transport`."""
-        worker = self._workers[rank]
-        with worker.control_lock:
-            worker.control.send(frame)
+        worker = self._workers.get(rank)
+        if worker is not None:
+            with worker.control_lock:
+                worker.control.send(frame)
 
     def _read(self, rank: int, has_ended: bool = False) -> None:
         """Take a message; the loop calls again for the next. Of a process that has ended, all."""
@@ -97,6 +103,16 @@ class LocalTransport(Transport):
             self.receiver.received(rank, *received)
             if not has_ended:
                 return
+
+    def remove(self, rank: int) -> None:
+        """See `Transport`."""
+        super().remove(rank)
+        worker = self._workers.pop(rank, None)
+        if worker is not None:
+            worker.ended = True
+            with worker.control_lock:
+                worker.control.close()
+            worker.commands.close()
 
     def close(self) -> None:
         """See `Transport`."""

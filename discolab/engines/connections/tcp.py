@@ -157,6 +157,14 @@ class TcpTransport(Transport):
         self.read_text(rank)
         self.receiver.ended(rank)
 
+    def remove(self, rank: int) -> None:
+        """See `Transport`."""
+        super().remove(rank)
+        for role in (COMMANDS, CONTROL, REPLIES):
+            self._server.drop((rank, role))
+        self._broken.pop(rank, None)
+        self._ended.discard(rank)
+
     def close(self) -> None:
         """See `Transport`."""
         if self._closed:

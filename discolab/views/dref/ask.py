@@ -14,6 +14,7 @@ from ...runtime.dref import DRef
 from ...runtime.errors import DiscoError, WaitTimeoutError
 from ...runtime.failures import Failure, explain
 from ...runtime.registers import OWN
+from ...runtime.restart import LOST
 from ...runtime.session import Session
 from ...runtime.sources import place
 from ...runtime.status import WorkerStatus
@@ -143,6 +144,9 @@ def axes_of(session: Session) -> dict[str, int] | None:
 
 def failure_record(failure: Failure) -> dict[str, Any]:
     """The record of a poisoned register: the error, where it was raised, and its traceback."""
+    if failure.type_name == LOST:
+        message = f"lost with the worker that had this place; made by {failure.summary}"
+        return {"kind": "lost", "message": message}
     words = [failure.headline.partition("\n")[0]]
     if failure.frames:
         filename, line, _ = failure.frames[-1]

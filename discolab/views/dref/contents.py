@@ -18,6 +18,7 @@ from ..parts import Text
 #: Kinds of record that stand for a worker without a value, and what is said of it.
 NO_VALUE = {
     "failure": "failed",
+    "lost": "lost",
     "dead": "died",
     "pending": "still busy",
     "missing": "gave no answer",

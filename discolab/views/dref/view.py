@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from ...runtime.dref import DRef
 from ...runtime.errors import ArgumentError
+from ..formats import format_workers
 from ..parts import Card, HStack, Line, Part, Text, VStack
 from ..pictures import Shown, picture_of
 from ..summary import format_tensor, format_values, summarize
@@ -53,9 +54,24 @@ def draw_dref(
     layout = layout_of(ref)
     try:
         summary = summarize_value(records, name=ref.name, **layout)
-        return _draw(summary, difference_parts(ref, summary, deadline))
+        part = _draw(summary, difference_parts(ref, summary, deadline))
+        restored = [
+            Text(f"restored on {format_workers(ranks)}: {how}", "muted")
+            for how, ranks in _joined(ref.session.how_restored(ref)).items()
+        ]
+        if restored and isinstance(part, Card):
+            return Card(part.title, (*part.children, *restored))
+        return VStack((part, *restored)) if restored else part
     except Exception as error:  # a view never raises
         return _undrawn(ref.name, error)
+
+
+def _joined(by_rank: Mapping[int, str]) -> dict[str, list[int]]:
+    """The ranks of which the same is said."""
+    found: dict[str, list[int]] = {}
+    for rank, text in by_rank.items():
+        found.setdefault(text, []).append(rank)
+    return found
 
 
 def view(ref: DRef, stats: Literal["auto"] | bool = "auto", timeout: float = 60.0) -> Shown:

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ...runtime.failures import Failure
+from ...runtime.restart import LOST
 from ...runtime.services import probe
 from ...runtime.worker import Worker
 from ..facts.guard import FAILURES, carriable, type_name
@@ -64,11 +65,17 @@ def fact_of(value: Any) -> Fact:
     """
     kind = type(value)
     if kind is Failure:
-        return "", 0, carriable(cut(value.headline, 200))
+        return "", 0, carriable(cut(_failure_words(value), 200))
     try:
         return cut(_words(kind, value), _LIMIT), _bytes(value), ""
     except FAILURES:  # it changes at this moment, or is stranger than we think
         return type_name(value), 0, ""
+
+
+def _failure_words(failure: Failure) -> str:
+    if failure.type_name == LOST:
+        return f"{LOST}: made by {failure.command}"
+    return failure.headline
 
 
 def _words(kind: type, value: Any) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..formats import cut, format_bytes
-from ..parts import Column, Line, Part, Row, Table, Text, VStack
+from ..parts import Column, Line, Part, Role, Row, Table, Text, VStack
 from .table import READING, Group, format_age, format_bytes_each
 from .table import Row as Register
 
@@ -60,7 +60,7 @@ def format_totals(rows: Sequence[Register]) -> str:
     if not rows:
         return "no live registers"
     plural = "" if len(rows) == 1 else "s"
-    total, states = 0, {"poisoned": 0, "pending": 0, READING: 0}
+    total, states = 0, {"poisoned": 0, "lost": 0, "restored": 0, "pending": 0, READING: 0}
     for row in rows:
         total += row.total
         if row.state != "ok":
@@ -153,7 +153,10 @@ def _table(rows: Sequence[Register]) -> Table:
 
 def _state(row: Register) -> Text:
     if row.problem:
-        return Text(cut(f"{row.state}: {row.problem}", 2 * _LIMIT), "error")
+        role: Role = "warning" if row.state.startswith("lost") else "error"
+        return Text(cut(f"{row.state}: {row.problem}", 2 * _LIMIT), role)
+    if row.state.startswith("restored"):
+        return Text(row.state, "good")
     return Text(row.state, "muted" if row.state == "ok" else "warning")
 
 

@@ -17,6 +17,7 @@ from ...runtime.dref import DRef
 from ...runtime.errors import DiscoError
 from ...runtime.failures import fold_ranks
 from ...runtime.registers import OWN, Entry
+from ...runtime.restart import LOST
 from ...runtime.session import Session
 from ...runtime.sources import is_cell, is_installed, place
 from ..formats import format_bytes, printable
@@ -214,8 +215,12 @@ class RegisterTable:
 
     def _begin_sweep(self) -> None:
         """Calls may have changed what they were given: all is looked at once more, bit by bit."""
-        swept = self._book.values_set, tuple(self._executed)
+        restarts = self.session.restarts_made
+        swept = self._book.values_set, restarts, tuple(self._executed)
         if swept != self._swept:
+            if restarts and (self._swept is None or restarts != self._swept[1]):
+                for row in self._rows.values():  # some are restored: no fact of theirs has changed
+                    self._join(row)
             self._swept = swept
             left = self._again  # of the last sweep: these come first
             known = set(left)
@@ -272,18 +277,22 @@ class RegisterTable:
         row.type = " | ".join(dict.fromkeys(words for words, _, problem in told if not problem))
         row.nbytes = tuple(None if fact is None else fact[1] for fact in facts)
         row.total = sum(nbytes for _, nbytes, _ in told)
-        row.problem = next((problem for _, _, problem in told if problem), "")
-        row.state = self._state(facts)
+        problem = next((problem for _, _, problem in told if problem), "")
+        row.problem = problem.removeprefix(f"{LOST}: ")
+        ref = row.entry[0]()
+        restored = {} if ref is None else self.session.how_restored(ref)
+        row.state = self._state(facts, restored)
         self._settle(row)
 
-    def _state(self, facts: Sequence[Fact | None]) -> str:
-        poisoned = [rank for rank, fact in enumerate(facts) if fact is not None and fact[2]]
+    def _state(self, facts: Sequence[Fact | None], restored: Iterable[int]) -> str:
+        lost = [rank for rank, fact in enumerate(facts) if fact and fact[2].startswith(LOST)]
+        poisoned = [r for r, fact in enumerate(facts) if fact and fact[2] and r not in lost]
         lacking = [rank for rank, fact in enumerate(facts) if fact is None]
-        for word, ranks in (("poisoned", poisoned), ("pending", lacking)):
+        for word, ranks in (("poisoned", poisoned), ("lost", lost), ("pending", lacking)):
             if ranks:
                 whole = len(ranks) == len(facts)
                 return word if whole else f"{word} on {fold_ranks(ranks)}"
-        return "ok"
+        return f"restored on {fold_ranks(restored)}" if restored else "ok"
 
 
 def _site(site: Any, cell: int, cell_name: CellName | None) -> tuple[str, Any]:
@@ -352,7 +361,8 @@ class Row:
         The number of the cell that ran then, 0 outside of cells.
     state
         ``ok``, ``pending`` (not computed yet), ``reading…`` (computed, and not yet asked what it
-        is), ``poisoned`` or ``no answer``, with the workers it
+        is), ``poisoned``, ``lost`` (with a worker that was restarted), ``restored`` there, or
+        ``no answer``, with the workers it
         is true of.
     problem
         The headline of its failure.

@@ -150,7 +150,7 @@ function startRegisters(root, send) {
       const hint = at === STATE && problem ? `${text}: ${problem}` : text;
       if (cell.title !== hint) cell.title = hint;
       let extra = "";
-      if (at === STATE) extra = problem ? " dlr-bad" : text === "ok" ? " dlr-muted" : " dlr-wait";
+      if (at === STATE) extra = problem ? " dlr-bad" : text === "ok" || text.startsWith("restored") ? " dlr-muted" : " dlr-wait";
       else if (at === TYPE && problem) extra = " dlr-failed"; // seen where there is no room for states
       else if (at === 7 && !named) extra = " dlr-lost";
       if (cell.className !== css + extra) cell.className = css + extra;

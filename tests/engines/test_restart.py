@@ -1,0 +1,745 @@
+"""One worker started afresh: what is restored, what is lost and said, and that the others go on."""
+
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import discolab
+from discolab import (
+    DiscoError,
+    ProcessSession,
+    Session,
+    SessionError,
+    WorkerError,
+    ccl,
+    current_worker,
+    make_session,
+    rpc,
+)
+from discolab.engines import SocketSession
+from discolab.engines.remote_session import RemoteSession
+from discolab.engines.threads import ThreadedSession
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+
+
+@pytest.fixture(params=["threads", "processes"])
+def trio(request: pytest.FixtureRequest) -> Iterator[Session]:
+    session = make_session(3, request.param, devices="cpu", timeout=20)
+    yield session
+    session.shutdown(cancel=True)
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[SocketSession]:
+    session = SocketSession(2, 2, devices="cpu", timeout=20, spawn_nodes=True, respawn=True)
+    yield session
+    session.shutdown(cancel=True)
+
+
+@pytest.fixture
+def respawning() -> Iterator[ProcessSession]:
+    session = ProcessSession(3, devices="cpu", timeout=20, respawn=True)
+    yield session
+    session.shutdown(cancel=True)
+
+
+def kill(session: Session, rank: int) -> None:
+    """End a worker's process, and wait until the session knows; of a thread nothing can."""
+    if isinstance(session, RemoteSession):
+        lost = session._connections.lost
+        os.kill(session.processes()[rank], signal.SIGKILL)
+        session._connections.wait_until(lambda: rank in lost, 5)
+        assert rank in lost
+
+
+def my_rank() -> int:
+    return current_worker().worker_id
+
+
+def full() -> torch.Tensor:
+    return torch.full((2, 3), float(my_rank()))
+
+
+def lost(session: Session, result: discolab.RestartedWorker) -> dict[int, str]:
+    return {shard.reg_id: shard.made_by for shard in result.lost}
+
+
+def restored(result: discolab.RestartedWorker) -> dict[int, str]:
+    return {shard.reg_id: shard.how for shard in result.restored}
+
+
+# -- what is lost ------------------------------------------------------------------------------
+
+
+def test_a_lost_value_says_what_it_was_and_who_made_it(trio: Session) -> None:
+    ref = trio.call_packed(full)
+    trio.sync_all()
+    kill(trio, 2)
+    result = trio.restart_worker(2)
+    (shard,) = result.lost
+    assert shard.reg_id == ref.reg_id
+    assert shard.what == "float32[2, 3]"
+    assert shard.made_by.startswith("call of 'full' at ")
+    assert "test_restart.py:" in shard.made_by
+    with pytest.raises(WorkerError, match=r"'full' .*test_restart\.py:\d+.*float32\[2, 3\] on the"):
+        ref.debug_get_from_remote(2)
+    assert torch.equal(ref.debug_get_from_remote(1), torch.full((2, 3), 1.0))
+
+
+def test_what_needs_a_lost_value_fails_on_that_worker_alone(trio: Session) -> None:
+    ref = trio.call_packed(full)
+    trio.sync_all()
+    kill(trio, 2)
+    trio.restart_worker(2)
+    more = ref + 1
+    assert torch.equal(more.debug_get_from_remote(1), torch.full((2, 3), 2.0))
+    with pytest.raises(WorkerError, match="was lost with it"):
+        more.debug_get_from_remote(2)
+    trio.sync_all()  # what was lost is no failure of a call
+
+
+def test_a_lost_value_can_be_assigned(trio: Session) -> None:
+    ref = trio.call_packed(full)
+    trio.sync_all()
+    kill(trio, 2)
+    trio.restart_worker(2)
+    ref.debug_copy_from(2, torch.full((2, 3), 9.0))
+    assert torch.equal((ref + 1).debug_get_from_remote(2), torch.full((2, 3), 10.0))
+
+
+def test_the_others_keep_registers_and_variables(trio: Session) -> None:
+    ref = trio.call_packed(full)
+
+    def keep() -> None:
+        current_worker().namespace["mine"] = my_rank()
+
+    trio.call_packed(keep)
+    trio.sync_all()
+    kill(trio, 1)
+    result = trio.restart_worker(1)
+    assert trio.pull("mine", [0, 2]) == [0, 2]
+    assert [ref.debug_get_from_remote(rank)[0, 0].item() for rank in (0, 2)] == [0.0, 2.0]
+    assert result.gone == ("mine",)
+    with pytest.raises(WorkerError, match="no variable named 'mine'"):
+        trio.pull("mine", [1])
+
+
+# -- what is restored --------------------------------------------------------------------------
+
+
+def test_what_was_broadcast_is_copied_from_another_worker(trio: Session) -> None:
+    value = torch.randn(5, 7)
+    ref = trio.broadcast(value)
+    trio.sync_all()
+    kill(trio, 2)
+    result = trio.restart_worker(2)
+    assert not result.lost
+    assert "copied from worker 0" in restored(result)[ref.reg_id]
+    assert torch.equal(ref.debug_get_from_remote(2), value)
+
+
+@pytest.mark.parametrize("name", ["allreduce", "allgather", "broadcast_from_worker0"])
+def test_what_a_collective_made_equal_is_copied(trio: Session, name: str) -> None:
+    source = trio.call_packed(full)
+    target = trio.empty((18,) if name == "allgather" else (2, 3), "float32")
+    getattr(trio, name)(source, target)
+    trio.sync_all()
+    kill(trio, 1)
+    result = trio.restart_worker(1)
+    assert target.reg_id in restored(result)
+    assert source.reg_id in lost(trio, result)
+    first, mine, _ = target.debug_get_from_all()
+    assert torch.equal(first, mine)
+
+
+def test_within_groups_it_comes_from_the_same_group() -> None:
+    with make_session(4, "threads", num_groups=2, devices="cpu", timeout=20) as session:
+        target = session.empty((2, 3), "float32")
+        session.broadcast_from_worker0(session.call_packed(full), target, in_group=True)
+        session.sync_all()
+        session.restart_worker(3)
+        values = [value[0, 0].item() for value in target.debug_get_from_all()]
+        assert values == [0.0, 0.0, 2.0, 2.0]
+
+
+def test_a_part_of_what_was_scattered_is_scattered_again(trio: Session) -> None:
+    source = trio.copy_to_worker_0(torch.arange(6.0).reshape(3, 2))
+    target = trio.empty((2,), "float32")
+    trio.scatter_from_worker0(source, target)
+    trio.sync_all()
+    kill(trio, 2)
+    result = trio.restart_worker(2)
+    assert "scattered again" in restored(result)[target.reg_id]
+    assert torch.equal(target.debug_get_from_remote(2), torch.tensor([4.0, 5.0]))
+
+
+@pytest.mark.parametrize("on", ["all", "the lost one", "another"])
+def test_what_was_written_to_since_is_lost(trio: Session, on: str) -> None:
+    ref = trio.broadcast(torch.zeros(4))
+    ranks = {"all": (0, 1, 2), "the lost one": (2,), "another": (1,)}[on]
+
+    def write(tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        if my_rank() in ranks:
+            tensor.add_(1)
+
+    trio.call_packed(write, ref, ranks)
+    trio.sync_all()
+    kill(trio, 2)
+    result = trio.restart_worker(2)
+    assert list(lost(trio, result)) == [ref.reg_id]
+    assert "written to" in result.lost[0].how
+    with pytest.raises(WorkerError, match="was lost"):
+        ref.debug_get_from_remote(2)
+
+
+def test_what_was_set_on_one_worker_is_lost(trio: Session) -> None:
+    ref = trio.broadcast(torch.zeros(4))
+    ref.debug_copy_from(2, torch.ones(4))
+    kill(trio, 2)
+    assert "set on this worker alone" in trio.restart_worker(2).lost[0].how
+
+
+def test_what_writes_to_it_through_another_name_is_noticed(trio: Session) -> None:
+    ref = trio.broadcast(torch.zeros(4))
+    view = ref[1:]
+
+    def write(tensor: torch.Tensor) -> None:
+        if my_rank() == 2:
+            tensor.fill_(3)
+
+    trio.call_packed(write, view)
+    trio.sync_all()
+    kill(trio, 2)
+    assert ref.reg_id in lost(trio, trio.restart_worker(2))
+
+
+def test_a_value_that_is_called_replicated_is_copied_if_the_others_are_equal(
+    trio: Session,
+) -> None:
+    from torch.distributed.tensor import Replicate
+
+    equal = trio.call_packed(torch.arange, 4)
+    differs = trio.call_packed(full)
+    equal.placements = differs.placements = (Replicate(),)
+    trio.sync_all()
+    kill(trio, 1)
+    result = trio.restart_worker(1)
+    assert list(restored(result)) == [equal.reg_id]
+    assert torch.equal(equal.debug_get_from_remote(1), torch.arange(4))
+    assert "different values" in result.lost[0].how
+
+
+def test_equal_values_of_the_others_prove_nothing(trio: Session) -> None:
+    def odd() -> torch.Tensor:
+        return torch.full((2,), float(my_rank() == 2))
+
+    ref = trio.call_packed(odd)
+    trio.sync_all()
+    kill(trio, 2)
+    assert list(lost(trio, trio.restart_worker(2))) == [ref.reg_id]
+
+
+def test_weights_are_read_again(trio: Session, tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    weights = {"a.weight": torch.randn(6, 4), "b.weight": torch.randn(3)}
+    safetensors.save_file(weights, tmp_path / "model.safetensors")
+    loaded = trio.load(tmp_path, plan={"a.weight": "Shard(0)"}, progress=False)
+    before = {name: ref.debug_get_from_remote(2) for name, ref in loaded.items()}
+    kill(trio, 2)
+    result = trio.restart_worker(2)
+    assert not result.lost
+    assert "read again from" in restored(result)[loaded["a.weight"].reg_id]
+    for name, ref in loaded.items():
+        assert torch.equal(ref.debug_get_from_remote(2), before[name])
+
+
+def test_weights_whose_file_has_changed_are_lost(trio: Session, tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    file = tmp_path / "model.safetensors"
+    safetensors.save_file({"a": torch.zeros(6)}, file)
+    loaded = trio.load(tmp_path, plan={"a": "Shard(0)"}, progress=False)
+    trio.sync_all()
+    safetensors.save_file({"a": torch.ones(6)}, file)
+    kill(trio, 2)
+    result = trio.restart_worker(2)
+    assert "could not be read again" in result.lost[0].how
+    with pytest.raises(WorkerError, match="could not be made again"):
+        loaded["a"].debug_get_from_remote(2)
+
+
+def test_pushed_variables_are_pushed_again_as_they_were(trio: Session) -> None:
+    tensor = torch.ones(3)
+    trio.push({"tensor": tensor, "config": {"lr": 0.1}, "module": torch.nn.Linear(2, 2)})
+    trio["late"] = discolab.Pickled(range(3))
+    tensor.zero_()
+    trio.sync_all()
+    kill(trio, 2)
+    result = trio.restart_worker(2)
+    assert result.pushed == ("config", "late", "module", "tensor")
+    assert not result.gone
+    assert torch.equal(trio.pull("tensor", [2])[0], torch.ones(3))
+    assert trio.pull("config", [2]) == [{"lr": 0.1}]
+    assert trio.pull("late", [2]) == [range(3)]
+    weights = [module.weight for module in trio.pull("module")]
+    assert torch.equal(weights[0], weights[2])
+
+
+def test_functions_modules_mesh_and_folder_are_there(trio: Session, tmp_path: Path) -> None:
+    @discolab.register_func("test.restart.hello", override=True)
+    def hello() -> str:
+        return f"hello {my_rank()}"
+
+    function = trio.get_global_func("test.restart.hello")
+    trio.mesh(dp=3)
+    trio.import_python_module("colorsys")
+    trio.sync_all()
+    kill(trio, 2)
+    trio.restart_worker(2)
+    assert function().debug_get_from_all() == ["hello 0", "hello 1", "hello 2"]
+    assert trio["mesh"].debug_get_from_all()[2].axes == ("dp",)
+    assert trio.call_packed(lambda: "colorsys" in sys.modules).debug_get_from_all()[2]
+    assert trio.call_packed(os.getcwd).debug_get_from_all() == [os.getcwd()] * 3
+
+
+def test_a_freed_value_stays_freed(trio: Session) -> None:
+    ref = trio.call_packed(full)
+    trio.free(ref)
+    trio.sync_all()
+    kill(trio, 2)
+    assert not trio.restart_worker(2).lost
+
+
+# -- that it goes on ---------------------------------------------------------------------------
+
+
+def test_collectives_meet_again_small_and_large(trio: Session) -> None:
+    trio.init_ccl()
+
+    def total(size: int) -> float:
+        return float(ccl.all_reduce(torch.full((size,), my_rank() + 1.0))[-1])
+
+    for size in (2, 300_000):  # through the coordinator, and over a process group
+        assert trio.call_packed(total, size).debug_get_from_all() == [6.0] * 3
+    kill(trio, 2)
+    trio.restart_worker(2)
+    for size in (2, 300_000):
+        assert trio.call_packed(total, size).debug_get_from_all() == [6.0] * 3
+    assert trio.call_packed(ccl.statistics).debug_get_from_remote(0).collectives == 0
+
+
+def test_messages_meet_again(trio: Session) -> None:
+    def pass_on(size: int) -> float:
+        right, left = (my_rank() + 1) % 3, (my_rank() - 1) % 3
+        sent = ccl.send(torch.full((size,), float(my_rank())), right)
+        out = torch.empty(size)
+        ccl.recv(out, left)
+        del sent
+        return out[0].item()
+
+    assert trio.call_packed(pass_on, 2).debug_get_from_all() == [2.0, 0.0, 1.0]
+    kill(trio, 1)
+    trio.restart_worker(1)
+    for size in (2, 300_000):
+        assert trio.call_packed(pass_on, size).debug_get_from_all() == [2.0, 0.0, 1.0]
+
+
+def test_calls_are_counted_as_on_the_others(trio: Session) -> None:
+    for _ in range(7):
+        trio.call_packed(my_rank)
+    trio.sync_all()
+    kill(trio, 2)
+    trio.restart_worker(2)
+
+    def count() -> int:
+        return current_worker().executed
+
+    assert len(set(trio.call_packed(count).debug_get_from_all())) == 1
+
+
+def test_any_worker_may_be_restarted_many_times(trio: Session) -> None:
+    ref = trio.broadcast(torch.arange(3))
+    trio.sync_all()
+    for turn in range(6):
+        rank = 1 + turn % 2
+        kill(trio, rank)
+        trio.restart_worker(rank)
+        assert torch.equal(ref.debug_get_from_remote(rank), torch.arange(3))
+    assert trio.call_packed(my_rank).debug_get_from_all() == [0, 1, 2]
+    assert len(trio.restarts) == 6
+
+
+def test_a_worker_that_lives_is_restarted_too(trio: Session) -> None:
+    before = trio.call_packed(os.getpid).debug_get_from_remote(2)
+    result = trio.restart_worker(2)
+    assert "was ended by restart_worker" in result.why
+    after = trio.call_packed(os.getpid).debug_get_from_remote(2)
+    assert (before == after) == isinstance(trio, ThreadedSession)
+
+
+def test_interrupts_reach_a_new_worker(trio: Session) -> None:
+    kill(trio, 2)
+    trio.restart_worker(2)
+
+    def spin() -> None:
+        while True:
+            pass
+
+    trio.call_packed(spin)
+    time.sleep(0.1)
+    assert trio.interrupt() == []
+    assert trio.call_packed(my_rank).debug_get_from_all() == [0, 1, 2]
+
+
+def test_what_a_new_worker_prints_is_shown(
+    trio: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kill(trio, 2)
+    trio.restart_worker(2)
+
+    def say() -> None:
+        if my_rank() == 2:
+            print("here I am")
+
+    trio.call_packed(say)
+    trio.sync_all()
+    deadline = time.monotonic() + 3
+    text = ""
+    while "here I am" not in text and time.monotonic() < deadline:
+        text += capsys.readouterr().out
+        time.sleep(0.02)
+    assert "here I am" in text
+
+
+def test_a_new_worker_draws_as_a_fresh_one(trio: Session) -> None:
+    trio.manual_seed(3)
+    trio.call_packed(torch.rand, 2)
+    trio.sync_all()
+    kill(trio, 2)
+    trio.restart_worker(2)
+    trio.manual_seed(3)
+    first, _, third = trio.call_packed(torch.rand, 2).debug_get_from_all()
+    assert torch.equal(first, third)
+
+
+def test_a_member_that_died_ends_what_waits_for_it(trio: Session) -> None:
+    if isinstance(trio, ThreadedSession):
+        pytest.skip("a thread does not die")
+
+    def wait() -> None:
+        if my_rank() == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        ccl.barrier()
+
+    ref = trio.call_packed(wait)
+    later = trio.call_packed(ccl.barrier)  # sent before the new worker, reached after it
+    time.sleep(0.3)
+    trio.restart_worker(2)
+    for rank in (0, 1):
+        with pytest.raises(WorkerError, match="has died"):
+            ref.debug_get_from_remote(rank)
+        with pytest.raises(WorkerError, match=r"has died|was lost"):
+            later.debug_get_from_remote(rank)
+    assert trio.call_packed(ccl.barrier).debug_get_from_all() == [None] * 3
+
+
+# -- threads -----------------------------------------------------------------------------------
+
+
+def test_a_thread_that_hangs_in_c_is_left_behind() -> None:
+    session = ThreadedSession(3, devices="cpu", timeout=20)
+    gate = threading.Lock()
+    gate.acquire()
+    value = torch.arange(4)
+    ref = session.broadcast(value)
+    session.sync_all()
+
+    def hang() -> None:
+        if my_rank() == 1:
+            gate.acquire()
+        ccl.barrier()
+
+    hung = session.call_packed(hang)
+    while session.status()[1].state != "running" or "hang" not in session.status()[1].detail:
+        time.sleep(0.01)
+    result = session.restart_worker(1)
+    assert "hung in" in result.why
+    assert "left behind" in result.why
+    assert torch.equal(ref.debug_get_from_remote(1), value)
+    assert session.call_packed(my_rank).debug_get_from_all() == [0, 1, 2]
+    with pytest.raises(WorkerError, match=r"barrier(.|\n)*worker 1: was lost"):
+        hung.debug_get_from_remote(0)
+    gate.release()  # what was left behind ends, and does no harm
+    deadline = time.monotonic() + 5
+    while any(thread.is_alive() for thread in session._local.abandoned):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert session.call_packed(ccl.barrier).debug_get_from_all() == [None] * 3
+    session.shutdown(cancel=True)
+
+
+def test_a_thread_that_hangs_answers_what_it_was_asked() -> None:
+    session = ThreadedSession(2, devices="cpu", timeout=20)
+    gate = threading.Lock()
+    gate.acquire()
+
+    def hang() -> None:
+        if my_rank() == 1:
+            gate.acquire()
+
+    session.call_packed(hang)
+    ref = session.call_packed(my_rank)
+    ticket = session.request(ref)
+    time.sleep(0.1)
+    session.restart_worker(1)
+    answer = session.wait(ticket)[1]
+    assert answer.type_name == "WorkerDied"
+    assert "hung in" in answer.message
+    gate.release()
+    session.shutdown(cancel=True)
+
+
+# -- processes ---------------------------------------------------------------------------------
+
+
+def test_worker_0_of_processes_stays() -> None:
+    with (
+        ProcessSession(2, devices="cpu") as session,
+        pytest.raises(SessionError, match="worker 0 is a thread of this process"),
+    ):
+        session.restart_worker(0)
+
+
+def test_a_stopped_process_is_killed_and_replaced() -> None:
+    with ProcessSession(2, devices="cpu", timeout=20) as session:
+        os.kill(session.processes()[1], signal.SIGSTOP)
+        result = session.restart_worker(1)
+        assert "killed by restart_worker" in result.why
+        assert session.call_packed(my_rank).debug_get_from_all() == [0, 1]
+
+
+def test_two_that_died_are_replaced_one_after_the_other() -> None:
+    with ProcessSession(3, devices="cpu", timeout=20) as session:
+        ref = session.broadcast(torch.arange(3))
+        session.sync_all()
+        kill(session, 1)
+        kill(session, 2)
+        session.restart_worker(1)
+        session.restart_worker(2)
+        assert all(torch.equal(v, torch.arange(3)) for v in ref.debug_get_from_all())
+
+
+def test_what_was_asked_of_the_dead_is_answered(respawning: ProcessSession) -> None:
+    def die() -> None:
+        if my_rank() == 2:
+            time.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    respawning.call_packed(die)
+    ref = respawning.call_packed(my_rank)
+    assert ref.debug_get_from_remote(1) == 1
+    with pytest.raises(WorkerError, match=r"worker 2 .*SIGKILL while it ran call of .*die"):
+        ref.debug_get_from_remote(2)
+    wait_for_restart(respawning)
+    assert respawning.call_packed(my_rank).debug_get_from_all() == [0, 1, 2]
+
+
+def wait_for_restart(session: Session, count: int = 1) -> None:
+    deadline = time.monotonic() + 5
+    while session.restarts_made < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_death_that_nobody_saw_is_told_once(respawning: ProcessSession) -> None:
+    respawning.sync_all()
+    kill(respawning, 2)
+    wait_for_restart(respawning)
+    with pytest.raises(WorkerError, match=r"worker 2 .*SIGKILL.*a new worker takes its place"):
+        respawning.sync_all()
+    respawning.sync_all()
+    assert respawning.call_packed(my_rank).debug_get_from_all() == [0, 1, 2]
+
+
+def test_one_that_dies_again_and_again_is_given_up(
+    respawning: ProcessSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise DiscoError("no room for another process")
+
+    monkeypatch.setattr(respawning, "_start_another", broken)
+    kill(respawning, 2)
+    deadline = time.monotonic() + 5
+    while 2 not in respawning._dead():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    with pytest.raises(DiscoError, match="SIGKILL"):
+        respawning.sync_all()
+
+
+def test_rpc_with_a_new_worker_says_that_it_is_cut_off() -> None:
+    with ProcessSession(3, devices="cpu", timeout=20) as session:
+
+        def call(to: int) -> int:
+            return rpc.rpc_sync(to, my_rank) if my_rank() == 0 else -1
+
+        assert session.call_packed(call, 2).debug_get_from_remote(0) == 2
+        kill(session, 2)
+        result = session.restart_worker(2)
+        assert any("rpc" in remark for remark in result.remarks)
+        with pytest.raises(WorkerError, match="SIGKILL"):
+            session.call_packed(call, 2).debug_get_from_remote(0)
+        assert session.call_packed(call, 1).debug_get_from_remote(0) == 1
+
+        def back() -> int:
+            return rpc.rpc_sync(0, my_rank, timeout=10) if my_rank() == 2 else -1
+
+        with pytest.raises(WorkerError, match="was restarted"):
+            session.call_packed(back).debug_get_from_remote(2)
+
+
+def test_rpc_that_nobody_has_used_works_with_a_new_worker() -> None:
+    with ProcessSession(3, devices="cpu", timeout=20) as session:
+        kill(session, 2)
+        assert not session.restart_worker(2).remarks
+
+        def call() -> int:
+            return rpc.rpc_sync((my_rank() + 1) % 3, my_rank)
+
+        assert session.call_packed(call).debug_get_from_all() == [1, 2, 0]
+
+
+def test_the_result_is_a_picture(trio: Session) -> None:
+    ref = trio.call_packed(full)
+    equal = trio.broadcast(torch.zeros(2))
+    ref.name = "w"
+    trio.push({"lr": 1})
+    trio.sync_all()
+    kill(trio, 2)
+    result = trio.restart_worker(2)
+    text = repr(result)
+    for words in ("w ", "float32[2, 3]", "lost", "restored", "copied from worker 0", "lr"):
+        assert words in text, text
+    assert f"r{equal.reg_id}" in text
+    assert "<table" in result._repr_mimebundle_()["text/html"]
+    assert "1 restored and 1 lost" in str(result)
+
+
+# -- sockets: a node starts the new one --------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_a_worker_of_a_node_is_replaced_by_its_node(two_nodes: SocketSession, rank: int) -> None:
+    value, before = torch.arange(5.0), two_nodes.restarts_made
+    ref, own = two_nodes.broadcast(value), two_nodes.call_packed(full)
+    try:
+        two_nodes.sync_all()
+    except WorkerError:  # of the death before
+        two_nodes.sync_all()
+    os.kill(two_nodes.processes()[rank], signal.SIGKILL)
+    wait_for_restart(two_nodes, before + 1)
+    result = two_nodes.restarts[-1]
+    assert "SIGKILL" in result.why
+    assert list(restored(result)) == [ref.reg_id]
+    with pytest.raises(WorkerError, match="SIGKILL"):
+        two_nodes.sync_all()
+
+    def total(size: int) -> float:
+        return float(ccl.all_reduce(torch.full((size,), 1.0))[-1])
+
+    for size in (2, 300_000):
+        assert two_nodes.call_packed(total, size).debug_get_from_all() == [4.0] * 4
+    assert torch.equal(ref.debug_get_from_remote(rank), value)
+    with pytest.raises(WorkerError, match="was lost"):
+        own.debug_get_from_remote(rank)
+
+
+# -- many deaths -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seed", "deaths"), [(1, 20), pytest.param(2, 100, marks=pytest.mark.slow)]
+)
+def test_deaths_at_random_moments_cost_one_worker_each(seed: int, deaths: int) -> None:
+    """Whatever dies when: the session goes on, what is restored is equal, nothing is left."""
+    chance = random.Random(seed)
+    session = ProcessSession(3, devices="cpu", timeout=20, respawn=True)
+    fds, threads = len(os.listdir("/dev/fd")), 0
+    value = torch.randn(1000)
+    slowest = 0.0
+    try:
+        equal = session.broadcast(value)
+        session.sync_all()
+        fds, threads = len(os.listdir("/dev/fd")), threading.active_count()
+        registers = session.statistics().live_registers
+        for death in range(deaths):
+            rank = chance.choice((1, 2))
+            pid = session.processes()[rank]
+            timer = threading.Timer(chance.random() * 0.02, os.kill, (pid, signal.SIGKILL))
+            timer.start()
+            _use(session, chance)
+            timer.join()
+            began = time.monotonic()
+            wait_for_restart(session, death + 1)
+            _settle(session)
+            slowest = max(slowest, time.monotonic() - began)
+            assert session.call_packed(my_rank).debug_get_from_all() == [0, 1, 2]
+            assert all(torch.equal(held, value) for held in equal.debug_get_from_all())
+            result = session.restarts[-1]
+            assert result.rank == rank
+            assert equal.reg_id in restored(result)
+        assert slowest < 2 or deaths > 20
+        assert session.statistics().live_registers <= registers + 1
+        session._registers.validate()
+        _until(lambda: len(os.listdir("/dev/fd")) <= fds + 2)
+        _until(lambda: threading.active_count() <= threads)
+        assert not session._connections._tickets
+    finally:
+        session.shutdown(cancel=True)
+
+
+def _use(session: Session, chance: random.Random) -> None:
+    """Whatever a program does, and is told that a worker has died."""
+    source = session.call_packed(torch.ones, 2000)
+    target = session.empty((2000,), "float32")
+    for _ in range(chance.randrange(1, 30)):
+        try:
+            match chance.randrange(5):
+                case 0:
+                    session.allreduce(source, target)
+                case 1:
+                    source = source + 1
+                case 2:
+                    source.debug_get_from_remote(chance.randrange(3))
+                case 3:
+                    session.sync_all()
+                case 4:
+                    session.push({"x": 1})
+        except WorkerError:
+            pass
+
+
+def _settle(session: Session) -> None:
+    """Until nothing is left to be told."""
+    for _ in range(20):
+        try:
+            session.sync_all()
+        except WorkerError:
+            continue
+        return
+
+
+def _until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
