@@ -367,6 +367,7 @@ def main(fd: int, preload: Sequence[str] = ()) -> None:
     import_all((package, f"{__package__}.worker_main", *preload))
     sock.send(b'{"ready": true}')
     _serve(sock, LINGER)
+    os._exit(0)  # to take torch apart takes most of a second
 
 
 def _be_forked_server(sock: LocalSocket) -> NoReturn:
