@@ -33,6 +33,7 @@ from . import (  # noqa: F401
     torch_random,
     torch_settings,
     tracing,
+    waits,
     worker_modules,
 )
 from .table import rows

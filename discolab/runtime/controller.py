@@ -536,8 +536,8 @@ class Controller:
             states = [str(s) for s in self.status() if s.rank in stuck]
             sys.stderr.write(
                 f"{name_ranks(stuck)} did not stop: inside a call that Python can't interrupt; "
-                "it stops when that returns, or restart the session "
-                f"(%disco_restart)\n  " + "\n  ".join(states) + "\n"
+                "it stops when that returns, or is replaced with %disco_restart -t "
+                f"{','.join(map(str, stuck))}\n  " + "\n  ".join(states) + "\n"
             )
 
     def _timeout_text(self, ticket: Ticket, timeout: float | None) -> str:

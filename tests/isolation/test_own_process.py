@@ -20,6 +20,14 @@ NEEDED = {
     "importlib._bootstrap._lock_unlock_module",
     "threading.Thread.start",
     "time.sleep",
+    # and other waits of Python, which it ends too
+    "selectors.EpollSelector.select",
+    "selectors._PollLikeSelector.select",
+    "selectors.SelectSelector.select",
+    "subprocess.Popen.communicate",
+    "subprocess.Popen.wait",
+    "threading.Condition.wait",
+    "threading.Thread.join",
     # functions of a script are called at its end, before that of the process
     "atexit.register",
     "atexit.unregister",
@@ -34,13 +42,15 @@ NEEDED = {
 
 LOOK = """
 import atexit, builtins, concurrent.futures, importlib, logging, multiprocessing.context, os, random
-import signal, subprocess, sys, threading, time, types, warnings
+import selectors, signal, subprocess, sys, threading, time, types, warnings
 import numpy.random
 import torch
 
 def look():
     owners = [atexit, builtins, importlib._bootstrap, logging, logging.Logger, os, random, signal,
-              subprocess, sys, threading, threading.Thread, time, warnings, numpy.random,
+              selectors.EpollSelector, selectors._PollLikeSelector, selectors.SelectSelector,
+              subprocess, subprocess.Popen, sys, threading, threading.Condition, threading.Thread,
+              time, warnings, numpy.random,
               torch, torch.Tensor, torch._VF, torch.nn.functional, torch.autograd, torch.random,
               concurrent.futures.ThreadPoolExecutor, multiprocessing.context.DefaultContext]
     found = set()

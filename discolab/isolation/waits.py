@@ -1,0 +1,171 @@
+"""Python's own waits can be interrupted on a worker: they wait in slices.
+
+CPython raises an exception that another thread has sent once the thread runs Python code again. A
+wait in C never does, so waits that come back every tick let it in: those on conditions (an `Event`,
+a `Queue`, a `Future`, a `Semaphore` or a `Barrier` waits on one), for threads, for processes, and
+an event loop's for what comes next. A `Lock` that is acquired directly, a `SimpleQueue` and other
+code in C stay as they are: nothing of them can be replaced.
+
+Only a thread that runs a worker's call, or serves one, waits so, and only outside of a shield.
+"""
+
+from __future__ import annotations
+
+import functools
+import selectors
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..runtime.interrupts import TICK, Interruptible, shield, waiter_here, waiting_threads
+from . import table
+from .patches import Patches
+from .table import Row, Treatment
+
+_new_lock = threading.Lock
+_FAR = 1e6  # seconds; a deadline that is none
+_END_WITHIN = 1.0  # seconds that a process which was killed may take to end
+
+
+def _waiter() -> Interruptible | None:
+    """The calling thread, if an interrupt may end what it does now."""
+    me = waiter_here()
+    return me if me is not None and me.running and not me.is_shielded() else None
+
+
+def _in_slices(
+    me: Interruptible, wait: Callable[[float], Any], what: str, timeout: float | None
+) -> Any:
+    """Call `wait` with a tick at a time until it gives something true, or the time is over."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    thread = threading.get_ident()
+    waiting_threads.add(thread)
+    try:
+        while True:
+            left = TICK if deadline is None else min(TICK, max(0.0, deadline - time.monotonic()))
+            found = wait(left)
+            if found or left < TICK:
+                return found
+            if me.interrupts:
+                me._raise_in_wait(what)
+    finally:
+        waiting_threads.discard(thread)
+
+
+def _condition_over(wait: Callable[..., bool]) -> Callable[..., bool]:
+    @functools.wraps(wait)
+    def wait_in_slices(self: Any, timeout: float | None = None) -> bool:
+        me = _waiter()
+        if me is None or (timeout is not None and timeout <= TICK) or not self._is_owned():
+            return wait(self, timeout)
+        # as CPython's, whose own slices could lose a notification between two of them
+        lock, released, saved = _new_lock(), False, None
+        notified = False
+        lock.acquire()
+        try:
+            with shield():  # or an interrupt leaves it released, and nobody knows
+                self._waiters.append(lock)
+                saved, released = self._release_save(), True
+            notified = bool(
+                _in_slices(me, lambda left: lock.acquire(True, left), "a notification", timeout)
+            )
+        finally:
+            with shield():
+                if released:
+                    self._acquire_restore(saved)
+                if not notified:
+                    if lock in self._waiters:
+                        self._waiters.remove(lock)
+                    else:  # it came as an interrupt did: it is for another one who waits
+                        self.notify()
+        return notified
+
+    return wait_in_slices
+
+
+def _join_over(join: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(join)
+    def join_in_slices(self: threading.Thread, timeout: float | None = None) -> None:
+        me = _waiter()
+        if me is None or not self.is_alive() or self is threading.current_thread():
+            join(self, timeout)
+            return
+
+        def joined(left: float) -> bool:
+            join(self, left)
+            return not self.is_alive()
+
+        _in_slices(me, joined, f"thread {self.name}", None if timeout is None else max(0, timeout))
+
+    return join_in_slices
+
+
+def _select_over(select: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(select)
+    def select_in_slices(self: Any, timeout: float | None = None) -> Any:
+        me = _waiter()
+        if me is None or (timeout is not None and timeout <= TICK):
+            return select(self, timeout)
+        return _in_slices(me, lambda left: select(self, left), "what comes next", timeout)
+
+    return select_in_slices
+
+
+def _process_over(wait: Callable[..., int]) -> Callable[..., int]:
+    @functools.wraps(wait)
+    def wait_for_process(self: Any, timeout: float | None = None) -> int:
+        me = _waiter()
+        if me is None or timeout is not None:
+            return wait(self, timeout=timeout)
+        if me.interrupts:  # `subprocess.run` has killed it, and waits for its end
+            until, pause = time.monotonic() + _END_WITHIN, _new_lock()
+            pause.acquire()
+            while self.poll() is None and time.monotonic() < until:
+                pause.acquire(True, TICK / 10)
+        # with a deadline it looks again and again, and sleeps between (threading_time.py)
+        return wait(self, timeout=_FAR)
+
+    return wait_for_process
+
+
+def _communicate_over(communicate: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(communicate)
+    def communicate_in_slices(self: Any, input: Any = None, timeout: float | None = None) -> Any:
+        # without a deadline it may read from the only pipe, which nothing ends
+        if timeout is None and _waiter() is not None:
+            timeout = _FAR
+        return communicate(self, input, timeout)
+
+    return communicate_in_slices
+
+
+_SELECTORS = ("SelectSelector", "_PollLikeSelector", "EpollSelector", "KqueueSelector")
+
+
+def _install(patches: Patches) -> None:
+    patches.replace(threading.Condition, "wait", _condition_over)
+    patches.replace(threading.Thread, "join", _join_over)
+    patches.replace(subprocess.Popen, "wait", _process_over)
+    patches.replace(subprocess.Popen, "communicate", _communicate_over)
+    for name in _SELECTORS:
+        kind = getattr(selectors, name, None)
+        if kind is not None and "select" in vars(kind):
+            patches.replace(kind, "select", _select_over)
+
+
+table.add(
+    Row(
+        state="interrupts of Python's waits",
+        treatment=Treatment.PER_WORKER,
+        meaning="An interrupt of a worker ends its waits for a `Condition`, an `Event`, a "
+        "`queue.Queue`, a `Future`, a `Semaphore`, a thread or a process, and the sleep of an "
+        "event loop. A `Lock` that is acquired directly, a `SimpleQueue` and other code in C it "
+        "can't end.",
+        test="tests/isolation/test_waits.py::test_an_interrupt_ends_pythons_waits",
+        install=_install,
+        in_own_process=True,  # an interrupt comes from another thread there too
+        library="Python",
+    )
+)

@@ -1,0 +1,120 @@
+"""Stop ends Python's own waits on a worker, and they do what they do elsewhere."""
+
+import asyncio
+import concurrent.futures
+import queue
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from discolab import Session, current_worker
+
+
+def wait_for_future() -> None:
+    concurrent.futures.Future[None]().result()
+
+
+def wait_for_thread() -> None:
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    try:
+        thread.join()
+    finally:
+        over.set()
+
+
+def run_loop_for_ever() -> None:
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+def put_into_full_queue() -> None:
+    full: queue.Queue[int] = queue.Queue(1)
+    full.put(1)
+    full.put(2)
+
+
+WAITS: dict[str, Callable[[], Any]] = {
+    "event": lambda: threading.Event().wait(),
+    "event with a deadline": lambda: threading.Event().wait(1000),
+    "queue": lambda: queue.Queue().get(),
+    "full queue": put_into_full_queue,
+    "semaphore": lambda: threading.Semaphore(0).acquire(),
+    "barrier": lambda: threading.Barrier(2).wait(),
+    "future": wait_for_future,
+    "thread": wait_for_thread,
+    "process": lambda: subprocess.run(["sleep", "1000"], check=True),
+    "output of a process": lambda: subprocess.check_output(["sleep", "1000"]),
+    "asyncio": lambda: asyncio.run(asyncio.sleep(1000)),
+    "asyncio, for ever": run_loop_for_ever,
+}
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_an_interrupt_ends_pythons_waits(sess: Session, wait: str) -> None:
+    sess.call_packed(WAITS[wait])
+    deadline = time.monotonic() + 20
+    while not {status.state for status in sess.status()} <= {"running", "waiting"}:
+        assert time.monotonic() < deadline, sess.status()
+        time.sleep(0.01)
+    time.sleep(0.1)
+    began = time.monotonic()
+    assert sess.interrupt(timeout=10) == []
+    assert time.monotonic() - began < 4
+    ranks = sess.call_packed(lambda: current_worker().rank).debug_get_from_all()
+    assert ranks == list(range(sess.num_workers))
+
+
+def hand_over(count: int) -> tuple[list[int], bool, bool]:
+    """Many things through a small queue, between this thread and another one."""
+    small: queue.Queue[int] = queue.Queue(2)
+    found: list[int] = []
+
+    def take() -> None:
+        for number in range(count):
+            if number % 50 == 0:
+                time.sleep(0.06)  # longer than a slice
+            found.append(small.get())
+
+    taker = threading.Thread(target=take)
+    taker.start()
+    for number in range(count):
+        small.put(number)
+    taker.join()
+    event = threading.Event()
+    threading.Timer(0.15, event.set).start()
+    return found, event.wait(10), threading.Event().wait(0.12)
+
+
+def test_waits_in_slices_lose_nothing(sess: Session) -> None:
+    for found, came, did_not in sess.call_packed(hand_over, 300).debug_get_from_all():
+        assert found == list(range(300))
+        assert came
+        assert not did_not
+
+
+def test_waits_keep_their_deadlines_and_errors(pair: Session) -> None:
+    def wait() -> list[Any]:
+        began = time.monotonic()
+        found: list[Any] = []
+        with pytest.raises(queue.Empty):
+            queue.Queue[int]().get(timeout=0.12)
+        with pytest.raises(RuntimeError, match="un-acquired lock"):
+            threading.Condition().wait()
+        with pytest.raises(subprocess.TimeoutExpired):
+            subprocess.run(["sleep", "1000"], timeout=0.12, check=True)
+        found.append(subprocess.run(["sh", "-c", "exit 3"], check=False).returncode)
+        found.append(subprocess.check_output(["echo", "word"], text=True))
+        found.append(asyncio.run(asyncio.sleep(0.12, "slept")))
+        return [*found, 0.36 <= time.monotonic() - began < 5]
+
+    for found in pair.call_packed(wait).debug_get_from_all():
+        assert found == [3, "word\n", "slept", True]
