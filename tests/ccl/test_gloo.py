@@ -3,9 +3,11 @@
 import gc
 import itertools
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -402,6 +404,31 @@ def test_an_error_of_the_library_is_told_by_all(gloo: Any, monkeypatch: pytest.M
         assert words in failure.message
 
 
+def listening() -> set[str]:
+    """The sockets of this process that listen on a TCP port."""
+    lines = Path("/proc/self/net/tcp").read_text().splitlines()[1:]
+    all_there = {fields[9] for fields in map(str.split, lines) if fields[3] == "0A"}
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found.add(os.readlink(f"/proc/self/fd/{fd}").removeprefix("socket:[").rstrip("]"))
+        except OSError:
+            continue
+    return all_there & found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_ports_close_with_the_session(gloo: Any) -> None:
+    before = listening()
+    with gloo(2) as sess:
+        assert sess.call_packed(fine).debug_get_from_all() == [6.0, 6.0]
+        assert len(listening() - before) == 1
+    deadline = time.monotonic() + 10
+    while listening() - before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not listening() - before
+
+
 def test_process_groups_that_cant_be_made(gloo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise RuntimeError("no such interface")
@@ -606,6 +633,9 @@ def test_the_ledger_knows_how_each_ended(gloo: Any) -> None:
 # -- what process groups cost, and when they are freed -------------------------------------------
 
 
+DEVICE = 4  # files of the port and its thread, which a session takes along
+
+
 def descriptors() -> int:
     return len(os.listdir("/dev/fd"))
 
@@ -645,7 +675,7 @@ def test_groups_of_the_same_workers_share_sockets(gloo: Any, warm: int) -> None:
     with gloo(3) as sess:
         assert sess.call_packed(many_groups, 10).debug_get_from_all() == [3.0**10] * 3
         assert sess.call_packed(connections).debug_get_from_all() == [1] * 3
-        assert descriptors() <= warm + 3 * 2
+        assert descriptors() <= warm + DEVICE + 3 * 2
 
 
 @pytest.mark.parametrize("end", ["shutdown", "dropped", "in the middle"])
@@ -684,7 +714,7 @@ def test_an_interrupt_frees_sockets(gloo: Any, warm: int) -> None:
         sess.call_packed(makes_groups, 0).debug_get_from_all()
         assert sess.interrupt() == []
         sess.call_packed(fine).debug_get_from_all()
-        settles(descriptors, warm + 3 * 2)
+        settles(descriptors, warm + DEVICE + 3 * 2)
 
 
 def forgets(ranks: list[int], tag: str) -> None:

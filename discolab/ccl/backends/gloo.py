@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import os
+import threading
 from datetime import timedelta
 from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch._C import _distributed_c10d as c10d
@@ -42,16 +43,30 @@ def connect(store: Any, place: int, size: int, host: str) -> ProcessGroup:
     """One member's process group. Waits for the other members, who make theirs."""
     library: Any = c10d.ProcessGroupGloo
     options = library._Options()
-    options._devices = [_device(host, os.getpid())]
+    device = _device(host, os.getpid())
+    options._devices = [device]
     options._timeout = timedelta(seconds=STEP_SECONDS)
     options._threads = 1
-    return library(store, place, size, options)
+    made: ProcessGroup = library(store, place, size, options)
+    _device_of[made] = device
+    return made
 
 
-@functools.cache
-def _device(host: str, _pid: int) -> Any:
+# A device listens on a port, to which anybody on the machine can connect: it goes with the last
+# process group that uses it. `_lock` guards the making of one.
+_lock = threading.Lock()
+_devices: WeakValueDictionary[tuple[str, int], Any] = WeakValueDictionary()
+_device_of: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def _device(host: str, pid: int) -> Any:
     """The interface over which the members reach this one. One for each process."""
-    return c10d.ProcessGroupGloo.create_device(hostname=host)
+    with _lock:
+        device = _devices.get((host, pid))
+        if device is None:
+            made = c10d.ProcessGroupGloo.create_device(hostname=host)
+            device = _devices[host, pid] = made
+        return device
 
 
 def obstacle() -> str:
