@@ -30,7 +30,7 @@ from .plans.plan import Plan
 from .plans.resolved import Resolved
 from .presharded import logical
 from .progress import Board, Meter
-from .read import Files, fill
+from .read import Files, fill, new_tensor
 from .weights import Weights
 
 
@@ -273,19 +273,20 @@ def _load_here(job: Job, targets: dict[str, Any] | None) -> _Loaded:
         readers = _readers(job.read_by, worker.num_workers)
         mine = range(rank, len(catalog.files), readers) if rank < readers else ()
         verify_files(catalog, mine, meter)
-    loaded = _Loaded(resolved, Files(catalog.files, job.mmap, meter, fresh=targets is None))
+    files = Files(catalog.files, job.mmap, meter, fresh=targets is None)
+    loaded = _Loaded(resolved, files)
 
     def make(name: str, cut: Cut) -> torch.Tensor:
         if targets is not None:
             return _checked(targets[name], cut.shape, job.dtype_of(name), name)
-        return torch.empty(cut.shape, dtype=job.dtype_of(name), device=worker.device)
+        entry = catalog.entries[name]
+        return new_tensor(files, entry, cut.shape, job.dtype_of(name), worker.device)
 
     def keep(name: str, tensor: torch.Tensor) -> None:
         if job.check_nan:
             _check_finite(catalog, name, tensor)
         loaded[name] = tensor
 
-    files = loaded.files
     try:
         if job.read_by == "first":
             share(resolved, files, worker, job.dtype_of, make, keep)

@@ -85,6 +85,10 @@ class Files:
         with shield():
             close_all(self._fds)
 
+    def path_of(self, entry: Entry) -> str:
+        """The file in which an entry begins."""
+        return str(self._files[entry.pieces[0].file].path)
+
     def read(self, copy: Copy, stored: torch.dtype, into: torch.Tensor, name: str) -> None:
         """Copy a box of a file into the box of `into` that begins at `copy.at`, as `into`'s dtype.
 
@@ -258,9 +262,31 @@ def read_entry(
 ) -> torch.Tensor:
     """Read a parameter, or what one worker holds of it, into a new tensor. Raises as `fill`."""
     cut = cut or whole(entry)
-    into = torch.empty(cut.shape, dtype=dtype or entry.dtype, device=device)
+    into = new_tensor(files, entry, cut.shape, dtype or entry.dtype, device)
     fill(files, entry, cut, into)
     return into
+
+
+def new_tensor(
+    files: Files, entry: Entry, shape: Shape, dtype: torch.dtype, device: torch.device | str
+) -> torch.Tensor:
+    """Make room for what a worker holds of a parameter.
+
+    Raises
+    ------
+    CheckpointError
+        If there is not so much memory.
+    """
+    try:
+        return torch.empty(shape, dtype=dtype, device=device)
+    except RuntimeError as exc:  # the allocators', of which some say "out of memory"
+        size = math.prod(shape) * dtype.itemsize
+        where = "" if str(device) == "cpu" else f" on {device}"
+        raise CheckpointError(
+            files.path_of(entry),
+            f"there is no memory{where} for the {size:,} bytes of it that this worker holds",
+            entry.name,
+        ) from exc
 
 
 def _blocks(shape: Shape, itemsize: int) -> Iterator[tuple[Shape, Shape]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -257,3 +259,20 @@ def test_progress_is_a_service_of_each_session_from_its_start() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "True\n"
+
+
+def test_what_no_memory_can_hold_is_told_with_its_file_and_name(
+    pair: Session, tmp_path: Path
+) -> None:
+    size, file = 8 * 10**12, tmp_path / "sparse.safetensors"
+    entry = {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}
+    header = json.dumps({"w": entry}).encode()
+    file.write_bytes(struct.pack("<Q", len(header)) + header)
+    try:
+        os.truncate(file, 8 + len(header) + size)
+    except OSError:
+        pytest.skip("no such file system")
+    words = r"sparse\.safetensors: 'w': there is no memory for the 8,000,000,000,000 bytes"
+    with pytest.raises(CheckpointError, match=words):
+        pair.load(file)
+    pair.sync_all()
