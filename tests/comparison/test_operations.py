@@ -16,15 +16,9 @@ from tests.comparison.families.case import place
 from tests.comparison.families.others import Wide, WideParallel, outstanding, wide_by_hand
 
 
-@pytest.fixture(scope="module")
-def apart() -> Iterator[Session]:
-    with discolab.make_session(2, "processes", devices="cpu", timeout=60) as session:
-        yield session
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Session]:
-    with discolab.make_session(2, "threads", devices="cpu", timeout=60) as session:
+@pytest.fixture(scope="module", params=["threads", "processes"])
+def session(request: pytest.FixtureRequest) -> Iterator[Session]:
+    with discolab.make_session(2, request.param, devices="cpu", timeout=60) as session:
         yield session
 
 
@@ -47,11 +41,7 @@ def inputs() -> tuple[torch.Tensor, ...]:
     return tuple(torch.randn(shape, generator=generator) for shape in shapes)
 
 
-@pytest.mark.parametrize("engine_name", ["two", "apart"])
-def test_a_sum_that_functional_code_forgets(
-    engine_name: str, request: pytest.FixtureRequest
-) -> None:
-    session = request.getfixturevalue(engine_name)
+def test_a_sum_that_functional_code_forgets(session: Session) -> None:
     found = compare(reference, forgetful, inputs(), session=session)
     assert found.first is not None
     assert found.first.point.kind == "result"
@@ -59,11 +49,7 @@ def test_a_sum_that_functional_code_forgets(
     assert "an all-reduce is missing" in "\n".join(found.first.causes)
 
 
-@pytest.mark.parametrize("engine_name", ["two", "apart"])
-def test_rounding_is_measured_wherever_workers_are(
-    engine_name: str, request: pytest.FixtureRequest
-) -> None:
-    session = request.getfixturevalue(engine_name)
+def test_rounding_is_measured_wherever_workers_are(session: Session) -> None:
 
     def cancels(x: torch.Tensor) -> torch.Tensor:
         return (x.exp().sum(-1).log() - x.logsumexp(-1)) * 1e3
@@ -94,7 +80,7 @@ def test_operations_are_matched_by_name_and_order() -> None:
 
 
 @pytest.mark.slow
-def test_a_bug_among_values_that_rounding_sets_apart(two: Session) -> None:
+def test_a_bug_among_values_that_rounding_sets_apart(session: Session) -> None:
     model = outstanding(Wide())
     x = torch.randn(2, 64, 384, generator=torch.Generator().manual_seed(0))
 
@@ -103,7 +89,7 @@ def test_a_bug_among_values_that_rounding_sets_apart(two: Session) -> None:
         made.layer[3].__class__ = BiasInside
         return made
 
-    found = compare(model, two.call_packed(late, model.state_dict()), x)
+    found = compare(model, session.call_packed(late, model.state_dict()), x)
     assert found.first is not None
     assert found.first.module.startswith("layer.3")
     assert "bias layer.3.down.bias" in "\n".join(found.first.causes)
