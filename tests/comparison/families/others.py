@@ -382,8 +382,8 @@ def planned(
 
 RIGHT = (
     Right("an encoder of MiniLM's size by hand", "tp", wide(wide_by_hand), slow=True),
-    Right("the same, bfloat16", "tp", wide(wide_by_hand, bf16), slow=True),
-    Right("the same by DTensor", "tp", wide(wide_by_dtensor), slow=True),
+    Right("the encoder by hand, bfloat16", "tp", wide(wide_by_hand, bf16), slow=True),
+    Right("the encoder by DTensor", "tp", wide(wide_by_dtensor), slow=True),
     Right("sequence parallel by DTensor", "sp", by_dtensor),
     Right("compiled", "tp", compiled, slow=True),
     Right("DDP, bfloat16", "dp", ddp_bf16),
@@ -397,6 +397,6 @@ RIGHT = (
 if importlib.util.find_spec("transformers"):
     RIGHT += (
         Right("a Llama by transformers' tp_plan", "tp", planned("llama"), slow=True),
-        Right("the same, bfloat16", "tp", planned("llama", bf16), slow=True),
+        Right("a Llama by tp_plan, bfloat16", "tp", planned("llama", bf16), slow=True),
         Right("a Qwen3 by transformers' tp_plan", "tp", planned("qwen3"), slow=True),
     )
