@@ -238,7 +238,7 @@ class _All(Outcome):
     def __str__(self) -> str:
         done = self._done.value
         first = next((o for o in self._of if not o.settled), "the last one")
-        return f"{len(self._of)} calls, of which {done} were done, for {first}"
+        return f"all calls ({done} of {len(self._of)} were done), next for {first}"
 
 
 def wait_all(futures: Iterable[Any], timeout: float | None = None) -> list[Any]:
