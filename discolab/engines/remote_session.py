@@ -512,9 +512,12 @@ class RemoteSession(Session):
 def _respawn(session_ref: weakref.ref[RemoteSession], rank: int) -> None:
     """Replace a worker that has just died, on a thread of its own; on the reader thread."""
     session = session_ref()
-    if session is None or not session._may_respawn(rank):
+    if session is None:
         return
     connections = session._connections
+    if not session._may_respawn(rank):
+        connections.answers.pop(rank, None)
+        return
     why = connections.exit_text(rank).removeprefix(f"worker {rank} ")
     death = restart.death_of(rank, why)
     connections.expect_another(rank, death)

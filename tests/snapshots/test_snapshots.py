@@ -167,7 +167,7 @@ alike = {"x": torch.ones(2), "n": 3}
 
 
 def test_dtensors_and_layouts_on_another_number_of_workers(
-    make: Callable[..., Session], tmp_path: Path
+    make: Callable[..., Session], engine: str, tmp_path: Path
 ) -> None:
     first = make(2)
     first.mesh(tp=2)
@@ -182,6 +182,8 @@ def test_dtensors_and_layouts_on_another_number_of_workers(
         " layer.weight.requires_grad, r.to_local().equal(whole), mesh is not None)"
     )
     assert cell(again, look) == [(True,) * 6] * 2
+    if engine == "sockets":  # on two nodes, over which three can't be divided
+        return
     other = make(3)
     restored = other.restore(tmp_path / "s")
     assert restored.left_out.keys() == {"unknown", "(random states)"}

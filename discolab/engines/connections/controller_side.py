@@ -189,7 +189,8 @@ class WorkerConnections:
     hosts
         By rank, equal for workers of one machine; empty: all are on one.
     answers
-        What questions to a lost worker are answered with, while another is to take its place.
+        What questions to a lost worker are answered with, while another is to take its place; None
+        for the moment until that is known.
     when_lost
         Called with the rank of a worker that is lost, on the reader thread; None: nobody asks.
     """
@@ -214,7 +215,7 @@ class WorkerConnections:
         self.failed: dict[int, str] = {}
         self.closing = False
         self.hosts: list[str] = []
-        self.answers: dict[int, Failure] = {}
+        self.answers: dict[int, Failure | None] = {}
         self.when_lost: Callable[[int], None] | None = None
         self._kept: dict[int, list[Frame]] = {}  # of a worker that is admitted, for `let_in`
         self._processes = processes
@@ -626,12 +627,16 @@ class WorkerConnections:
                 self.failed.setdefault(rank, why or self._processes.exit_reason(rank))
                 self.notify()
             return
-        self.lost[rank] = why if self.closing or why else self._processes.exit_reason(rank)
+        why = why if self.closing or why else self._processes.exit_reason(rank)
+        respawns = self.when_lost is not None and not self.closing
+        if respawns:  # before anybody can see it lost, and take that for the end of the session
+            self.answers[rank] = None
+        self.lost[rank] = why
         self.heartbeats.forget(rank)
         for service in tuple(self.services.values()):
             service.lost(rank)
         self._look_at = 0.0
-        if self.when_lost is not None and not self.closing:
+        if respawns and self.when_lost is not None:
             self.when_lost(rank)
         self.notify()
 
