@@ -40,7 +40,7 @@ def test_a_minute(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_planted_fault_is_found_and_its_story_is_short() -> None:
-    status, output = soak("threads", 60, 7, **{PLANTED: "mul", "DISCOLAB_SOAK_SHRINKING": "200"})
+    status, output = soak("threads", 60, 7, **{PLANTED: "mul", "DISCOLAB_SOAK_SHRINKING": "90"})
     assert status == 1
     assert "threads, seed 7: these" in output
     story = [json.loads(line) for line in output.splitlines() if line.startswith('  {"do"')]
