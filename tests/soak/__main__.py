@@ -26,7 +26,11 @@ _LATE = 300.0  # seconds that the end may take
 def run(engine: str, *arguments: str, seconds: float) -> tuple[int, str]:
     """The exit status and the output of a process that takes steps."""
     command = [sys.executable, "-m", "tests.soak.play", engine, *arguments]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path]),
+        "MALLOC_ARENA_MAX": "2",  # else each of many threads has one, which keeps what was freed
+    }
     process = subprocess.Popen(
         command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )

@@ -57,11 +57,12 @@ class Replacement:
         If it can't be written to, or another save is doing that.
     """
 
+    _lock: int | None = None  # here, as an interrupt may come before `__init__` has begun
+
     def __init__(self, folder: str | os.PathLike[str], format: str) -> None:
         self.folder = os.path.realpath(folder)
         self._format = format
         self._made: list[str] = []  # folders
-        self._lock: int | None = None
         self._new: list[str] = []
         self._gone: list[str] = []  # what the old checkpoint had, to be removed after `commit`
         self._committed = False
