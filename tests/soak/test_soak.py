@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import subprocess
 import sys
 
@@ -33,7 +32,7 @@ def soak(engine: str, seconds: int, seed: int, **environment: str) -> tuple[int,
 @pytest.mark.timeout(800)  # with a search for a shorter story
 @pytest.mark.parametrize("kind", [slow("threads"), slow("processes")])
 def test_a_minute(kind: str) -> None:
-    status, output = soak(kind, SECONDS, random.randrange(10**6))
+    status, output = soak(kind, SECONDS, 7)
     assert status == 0, output
 
 
