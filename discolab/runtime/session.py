@@ -270,22 +270,24 @@ class Session(Drawn, Controller):
     def push(self, values: Mapping[str, Any]) -> None:
         """Set variables of the workers' cells; tensors are copied, one for each worker."""
         checked = {_variable_name(name): value for name, value in values.items()}
-        kept = {name: self._to_push_again(value) for name, value in checked.items()}
+        again = self._to_push_again(checked)
         self.call_without_result(builtin.set_variables, checked)
-        for name, value in kept.items():
-            self._pushed.pop(name, None)
-            if value is not None:
-                self._pushed[name] = value
+        self._pushed = again
 
-    def _to_push_again(self, value: Any) -> Any:
-        """A copy of a pushed value for a worker that is restarted; None if it can't be kept."""
-        kept = sum(map(bytes_of, tuple(self._pushed.values())))
-        if kept + bytes_of(value) > MOST_PUSHED:
-            return None
-        try:
-            return (encode(value, _no_dref),)
-        except ArgumentError:  # a DRef, or what can't be sent anyway
-            return None
+    def _to_push_again(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What a worker that is restarted is pushed once `values` have been: copies, by name."""
+        again = {name: kept for name, kept in self._pushed.items() if name not in values}
+        room = MOST_PUSHED - sum(map(bytes_of, again.values()))
+        for name, value in values.items():
+            size = bytes_of(value)
+            if size > room:
+                continue
+            try:
+                again[name] = (encode(value, _no_dref),)
+            except ArgumentError:  # a DRef, or what can't be sent anyway
+                continue
+            room -= size
+        return again
 
     def pull(
         self, name: str, ranks: Sequence[int] | None = None, timeout: float | None = None

@@ -294,6 +294,19 @@ def test_pushed_variables_are_pushed_again_as_they_were(trio: Session) -> None:
     assert torch.equal(weights[0], weights[2])
 
 
+def test_pushed_variables_are_kept_up_to_a_size_in_all(
+    trio: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("discolab.runtime.session.MOST_PUSHED", 1000)
+    large = torch.ones(150)  # 600 bytes
+    trio.push({"first": large, "second": large})
+    trio.push({"first": large + 1})  # in the place of what was kept
+    kill(trio, 2)
+    result = trio.restart_worker(2)
+    assert (result.pushed, result.gone) == (("first",), ("second",))
+    assert torch.equal(trio.pull("first", [2])[0], large + 1)
+
+
 def test_functions_modules_mesh_and_folder_are_there(trio: Session, tmp_path: Path) -> None:
     @discolab.register_func("test.restart.hello", override=True)
     def hello() -> str:
