@@ -202,12 +202,16 @@ def _for_new_worker(session: Any) -> Sequence[tuple[str, Callable[..., Any], tup
 at_restart.append(_for_new_worker)
 
 
+def _backends(worker: Worker) -> list[Backend]:
+    """Those that the session has in this process."""
+    made = (worker.shared.get(f"{_CHOSEN}.{name}") for name in _MAKERS)
+    return [backend for backend in made if backend is not None]
+
+
 def _replaced(worker: Worker) -> None:
     """Another worker thread has the place of a lost one: what needs that one can't complete."""
-    for name in _MAKERS:
-        backend = worker.shared.get(f"{_CHOSEN}.{name}")
-        if backend is not None:
-            backend.replaced(worker)
+    for backend in _backends(worker):
+        backend.replaced(worker)
     worker.shared.get(_CHOSEN, {}).pop(worker.worker_id, None)
 
 
@@ -216,10 +220,8 @@ at_replaced.append(_replaced)
 
 def _leave(worker: Worker) -> None:
     """A worker ends."""
-    for name in _MAKERS:
-        backend = worker.shared.get(f"{_CHOSEN}.{name}")
-        if backend is not None:
-            backend.dismiss(worker)
+    for backend in _backends(worker):
+        backend.dismiss(worker)
 
 
 def _coordinator(exchange: Any) -> Service:

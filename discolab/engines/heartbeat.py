@@ -148,9 +148,10 @@ def process_state(pid: int | None) -> str:
     for pause in _LOOKS:
         time.sleep(pause)
         try:
-            states = {thread: _letter(f"{folder}/task/{thread}") for thread in _threads(folder)}
+            threads = os.listdir(f"{folder}/task")
         except OSError:
             return ""
+        states = {thread: _letter(f"{folder}/task/{thread}") for thread in threads}
         if "D" in states.values():
             return "D"
         awake = {thread for thread, letter in states.items() if letter == "R"}
@@ -158,10 +159,6 @@ def process_state(pid: int | None) -> str:
         if not running:
             return ASLEEP
     return "R"
-
-
-def _threads(folder: str) -> list[str]:
-    return os.listdir(f"{folder}/task")
 
 
 def _letter(folder: str) -> str:

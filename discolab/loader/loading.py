@@ -30,7 +30,7 @@ from .plans.plan import Plan
 from .plans.resolved import Resolved
 from .presharded import logical
 from .progress import Board, Meter
-from .read import Files, fill, new_tensor
+from .read import Files, fill, new_tensor, read_entry
 from .weights import Weights
 
 
@@ -321,8 +321,7 @@ def _load_one(job: Job, name: str) -> torch.Tensor | None:
         return None
     files = Files(resolved.catalog.files, job.mmap, Meter(-1, worker), fresh=True)
     try:
-        tensor = torch.empty(cut.shape, dtype=job.dtype_of(name), device=worker.device)
-        fill(files, entry, cut, tensor)
+        tensor = read_entry(files, entry, cut, job.dtype_of(name), worker.device)
         files.finish()
     finally:
         files.close()

@@ -20,7 +20,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import BuiltinFunctionType, CodeType, FunctionType
+from types import BuiltinFunctionType, CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -96,11 +96,11 @@ class Origin(NamedTuple):
 
 
 def maker_of(func: Any) -> Any:
-    """What is kept of a function to name it later; never what it refers to."""
-    kind = type(func)
-    if kind is FunctionType:
-        return func.__code__
-    return func if kind is Register or kind is BuiltinFunctionType else function_text(func)
+    """What is kept of a function to name it later; never what it refers to.
+
+    Of a plain function that is its code, which `Session.call_packed` takes by itself.
+    """
+    return func if type(func) in (Register, BuiltinFunctionType) else function_text(func)
 
 
 def origin_text(session: Session, origin: Any) -> str:
@@ -614,13 +614,12 @@ def survey(question: tuple[list[int], dict[int, int], dict[int, Any], int]) -> d
         if root == me and _can_travel(value) and _can_travel(mine) and watched.is_unchanged(-reg):
             piece = value.detach().reshape(-1).chunk(count)[part]
             values[reg] = piece.reshape(mine.shape).clone()
-    variables = [name for name in worker.namespace if not name.startswith("_")]
     return {
         "states": states,
         "values": values,
         "digests": digests,
         "kinds": kinds,
-        "variables": variables,
+        "variables": builtin.list_variables(),
     }
 
 

@@ -360,3 +360,14 @@ def fold_rows(rows: tuple[Row, ...]) -> tuple[Row, ...]:
             key, held = number, None
         folded[key] = Row(row.cells, held.ranks + row.ranks) if held else row
     return tuple(folded.values())
+
+
+def without_empty_columns(table: Table) -> Table:
+    """Drop the columns in which nothing stands."""
+    kept = [
+        place
+        for place in range(len(table.columns))
+        if any(getattr(row.cells[place], "text", "") for row in table.rows)
+    ]
+    rows = tuple(Row(tuple(row.cells[place] for place in kept)) for row in table.rows)
+    return Table(tuple(table.columns[place] for place in kept), rows)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..runtime.restart import RestartedWorker, Shard
 from .formats import cut
-from .parts import Card, Column, Line, Part, Row, Table, Text
+from .parts import Card, Column, Line, Part, Role, Row, Table, Text, without_empty_columns
 from .pictures import picture_of
 
 _MOST = 20  # registers of each kind
@@ -30,7 +30,7 @@ def _card(result: RestartedWorker) -> Part:
     shards = [*_rows(result.lost, "lost"), *_rows(result.restored, "restored")]
     if shards:
         heads = ("register", "name", "type", "made by", "", "how")
-        children.append(_table(heads, shards))
+        children.append(without_empty_columns(Table(tuple(map(Column, heads)), tuple(shards))))
     for shown, every, what in (
         (result.lost[:_MOST], result.lost, "lost"),
         (result.restored[:_MOST], result.restored, "restored"),
@@ -52,7 +52,7 @@ def _card(result: RestartedWorker) -> Part:
 
 
 def _rows(shards: Sequence[Shard], state: str) -> list[Row]:
-    role = "warning" if state == "lost" else "good"
+    role: Role = "warning" if state == "lost" else "good"
     return [
         Row(
             (
@@ -60,23 +60,12 @@ def _rows(shards: Sequence[Shard], state: str) -> list[Row]:
                 Text(cut(shard.name, _LIMIT)),
                 Text(cut(shard.what, _LIMIT)),
                 Text(cut(shard.made_by, _LIMIT), "muted"),
-                Text(state, role),  # type: ignore[arg-type]
+                Text(state, role),
                 Text(cut(shard.how, _LIMIT), "muted"),
             )
         )
         for shard in shards[:_MOST]
     ]
-
-
-def _table(heads: Sequence[str], rows: Sequence[Row]) -> Table:
-    """A table without the columns in which nothing stands."""
-    kept = [
-        place
-        for place in range(len(heads))
-        if any(getattr(row.cells[place], "text", "") for row in rows)
-    ]
-    columns = tuple(Column(heads[place]) for place in kept)
-    return Table(columns, tuple(Row(tuple(row.cells[place] for place in kept)) for row in rows))
 
 
 def _names(names: Sequence[str]) -> str:

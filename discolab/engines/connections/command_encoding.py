@@ -245,8 +245,10 @@ def _failure_fields(failure: Failure) -> tuple[Any, ...]:
     fields = list(_all_failure_fields(failure))
     try:
         data = cloudpickle.dumps(failure.exception)
-        cloudpickle.loads(data)  # many exceptions can be pickled and not unpickled
-        fields[_EXCEPTION] = data if len(data) <= _LARGEST_EXCEPTION else None
+        fields[_EXCEPTION] = None
+        if len(data) <= _LARGEST_EXCEPTION:
+            cloudpickle.loads(data)  # many exceptions can be pickled and not unpickled
+            fields[_EXCEPTION] = data
     except BaseException:
         fields[_EXCEPTION] = None
     return tuple(fields)

@@ -628,16 +628,16 @@ class WorkerConnections:
                 self.notify()
             return
         why = why if self.closing or why else self._processes.exit_reason(rank)
-        respawns = self.when_lost is not None and not self.closing
-        if respawns:  # before anybody can see it lost, and take that for the end of the session
+        when_lost = None if self.closing else self.when_lost
+        if when_lost:  # before anybody can see it lost, and take that for the end of the session
             self.answers[rank] = None
         self.lost[rank] = why
         self.heartbeats.forget(rank)
         for service in tuple(self.services.values()):
             service.lost(rank)
         self._look_at = 0.0
-        if respawns and self.when_lost is not None:
-            self.when_lost(rank)
+        if when_lost:
+            when_lost(rank)
         self.notify()
 
     # -- another worker in the place of a lost one ----------------------------------------------

@@ -24,7 +24,17 @@ import torch
 from ..dref.contents import content_key
 from ..formats import cut, format_ranks, format_shape
 from ..summary import summarize
-from .guard import FAILURES, Record, carriable, error_text, is_stop, plain, safe_repr, type_name
+from .guard import (
+    FAILURES,
+    FAILURES_OR_STOP,
+    Record,
+    carriable,
+    error_text,
+    plain,
+    raise_stop,
+    safe_repr,
+    type_name,
+)
 from .tensors import (
     SMALL_BYTES,
     Stats,
@@ -101,13 +111,9 @@ def describe(value: object, stats: Stats = "auto") -> Record:
     """
     try:
         return _describe(value, _Scope(stats), 0)
-    except FAILURES as error:
-        failed: BaseException = error
-    except KeyboardInterrupt as error:
-        if is_stop(error):
-            raise
-        failed = error
-    return {"kind": "object", "type": type_name(value), "repr": "?", "error": error_text(failed)}
+    except FAILURES_OR_STOP as error:
+        raise_stop(error)
+        return {"kind": "object", "type": type_name(value), "repr": "?", "error": error_text(error)}
 
 
 def _describe(value: object, scope: _Scope, depth: int) -> Record:

@@ -21,16 +21,20 @@ _ITEMS_LIMIT = 200
 _DEPTH_LIMIT = 8
 
 #: What user code may throw at us. KeyboardInterrupt passes: the stop button must work. A value may
-#: raise it too: see `is_stop`.
+#: raise it too: see `raise_stop`.
 FAILURES = (Exception, SystemExit)
+FAILURES_OR_STOP = (*FAILURES, KeyboardInterrupt)
 
 
-def is_stop(error: KeyboardInterrupt) -> bool:
-    """Whether a person wants to stop this, rather than a value has raised it for fun.
+def raise_stop(error: BaseException) -> None:
+    """Raise a `KeyboardInterrupt` again by which a person stops this; not one that a value raised.
 
     What stops a worker is always a `WorkerInterrupted`.
     """
-    return isinstance(error, WorkerInterrupted) or current_worker_or_none() is None
+    if isinstance(error, KeyboardInterrupt) and (
+        isinstance(error, WorkerInterrupted) or current_worker_or_none() is None
+    ):
+        raise error
 
 
 def carriable(text: str) -> str:
@@ -43,11 +47,8 @@ def error_text(error: BaseException) -> str:
     name = type(error).__name__
     try:
         message = carriable(cut(strip_addresses(str(error)), REPR_LIMIT))
-    except FAILURES:
-        return name
-    except KeyboardInterrupt as stop:
-        if is_stop(stop):
-            raise
+    except FAILURES_OR_STOP as failed:
+        raise_stop(failed)
         return name
     return f"{name}: {message}" if message else name
 
@@ -78,11 +79,8 @@ def safe_repr(value: object, limit: int = REPR_LIMIT) -> tuple[str, bool]:
         one_line = " ".join(full[: 4 * limit].split()) if "\n" in full else full[: 4 * limit]
         text = cut(strip_addresses(one_line), limit)
         return carriable(text), whole and len(full) <= 4 * limit and not text.endswith("…")
-    except FAILURES as error:
-        return f"<{type_name(value)}: repr raised {error_text(error)}>", True
-    except KeyboardInterrupt as error:
-        if is_stop(error):
-            raise
+    except FAILURES_OR_STOP as error:
+        raise_stop(error)
         return f"<{type_name(value)}: repr raised {error_text(error)}>", True
 
 

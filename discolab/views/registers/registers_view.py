@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..formats import cut, format_bytes
-from ..parts import Column, Line, Part, Role, Row, Table, Text, VStack
+from ..parts import Column, Line, Part, Role, Row, Table, Text, VStack, without_empty_columns
 from .table import READING, Group, format_age, format_bytes_each
 from .table import Row as Register
 
@@ -148,7 +148,7 @@ def _table(rows: Sequence[Register]) -> Table:
         Row((*map(Text, cells[:6]), Text(age, "muted"), *map(Text, cells[6:8]), _state(row)))
         for (cells, age), row in zip(body, rows, strict=True)
     ]
-    return _without_empty(Table(tuple(columns), tuple(lines)))
+    return without_empty_columns(Table(tuple(columns), tuple(lines)))
 
 
 def _state(row: Register) -> Text:
@@ -158,14 +158,3 @@ def _state(row: Register) -> Text:
     if row.state.startswith("restored"):
         return Text(row.state, "good")
     return Text(row.state, "muted" if row.state == "ok" else "warning")
-
-
-def _without_empty(table: Table) -> Table:
-    """Drop the columns in which nothing stands."""
-    kept = [
-        place
-        for place in range(len(table.columns))
-        if any(getattr(row.cells[place], "text", "") for row in table.rows)
-    ]
-    rows = tuple(Row(tuple(row.cells[place] for place in kept)) for row in table.rows)
-    return Table(tuple(table.columns[place] for place in kept), rows)
