@@ -19,7 +19,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..runtime.interrupts import TICK, Interruptible, shield, waiter_here, waiting_threads
+from ..runtime.errors import WorkerInterrupted
+from ..runtime.interrupts import (
+    TICK,
+    Interruptible,
+    shield,
+    wait_in_shield,
+    waiter_here,
+    waiting_threads,
+)
 from . import table
 from .patches import Patches
 from .table import Row, Treatment
@@ -119,15 +127,37 @@ def _process_over(wait: Callable[..., int]) -> Callable[..., int]:
         me = _waiter()
         if me is None or timeout is not None:
             return wait(self, timeout=timeout)
-        if me.interrupts:  # `subprocess.run` has killed it, and waits for its end
-            until, pause = time.monotonic() + _END_WITHIN, _new_lock()
-            pause.acquire()
-            while self.poll() is None and time.monotonic() < until:
-                pause.acquire(True, TICK / 10)
         # with a deadline it looks again and again, and sleeps between (threading_time.py)
         return wait(self, timeout=_FAR)
 
     return wait_for_process
+
+
+def _start_over(start: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(start)
+    def start_whole(self: Any, *args: Any, **named: Any) -> None:
+        try:
+            with shield():  # or it would run, and nobody know its number
+                start(self, *args, **named)
+        except WorkerInterrupted:  # nobody gets it
+            if getattr(self, "_child_created", False):
+                self.__exit__(WorkerInterrupted, None, None)
+            raise
+
+    return start_whole
+
+
+def _exit_over(leave: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(leave)
+    def kill_and_leave(self: Any, kind: Any, *rest: Any) -> None:
+        if kind is None or not issubclass(kind, WorkerInterrupted):
+            return leave(self, kind, *rest)
+        with shield():
+            self.kill()  # `subprocess.run` did, but for an interrupt that came again
+            wait_in_shield(lambda: self.poll() is not None, _END_WITHIN)
+            leave(self, kind, *rest)
+
+    return kill_and_leave
 
 
 def _communicate_over(communicate: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,6 +177,8 @@ _SELECTORS = ("SelectSelector", "_PollLikeSelector", "EpollSelector", "KqueueSel
 def _install(patches: Patches) -> None:
     patches.replace(threading.Condition, "wait", _condition_over)
     patches.replace(threading.Thread, "join", _join_over)
+    patches.replace(subprocess.Popen, "__init__", _start_over)
+    patches.replace(subprocess.Popen, "__exit__", _exit_over)
     patches.replace(subprocess.Popen, "wait", _process_over)
     patches.replace(subprocess.Popen, "communicate", _communicate_over)
     for name in _SELECTORS:

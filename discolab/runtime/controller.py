@@ -56,6 +56,7 @@ R = TypeVar("R")
 
 _OWN_MODULES = __name__.partition(".")[0] + "."
 _MOST_QUEUED = 16_384  # commands a worker may be behind before calls wait for it
+_RETRY = 0.2  # seconds for what cleans up, before an interrupt is sent again: it may be swallowed
 _SYNC = DiscoAction.SYNC_WORKER
 _LOOK_EVERY = 512  # calls between two looks at that
 
@@ -249,7 +250,7 @@ class Controller:
             finally:  # after a second Ctrl-C too, or they would cancel all that comes
                 self._broadcast((DiscoAction.END_INTERRUPT, 0, ticket))
         deadline = math.inf if limit is None else time.monotonic() + limit
-        while not ticket.acquire(TICK):
+        while not ticket.acquire(max(0.0, min(_RETRY, deadline - time.monotonic()))):
             dead = self._dead()
             late = [rank for rank in ticket.missing if rank not in dead]
             if not late or time.monotonic() > deadline:

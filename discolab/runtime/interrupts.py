@@ -466,6 +466,19 @@ class Interruptible:
             pass
 
 
+def wait_in_shield(ready: Callable[[], bool], seconds: float) -> bool:
+    """Wait for what ends by itself soon, whatever interrupts come; whether it did.
+
+    For cleaning up after an interrupt, on any thread: the waits of an `Interruptible` raise then.
+    """
+    until, pause = time.monotonic() + seconds, threading.Lock()
+    pause.acquire()
+    with shield():
+        while not (found := ready()) and time.monotonic() < until:
+            pause.acquire(timeout=TICK / 50)
+    return found
+
+
 class _Nothing(BaseException):
     """Takes the place of an exception that is not to come any more."""
 

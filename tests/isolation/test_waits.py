@@ -2,13 +2,16 @@
 
 import asyncio
 import concurrent.futures
+import os
 import queue
+import random
 import subprocess
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 
 from discolab import Session, current_worker
@@ -118,3 +121,24 @@ def test_waits_keep_their_deadlines_and_errors(pair: Session) -> None:
 
     for found in pair.call_packed(wait).debug_get_from_all():
         assert found == [3, "word\n", "slept", True]
+
+
+def _run_sleep() -> None:
+    subprocess.run(["sleep", "1000"], check=True)
+
+
+def _children() -> list[str]:
+    """What calls have started in this process and was left running, or not waited for."""
+    children = psutil.Process(os.getpid()).children()
+    return [f"{child.pid} {child.status()}" for child in children if child.name() == "sleep"]
+
+
+def test_an_interrupt_leaves_no_process(sess: Session) -> None:
+    """However early it comes: as the process is being started, too."""
+    moments = random.Random(3)
+    for _ in range(15):
+        sess.call_packed(_run_sleep)
+        time.sleep(moments.random() * 0.02)
+        assert sess.interrupt(timeout=10) == []
+        left = sess.call_packed(_children).debug_get_from_all()
+        assert left == [[]] * sess.num_workers

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...runtime.errors import ArgumentError, SessionError, WaitTimeoutError
-from ...runtime.interrupts import shield
+from ...runtime.interrupts import shield, wait_in_shield
 from ..context import current_node, place_here
 from ..futures import Future, async_execution, call_later
 from ..names import CONTROLLER
@@ -28,6 +28,7 @@ from .options import BackendType
 
 _NAME = re.compile(r"[A-Za-z0-9_:-]{1,127}")
 _LOOK = 0.002  # seconds between two looks at calls that are under way
+_LEAVE_WITHIN = 2.0  # seconds that rank 0 may take to hear that a member waits no more
 
 _lock = threading.Lock()
 _members: weakref.WeakKeyDictionary[Node, dict[int, Member]] = weakref.WeakKeyDictionary()
@@ -88,7 +89,9 @@ class Member:
             except BaseException:
                 with shield():  # the first one may have lasted too long
                     if not node.closed and 0 not in node.lost:
-                        self._ask_rank_0(_leave, key, self.rank, arrival)
+                        left = self._ask_rank_0(_leave, key, self.rank, arrival)
+                        # or those who come anew could meet the arrival that was taken back
+                        wait_in_shield(left.done, _LEAVE_WITHIN)
                 raise
         return gathering, dict(values)
 
@@ -115,6 +118,8 @@ def _come(key: Any, rank: int, arrival: str, value: Any) -> Future:
             return answer
         gatherings = _gatherings.setdefault(current_node(), {})
         came = gatherings.setdefault(key, {})
+        if rank in came:  # it has left, and that takes long
+            came[rank].answer.set_result(None)
         came[rank] = _Arrival(arrival, value, answer)
         if len(came) < key[-1]:
             return answer
