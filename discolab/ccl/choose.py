@@ -290,5 +290,4 @@ def _use_gpu(worker: Worker, device_ids: tuple[Any, ...]) -> None:
     device = torch.device("cuda", index)
     if device != worker.device:
         torch.cuda.set_device(device)
-        torch.cuda.set_stream(torch.cuda.Stream(device))
         worker.device = device

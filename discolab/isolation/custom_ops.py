@@ -402,7 +402,8 @@ def _registry(module: ModuleType, patches: Patches) -> None:
         return entry_of_caller
 
     for name in ("find", "get"):
-        patches.replace(module.SimpleLibraryRegistry, name, entry_over)
+        if hasattr(module.SimpleLibraryRegistry, name):  # `get` came with torch 2.12 or 2.13
+            patches.replace(module.SimpleLibraryRegistry, name, entry_over)
 
 
 def _cache(module: ModuleType, patches: Patches) -> None:

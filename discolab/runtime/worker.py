@@ -104,8 +104,9 @@ def prepare_thread(worker: Worker, num_threads: int) -> None:
     # backward stays on this thread, on GPUs too: its collectives belong to the worker
     torch.autograd.set_multithreading_enabled(False)
     if worker.device.type == "cuda":
+        # and the device's default stream, as everybody's: what one thread has begun comes before
+        # what another one begins, be it the notebook's, a remote call's or another worker's
         torch.cuda.set_device(worker.device)
-        torch.cuda.set_stream(torch.cuda.Stream(worker.device))
 
 
 class _Poisoned(Exception):

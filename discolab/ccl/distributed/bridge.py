@@ -72,7 +72,8 @@ def _install(patches: Patches) -> None:
 def missing_names() -> list[str]:
     """The names of torch that are needed and not there."""
     found = [f"{owner.__name__}.{name}" for owner, name in _NEEDED if not hasattr(owner, name)]
-    if "_thread_id" not in getattr(device_mesh.DeviceMesh, "__annotations__", {}):
+    equal = getattr(device_mesh.DeviceMesh.__eq__, "__code__", None)
+    if equal is None or "_thread_id" not in equal.co_names:
         found.append("torch.distributed.device_mesh.DeviceMesh._thread_id")
     return found
 
