@@ -98,10 +98,35 @@ def _install_values(patches: Patches) -> None:
         future: Any = torch.__future__
         _own_value(patches, (future, f"get_{name}"), (future, f"set_{name}"))
     _install_validation(patches)
-    if opt_einsum.is_available():
-        for name in ("enabled", "strategy"):
-            prop = vars(type(opt_einsum))[name]
-            _own_value(patches, (prop, "getter"), (prop, "setter"))
+    for name in ("enabled", "strategy"):
+        _install_of_einsum(name, patches)
+
+
+def _install_of_einsum(name: str, patches: Patches) -> None:
+    """A variable of ``torch.backends.opt_einsum``, as which torch has put an object.
+
+    What is assigned there shadows the module's own variable, which `flags` changes.
+    """
+    module: Any = vars(opt_einsum)["m"]
+    own = OwnSetting[Any](f"torch.backends.opt_einsum.{name}")
+
+    def get(shown: Any) -> Any:
+        return own.get(lambda: vars(shown).get(name, vars(module)[name]))
+
+    def put(shown: Any, value: Any) -> None:
+        if not own.set(value):
+            vars(shown)[name] = value
+
+    def set_over(set_: Callable[[Any], None]) -> Callable[[Any], None]:
+        @functools.wraps(set_)
+        def set_own(value: Any) -> None:
+            if not own.set(value):
+                set_(value)
+
+        return set_own
+
+    patches.add(type(opt_einsum), name, property(get, put))
+    patches.replace(module, f"_set_{name}", set_over)
 
 
 class _Validates:

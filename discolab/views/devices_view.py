@@ -117,14 +117,22 @@ def format_cpu(row: Mapping[str, Any]) -> str:
 def format_shared_memory(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Whose memory is whose: threads of one process share it, so it is said once for all."""
     together: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    on_gpu: dict[tuple[str, int, str], list[int]] = {}
     for row in rows:
         if row["rss"] is not None:
             together.setdefault((row["host"], row["pid"]), []).append(row)
+        if row["memory"] is not None:
+            on_gpu.setdefault((row["host"], row["pid"], row["device"]), []).append(row["rank"])
     return [
         f"{format_workers([row['rank'] for row in same])} are threads of process {pid}, which has "
         f"{format_bytes(max(row['rss'] for row in same))} of memory (RSS)"
         for (_, pid), same in together.items()
         if len(same) > 1
+    ] + [
+        f"{format_workers(ranks)} share {device}: its memory is what process {pid} has there, "
+        "for all of them"
+        for (_, pid, device), ranks in on_gpu.items()
+        if len(ranks) > 1
     ]
 
 

@@ -120,6 +120,27 @@ def test_each_worker_has_settings(sess: Session, tmp_path: Path) -> None:
     assert str(tmp_path) not in torch.hub.get_dir()
 
 
+def search_paths() -> tuple[bool, ...]:
+    rank, einsum = together(), torch.backends.opt_einsum
+    einsum.enabled = rank % 2 == 0
+    together()
+    first = bool(einsum.enabled)
+    with einsum.flags(enabled=False):  # True would need the library
+        together()
+        inside = bool(einsum.enabled)
+    return first, inside, "enabled" in vars(einsum)
+
+
+@pytest.mark.one_process
+def test_each_worker_searches_paths_of_einsum_as_it_likes(sess: Session) -> None:
+    before = torch.backends.opt_einsum.enabled
+    found = sess.call_packed(search_paths).debug_get_from_all()
+    assert found == [(True, False, False), (False, False, False)] * 2
+    assert torch.backends.opt_einsum.enabled == before
+    sess.shutdown()
+    assert torch.backends.opt_einsum.enabled == before
+
+
 def detect() -> list[Any]:
     """Detect anomalies on worker 1 while the others go on."""
     rank = together()

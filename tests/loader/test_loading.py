@@ -264,6 +264,9 @@ def test_progress_is_a_service_of_each_session_from_its_start() -> None:
 def test_what_no_memory_can_hold_is_told_with_its_file_and_name(
     pair: Session, tmp_path: Path
 ) -> None:
+    overcommit = Path("/proc/sys/vm/overcommit_memory")
+    if overcommit.exists() and overcommit.read_text().strip() == "1":
+        pytest.skip("this machine promises any memory")
     size, file = 8 * 10**12, tmp_path / "sparse.safetensors"
     entry = {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}
     header = json.dumps({"w": entry}).encode()

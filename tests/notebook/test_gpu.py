@@ -73,7 +73,7 @@ def test_devices_show_the_memory_that_torch_counts(nb: Any) -> None:
         assert 10 < row["gpu"]["temperature"] < 110
         assert format_bytes(row["memory"]["used"]) in text
     if nb.engine == "threads":
-        assert "share its memory" in text
+        assert f"workers 0-3 share {GPU}: its memory is what process " in text
 
 
 def test_kernels_are_in_the_lanes_of_their_workers(nb: Any, tmp_path: Path) -> None:

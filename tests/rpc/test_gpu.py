@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
-from discolab import Session, current_worker, make_session, rpc
+from discolab import current_worker, make_session, rpc
 from tests.gpus import GPU, late, needs_gpu
 
 pytestmark = needs_gpu
 
 SIZES = (10, 1 << 20)
-
-
-@pytest.fixture(scope="module", params=["threads", "processes"])
-def sess(request: pytest.FixtureRequest) -> Iterator[Session]:
-    """Four workers on one GPU."""
-    with make_session(4, request.param, devices=str(GPU), timeout=60) as session:
-        yield session
 
 
 def double(tensor: torch.Tensor) -> torch.Tensor:
@@ -78,15 +69,14 @@ WANTED = {
 }
 
 
-@pytest.mark.parametrize("program", WANTED, ids=lambda program: program.__name__)
-def test_values_arrive_as_they_were(sess: Session, program: object) -> None:
-    for _ in range(2):
-        found = sess.call_packed(program).debug_get_from_all()
-        assert found == [WANTED[program]] * 4  # type: ignore[index]
-
-
-def test_the_notebook_calls_and_is_given_tensors_on_the_gpu(sess: Session) -> None:
-    for elements in SIZES:
-        back = sess.rpc.rpc_sync(1, double, (late(1.0, elements),))
-        assert back.device == GPU
-        assert float(back.mean()) == 2
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_values_arrive_as_they_were(engine: str) -> None:
+    with make_session(4, engine, devices=str(GPU), timeout=60) as sess:
+        for program, wanted in WANTED.items():
+            for _ in range(2):
+                found = sess.call_packed(program).debug_get_from_all()
+                assert found == [wanted] * 4, program
+        for elements in SIZES:
+            back = sess.rpc.rpc_sync(1, double, (late(1.0, elements),))
+            assert back.device == GPU
+            assert float(back.mean()) == 2

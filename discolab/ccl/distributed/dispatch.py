@@ -63,9 +63,20 @@ Kind = TypeVar("Kind", bound=type)
 
 def seen_by_torch(kind: Kind) -> Kind:
     """Give a class of process groups methods that take torch's own way while somebody looks."""
-    for name in set(_METHODS.values()) & vars(_ProcessGroup).keys():
-        setattr(kind, name, _seen(name, vars(kind)[name]))
+    for name in set(_METHODS.values()):
+        here = _seen if name in vars(_ProcessGroup) else _behind
+        setattr(kind, name, here(name, vars(kind)[name]))
     return kind
+
+
+def _behind(_name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Under a name that torch has from 2.13 on: older ones know the operator alone."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return method(self, *args, **kwargs)
+
+    return call
 
 
 def _seen(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,7 +118,7 @@ def _kernel(operator: str, method: str) -> Callable[..., Any]:
 
     def run(keys: Any, *args: Any) -> Any:
         group: Any = _ProcessGroup.unbox(args[place])
-        work_of = getattr(getattr(type(group), method), "__wrapped__", None)
+        work_of = getattr(getattr(type(group), method, None), "__wrapped__", None)
         if work_of is None or keys.has(torch._C.DispatchKey.Meta):
             return torchs(keys - own_key, *args)
         given = dict(zip(names, args, strict=False))  # those with their default may be left out
