@@ -117,7 +117,7 @@ def check_streams(setting: Setting) -> None:
     for place in setting.places():
         with place.session() as sess:
             for others in (False, True):
-                streams = "two streams by turns" if others else "the worker's own stream"
+                streams = "two streams by turns" if others else "the worker's stream"
                 for op in STREAM_OPS:
                     do = functools.partial(run_streams, sess, op, others, times)
                     tell(setting, place.name, f"{op}, {streams}", do)

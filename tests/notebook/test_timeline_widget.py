@@ -238,6 +238,17 @@ def test_a_restarted_session_is_recorded_too(traced: Kernel, timeline: Comm) -> 
     timeline.say("close")
 
 
+def test_what_the_profiler_saw_is_in_the_file_that_is_written_at_once(
+    traced: Kernel, tmp_path: Path
+) -> None:
+    traced.ok("%disco_timeline --profile")
+    traced.ok("%%disco\nx = torch.ones(8)\nfor _ in range(20_000): x.mul_(1.0)")
+    traced.ok(f"%disco_timeline --off --export {tmp_path / 'trace.json'}")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    seen = {event["pid"] for event in events if event["name"] == "aten::mul_"}
+    assert seen == {0, 1, 2, 3}
+
+
 def test_the_profiler_looks_on(traced: Kernel) -> None:
     traced.ok("%disco_timeline --profile")
     traced.ok("%%disco\ntorch.ones(64, 64) @ torch.ones(64, 64); None")

@@ -69,9 +69,9 @@ WANTED = {
 }
 
 
-@pytest.mark.parametrize("engine", ["threads", "processes"])
-def test_values_arrive_as_they_were(engine: str) -> None:
-    with make_session(4, engine, devices=str(GPU), timeout=60) as sess:
+@pytest.mark.parametrize("where", ["threads", "processes"])
+def test_values_arrive_as_they_were(where: str) -> None:
+    with make_session(4, where, devices=str(GPU), timeout=60) as sess:
         for program, wanted in WANTED.items():
             for _ in range(2):
                 found = sess.call_packed(program).debug_get_from_all()

@@ -239,12 +239,23 @@ class _Ends:
             del self._held[ranks]
             for end in held[1].values():
                 if end.name() == "nccl":  # its end may wait for the device
-                    threading.Thread(target=end.abort, daemon=True).start()
+                    token = object()
+                    _unfinished.add(token)
+                    beside = threading.Thread(target=_abort, args=([end], token), daemon=True)
+                    beside.start()
 
     def drop_all(self) -> None:
         """Let go of all ends."""
         for ranks in list(self._held):
             self.drop(ranks)
+
+
+def _abort(held: list[Any], token: object) -> None:
+    """End and free a process group that nobody else has; the driver must not go before."""
+    try:
+        held.pop().abort()
+    finally:
+        _unfinished.discard(token)
 
 
 _AnyTask = Task | Callable[[], None] | tuple[Ranks, int] | tuple[()] | None
@@ -256,7 +267,7 @@ _Tasks = queue.SimpleQueue[tuple[object, _AnyTask]]
 
 END_SECONDS = 5.0
 
-_unfinished: set[object] = set()  # what conductors have still to do; any thread changes it
+_unfinished: set[object] = set()  # what is still to be done; any thread changes it
 _process_ends = False
 
 

@@ -7,6 +7,7 @@ nanoseconds after `origin`, where the first event began.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ... import trace
-from ...runtime.errors import ArgumentError, DiscoError
+from ...runtime.channel import Ticket
+from ...runtime.errors import ArgumentError, DiscoError, WaitTimeoutError
 from ...runtime.session import Session
 from ...trace import Event, Follower, Span, Trace
 from ...trace.folding import ROWS, SPAN_ROWS
@@ -28,6 +30,7 @@ _A_POLL = 1_000  # events of a worker in one, so that it takes some milliseconds
 _LOOK_SHARE = 12  # polls take a twelfth of the time at most
 _LONGEST_PAUSE = 1.0  # seconds
 ALL_TIME = 60.0  # seconds for all that there is
+_PROFILE_SECONDS = 30.0  # that the profiler may take to end: with a GPU it has much to put in order
 _SUMMARIES_EVERY = 1.0  # seconds
 _SUMMARY_SHARE = 30  # a summary is made in a thirtieth of the time at most
 _MOST_SITES = 12
@@ -68,6 +71,7 @@ class TimelineLooks:
         self._summary: dict[str, Any] = {"sites": [], "workers": []}
         self._summed = -1  # the version it is of
         self._cost = 0.0
+        self._profile_ends: Ticket | None = None  # until somebody has waited for that
 
     # -- looks -----------------------------------------------------------------------------------
 
@@ -128,7 +132,11 @@ class TimelineLooks:
         return self.follower.fold(self.origin + t0, self.origin + t1, pixels)
 
     def trace(self) -> Trace:
-        """All that is known now."""
+        """All that is known now; what torch's profiler has seen, if it has just been ended."""
+        ends, self._profile_ends = self._profile_ends, None
+        if ends is not None and not self.session.closed:
+            with contextlib.suppress(WaitTimeoutError):  # some still compute: without it
+                self.session.wait(ends, _PROFILE_SECONDS, interrupt=False)
         self.look(ALL_TIME)
         return self.follower.trace()
 
@@ -167,7 +175,7 @@ class TimelineLooks:
 
     def _end_profile(self, session: Session) -> None:
         if self.profiled and not session.closed:
-            session.call_without_result(end_profile)
+            self._profile_ends = session.request(session.call_packed(end_profile))
         self.profiled = False
 
     def clear(self) -> None:
