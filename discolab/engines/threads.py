@@ -1,7 +1,7 @@
 """Workers as threads of this process: the session for a laptop and for one server's GPUs.
 
-Each worker is one daemon thread with its own device and, on CUDA, its own stream; what they have in
-common with other engines' worker 0 is in worker_threads.py.
+Each worker is one daemon thread with its own device; on CUDA it uses the device's default stream,
+as the notebook does. What they have in common with other engines' worker 0 is in worker_threads.py.
 """
 
 from __future__ import annotations

@@ -342,7 +342,7 @@ class _Turn:
 
     def __enter__(self) -> torch.Tensor:
         staging = self._staging
-        # the tensor that is filled was made, and zeroed, on the worker's own stream
+        # the tensor that is filled was made, and zeroed, on the worker's stream
         staging._stream.wait_stream(torch.cuda.current_stream(staging._device))
         self._stream.__enter__()
         return self._buffer

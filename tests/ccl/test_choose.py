@@ -162,7 +162,9 @@ def test_torch_without_nccl(start: Any) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.distributed.is_nccl_available(), reason="needs NCCL")
+@pytest.mark.skipif(
+    not (torch.cuda.is_available() and torch.distributed.is_nccl_available()), reason="needs NCCL"
+)
 def test_nccl() -> None:
     n = torch.cuda.device_count()
     with ThreadedSession(n, devices=[f"cuda:{i}" for i in range(n)], timeout=60) as sess:

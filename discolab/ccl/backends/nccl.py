@@ -1,7 +1,7 @@
 """NCCL, or RCCL where torch is built for ROCm: collectives between GPUs, one for each worker.
 
-Not run by this project's own tests, which have no two GPUs: what is here besides the process group
-itself is little, and the rest is shared with Gloo, which they run.
+This project's own tests run it with one worker at most, as they have no two GPUs: what is here
+besides the process group itself is little, and the rest is shared with Gloo, which they run.
 
 Each member's part is started by its conductor, because the members of one process wait for each
 other inside of the library, on a stream of its own that waits for the worker's; the workers' then
@@ -12,6 +12,7 @@ it would end it, and the notebook's kernel with it.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -117,6 +118,8 @@ def connect(store: Any, place: int, size: int, device: torch.device) -> ProcessG
     options: Any = c10d.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=STEP_SECONDS)
     made: Any = c10d.ProcessGroupNCCL(store, place, size, options)
+    # torch's threads ask the store for as long as there is the group, and it is an object of Python
+    weakref.finalize(made, id, store).atexit = False
     made.allreduce([torch.ones(1, device=device)], c10d.AllreduceOptions()).wait()
     torch.cuda.current_stream().synchronize()
     return made
