@@ -27,10 +27,9 @@ from ..ccl.checks import noticing_lost_gradients
 from ..layouts.layout import Shape, ShardLayout
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError
-from ..runtime.failures import is_own_file
 from ..runtime.registers import OWN
 from ..runtime.session import Session
-from ..runtime.sources import place
+from ..runtime.sources import is_own_file, place
 from ..runtime.user_code import is_user
 from ..runtime.worker import current_worker, current_worker_or_none
 from ..views.facts.tensors import is_dtensor

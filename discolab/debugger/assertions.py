@@ -22,6 +22,7 @@ from ..ccl.groups import resolve
 from ..runtime.errors import ArgumentError, DiscoAssertionError
 from ..views.formats import cut
 from .asserted import KINDS, TRUE, VALUES, Told, plain_tensor, told_of, verdict, words_of
+from .given import FUNCTIONS
 from .members import NAME, Members
 from .stopping import stop_here
 
@@ -104,6 +105,9 @@ def disco_assert(
         found = members.account(table, reason, words_of(value, what), dim)
     frame = sys._getframe(1)
     _fail(f"{NAME}({', '.join(filter(None, (_first_argument(frame), words)))}): {found}", message)
+
+
+FUNCTIONS["disco_assert"] = disco_assert
 
 
 def _fail(text: str, message: str) -> None:

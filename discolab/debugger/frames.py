@@ -10,9 +10,11 @@ import ast
 import ctypes
 import difflib
 import enum
+import inspect
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dis import opname
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -41,6 +43,8 @@ _PATIENCE = 1.0  # seconds after which no more values with a mind of their own a
 _GIVEN = GIVEN | {"mesh"}
 _ATOMS = (bool, int, float, complex, str, bytes, type(None))
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, type)
+_SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_YIELDS = ("YIELD_VALUE", "SEND")
 _OPTIMIZED = 1  # of `co_flags`: a function's code, whose variables are not in a dict
 
 
@@ -80,6 +84,12 @@ def _spot(frame: FrameType, line: int) -> Spot:
         spot = Spot(code.co_filename, line, code.co_name, watch.place(line), watch.call)
         watch.spot = spot  # most frames of a deep stack are where they were before
     return spot
+
+
+def is_suspended(frame: FrameType) -> bool:
+    """Whether a frame that is left goes on later: it yields, or awaits."""
+    code = frame.f_code
+    return bool(code.co_flags & _SUSPENDABLE) and opname[code.co_code[frame.f_lasti]] in _YIELDS
 
 
 # -- variables -----------------------------------------------------------------------------------

@@ -12,8 +12,12 @@ import torch
 from .. import ccl, rpc
 from ..runtime.worker import Worker, current_worker_or_none
 
-WORKER_NAMES = ("rank", "world_size", "device", "worker", "ccl", "torch", "dist", "rpc")
+_OWN = ("rank", "world_size", "device", "worker", "ccl", "torch", "dist", "rpc")
 _AS_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+
+FUNCTIONS: dict[str, Any] = {}
+"""Functions of the debugger's own; their modules, which are above this one, enter them."""
+WORKER_NAMES = (*_OWN, "disco_assert")
 GIVEN = frozenset((*WORKER_NAMES, *_AS_TORCHRUN))
 
 
@@ -21,8 +25,14 @@ def given_names(worker: Worker) -> dict[str, Any]:
     """Name -> value, for the cells of a worker."""
     rank, size = worker.worker_id, worker.num_workers
     values = (rank, size, worker.device, worker, ccl, torch, torch.distributed, rpc)
-    named: dict[str, Any] = dict(zip(WORKER_NAMES, values, strict=True))
-    return {**named, "RANK": rank, "LOCAL_RANK": worker.local_worker_id, "WORLD_SIZE": size}
+    named: dict[str, Any] = dict(zip(_OWN, values, strict=True))
+    return {
+        **named,
+        **FUNCTIONS,
+        "RANK": rank,
+        "LOCAL_RANK": worker.local_worker_id,
+        "WORLD_SIZE": size,
+    }
 
 
 def given_here() -> dict[str, Any]:

@@ -21,11 +21,18 @@ from .port import port_of
 def variables(
     worker: Worker, frame: FrameType, depth: int, names: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """The variables of a frame: name -> record; "" -> how many there are, if that is more."""
+    """The variables of a frame: name -> record; "" -> how many there are, if that is more.
+
+    Of the innermost frame ``(return) inner`` is first: what a function has returned that was
+    stepped out of.
+    """
     port = port_of(worker)
     port.looked = {}
     found = _frame(worker, frame, depth)
-    return _counted(frames.variables(found, names, into=port.looked), found if not names else None)
+    returned = port.returned if not depth and names is None else {}
+    values = {f"(return) {name}": frames.record_of(value) for name, value in returned.items()}
+    records = frames.variables(found, names, into=port.looked)
+    return {**values, **_counted(records, found if not names else None)}
 
 
 def evaluate(worker: Worker, frame: FrameType, depth: int, expression: str) -> Any:

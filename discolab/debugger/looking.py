@@ -297,6 +297,7 @@ class Looking:
         """Mark what has changed since it was shown last."""
         count = records.get("", 0)  # see `inspecting.variables`
         records = {name: record for name, record in records.items() if name}
+        own = sum(not name.startswith("(") for name in records)
         stack = worker.stack
         spot = stack[-1 - min(frame, len(stack) - 1)]
         whose = (spot.file, spot.function, len(stack) - frame)
@@ -307,7 +308,7 @@ class Looking:
             if before.number != stop.number:
                 changed = frozenset(n for n, r in records.items() if before.records.get(n) != r)
         self._seen[worker.rank, frame] = _Seen(whose, stop.number, records, changed)
-        more = max(count - len(records), 0)
+        more = max(count - own, 0)
         return replace(worker, variables=records, changed=changed, more=more)
 
     def _tick(self) -> None:

@@ -31,7 +31,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import isolation
-from ..runtime.failures import is_own_file
+from ..runtime.sources import is_own_file
 from ..runtime.user_code import is_user
 from ..runtime.worker import Worker
 from ..views.facts.describe import describe

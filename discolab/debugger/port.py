@@ -71,6 +71,8 @@ class Port:
         Whether there is a debugger to which it can tell that it stands.
     looked
         The variables that are being looked at, as far as they are known.
+    returned
+        While it stands: what functions have returned that were stepped out of, by their names.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -83,6 +85,7 @@ class Port:
         self.tracer: Tracer | None = None
         self.attached = False
         self.looked: dict[str, Any] = {}
+        self.returned: dict[str, Any] = {}
         self._order: Order | None = None
         self._asks: deque[tuple[int, str, tuple[Any, ...]]] = deque()
         self._asked = 0  # the question that is answered now

@@ -162,6 +162,12 @@ def evaluate_there(ranks: Sequence[int], expression: str, frame: int) -> Any:
 evaluate_there.disco_command = "a look at what has failed"  # type: ignore[attr-defined]
 
 
+def frame_kept() -> FrameType | None:
+    """The frame in which the last cell failed on this thread's worker; None if none is kept."""
+    raised: Raised | None = getattr(_held, "raised", None)
+    return None if raised is None else _at(raised.frames, 0)
+
+
 def forget_there() -> None:
     """A worker function."""
     forget()

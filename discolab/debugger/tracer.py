@@ -79,11 +79,13 @@ class Tracer:
         self._armed = False
         self._standing = False
         self._arrivals: dict[tuple[str, int], int] = {}
+        self._returned: dict[str, Any] = {}  # by the functions that were stepped out of
         self._rest()
 
     def _rest(self) -> None:
         """Forget how to go on, and whom that concerned."""
         self._mode = _FREE
+        self._leaving: frozenset[Watch] = frozenset()
         self._entry = False
         self._among: frozenset[Watch] = frozenset()
         self._outermost: Watch | None = None
@@ -150,6 +152,7 @@ class Tracer:
     def _end(self) -> None:
         self._armed = False
         self._rest()
+        self._returned = {}
         self.attentive = False
         self._top = None
         self._importing = 0
@@ -234,9 +237,11 @@ class Tracer:
 
     # -- events ------------------------------------------------------------------------------
 
-    def left(self, watch: Watch, frame: FrameType) -> None:
-        """A watched frame is left; a generator's may go on later."""
+    def left(self, watch: Watch, frame: FrameType, value: Any) -> None:
+        """A watched frame is left with a value; a generator's may go on later."""
         self._top = watch.parent
+        if watch in self._leaving and not watch.raising and not frames.is_suspended(frame):
+            self._returned[frame.f_code.co_name] = value
         if self.on_return is not None:
             self.on_return(frame)
         if watch is self._outermost:
@@ -350,10 +355,12 @@ class Tracer:
             self._entry = False
             watch.steps = True
         self._standing = True
+        self.port.returned, self._returned = self._returned, {}
         try:
             order = self.port.arrive(frame, arrival)
         finally:
             self._standing = False
+            self.port.returned = {}
         _take_over(frame)
         if self.port.breaks.version != self.version:
             self._read_breaks(frame)
@@ -367,9 +374,11 @@ class Tracer:
         if mode == "continue":
             self._set_mode(_FREE)
         elif mode == "step":
+            self._leaving = frozenset(self._chain(frame)[1:])
             self._set_mode(_STEP)
         else:
             chain = self._chain(frame)
+            self._leaving = frozenset(chain[1:])
             self._outermost = chain[0]
             self._among = frozenset(chain if mode == "next" else chain[:-1])
             if mode == "until":

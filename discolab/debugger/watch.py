@@ -94,7 +94,7 @@ class Watch:
             ):
                 tracer.at_line(self, frame, line)
         elif event == "return":
-            self.tracer.left(self, frame)
+            self.tracer.left(self, frame, arg)
         elif self.tracer.attentive and not issubclass(arg[0], _ENDS_OF_LOOPS):
             self.raising = headline(arg[1])
             return self.after_raise

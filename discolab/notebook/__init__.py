@@ -95,6 +95,7 @@ disco_snapshot = _function(Snapshotting, Snapshotting.disco_snapshot)
 disco_status = _function(Sessions, Sessions.disco_status)
 disco_step = _function(Debugging, Debugging.disco_step)
 disco_timeline = _function(Panels, Panels.disco_timeline)
+disco_traceback = _function(Debugging, Debugging.disco_traceback)
 disco_until = _function(Debugging, Debugging.disco_until)
 disco_where = _function(Debugging, Debugging.disco_where)
 disco_whos = _function(Variables, Variables.disco_whos)
@@ -133,6 +134,7 @@ __all__ = [
     "disco_status",
     "disco_step",
     "disco_timeline",
+    "disco_traceback",
     "disco_until",
     "disco_where",
     "disco_whos",

@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
+from ..debugger import assertions as _assertions  # noqa: F401 - gives cells `disco_assert`
 from ..debugger import raised
-from ..debugger.given import GIVEN, given_names
+from ..debugger.given import GIVEN, given_here, given_names
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError, DiscoError, WaitTimeoutError
 from ..runtime.failures import Failure, name_ranks
@@ -27,9 +28,11 @@ from ..runtime.services import probe
 from ..runtime.session import Session
 from ..runtime.sources import place
 from ..runtime.worker import Worker, current_worker
+from .awaiting import run_code
 from .cells import keep_source
 
 AFTER_CELL = "discolab.notebook.after_cell"  # in `Worker.shared`: functions for the end of a cell
+_AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 IN_FRAME = f"{__name__}:complete_in_frame"
 
 
@@ -96,9 +99,7 @@ def run_cell(source: str, filename: str, targets: list[int] | None) -> Any:
     prepare_namespace()
     body, last = compile_cell(source, filename)
     try:
-        # one dict for globals and locals, so that functions see what the cell defines
-        exec(body, worker.namespace)
-        return None if last is None else eval(last, worker.namespace)
+        return run_code(body, last, worker.namespace)
     except BaseException as exc:
         raised.keep(filename, exc)
         raise
@@ -119,8 +120,8 @@ def compile_cell(source: str, filename: str) -> tuple[CodeType, CodeType | None]
     expression = tree.body[-1] if tree.body else None
     if isinstance(expression, ast.Expr) and not _ends_with_semicolon(source):
         tree.body.pop()
-        last = compile(ast.Expression(expression.value), filename, "eval")
-    return compile(tree, filename, "exec"), last
+        last = compile(ast.Expression(expression.value), filename, "eval", _AWAIT, True)
+    return compile(tree, filename, "exec", _AWAIT, True), last  # without this file's `__future__`
 
 
 @probe
@@ -139,9 +140,15 @@ def complete_on_worker(text: str) -> list[str]:
     return completions(text, worker.namespace) if worker.worker_id == 0 else []
 
 
+def complete_at_raise(text: str) -> list[str]:
+    """The same where the last cell failed on this worker (a worker function); [] if none did."""
+    frame = raised.frame_kept()
+    return [] if frame is None else completions(text, {**frame.f_globals, **frame.f_locals})
+
+
 def complete_in_frame(worker: Worker, frame: FrameType, text: str) -> list[str]:
     """The same in the frame in which a worker stands: a question of the debugger, see `Port`."""
-    return completions(text, {**frame.f_globals, **frame.f_locals})
+    return completions(text, {**given_here(), **frame.f_globals, **frame.f_locals})
 
 
 def completions(text: str, names: dict[str, Any]) -> list[str]:

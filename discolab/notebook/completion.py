@@ -24,17 +24,30 @@ from ..debugger.debugger import debugger_of
 from ..engines import ENGINES
 from ..runtime.errors import DiscoError
 from ..runtime.mesh import Mesh
-from .cell import IN_FRAME, complete_on_worker
+from ..runtime.session import Session
+from .cell import IN_FRAME, complete_at_raise, complete_on_worker, names_made
 from .lab import Lab
 from .magic import MAGICS
 
 _PATIENCE = 0.3  # seconds
+_CONDITION = re.compile(
+    r"(%disco_break\s+\S+|%%?disco(_run)?\s.*(-b|--break)\s+[\"'][^\"']*)\sif\s[^\"]*$"
+)
 _EXPRESSION = re.compile(r"[A-Za-z_][\w.]*(?:\[[\w'\"]*\][\w.]*)*$")
 
 
 def _in_script(before: list[str]) -> bool:
     """Whether the words of ``%disco_run`` have come to the script: what follows is the script's."""
     return before[:1] == ["%disco_run"] and any(word.endswith(".py") for word in before)
+
+
+def _names_of(session: Session) -> list[str]:
+    """The variables of a session's workers, for ``sess["``."""
+    try:
+        found = session.look(names_made)
+    except DiscoError:
+        return []
+    return sorted({name for names in found.values() for name in names})
 
 
 class WorkerCompleter:
@@ -53,10 +66,12 @@ class WorkerCompleter:
     def install(self, shell: Any) -> None:
         """Offer worker names in this shell."""
         shell.Completer.custom_matchers.append(self.matcher)
+        Session._ipython_key_completions_ = _names_of  # type: ignore[attr-defined]
 
     def uninstall(self, shell: Any) -> None:
         """Undo `install`."""
         shell.Completer.custom_matchers.remove(self.matcher)
+        del Session._ipython_key_completions_  # type: ignore[attr-defined]
 
     def _match(self, context: CompletionContext) -> SimpleMatcherResult:
         line = context.line_with_cursor[: context.cursor_position]
@@ -106,9 +121,12 @@ class WorkerCompleter:
             return self._recorded(), last
         if line.startswith("%disco_whos "):
             return self._ask(last), last
-        if line.startswith(("%disco_eval ", "%disco_set ")):
+        if line.startswith(("%disco_eval ", "%disco_set ")) or _CONDITION.match(line):
             match = _EXPRESSION.search(line)
-            return (self._ask_paused(match[0]), match[0]) if match else ([], token)
+            return (self._ask_stopped(match[0]), match[0]) if match else ([], token)
+        if line.startswith("%disco_pm ") and " -e " in line:
+            match = _EXPRESSION.search(line)
+            return (self._ask(match[0], complete_at_raise), match[0]) if match else ([], token)
         if cell.startswith("%%disco") or line.startswith("%disco "):
             match = _EXPRESSION.search(line)
             return (self._ask(match[0]), match[0]) if match else ([], token)
@@ -150,18 +168,22 @@ class WorkerCompleter:
         except DiscoError:
             return None
 
-    def _ask(self, text: str) -> list[str]:
+    def _ask_stopped(self, text: str) -> list[str]:
+        """What is known where a program stands; where none does, what the workers' cells know."""
+        return self._ask_paused(text) or self._ask(text)
+
+    def _ask(self, text: str, func: Any = complete_on_worker) -> list[str]:
         try:
             session = self._lab.sessions.get()
             if session.status()[0].state != "idle":
                 return self._names
-            ref = session.call_packed(complete_on_worker, text)
-            found = session.peek(ref, [0], _PATIENCE)[0]
+            ranks = [0] if func is complete_on_worker else None
+            answers = session.peek(session.call_packed(func, text), ranks, _PATIENCE)
         except DiscoError:
             return self._names
-        if not isinstance(found, list):
-            return []
-        if "." not in text and found:
+        lists = [words for _, words in sorted(answers.items()) if isinstance(words, list) and words]
+        found: list[str] = lists[0] if lists else []
+        if "." not in text and found and func is complete_on_worker:
             self._names = found
         return found
 

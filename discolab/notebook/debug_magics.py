@@ -238,6 +238,17 @@ Magic(
 ).enter()
 
 
+Magic(
+    name="disco_traceback",
+    help="""Show the last error of workers again, with all frames.
+
+Below a cell that fails, frames of libraries in a row are one line.""",
+    examples=("%disco_traceback", "%disco_traceback -r 2   # of this worker"),
+    options=(RANKS, SESSION),
+    show=lambda text, _: print(text),
+).enter()
+
+
 def _history(result: Any, args: Namespace) -> Any:
     if args.name is None:
         print("recorded: " + ", ".join(result))
@@ -343,7 +354,7 @@ result; x is bound there. A dict alone, as `batch`, has the names of arguments a
 
 _WORDS = (
     "step", "next", "out", "until", "continue", "pause", "abort", "where", "eval", "set", "break",
-    "pm", "history", "back", "forward", "compare",
+    "pm", "traceback", "history", "back", "forward", "compare",
 )  # fmt: skip
 Magic(
     name="disco_debug",

@@ -21,6 +21,7 @@ from ..runtime.controller import check_timeout
 from ..runtime.dref import DRef
 from ..runtime.ranks import parse_ranks
 from ..runtime.session import Session
+from . import errors_shown
 from .programs import Programs
 from .running import Running
 from .sessions import Sessions
@@ -237,6 +238,18 @@ class Debugging:
             return post_mortem.evaluate_at_raise(
                 sess, expression, given, frame=frame, timeout=timeout
             )
+
+    def disco_traceback(self, ranks: Ranks = None, *, session: str | None = None) -> str:
+        """The last error of workers that was shown here, with all frames of its tracebacks.
+
+        Raises
+        ------
+        ArgumentError
+            If there was none, or none on these workers.
+        """
+        sess = self._sessions.get(session)
+        chosen = None if ranks is None else parse_ranks(ranks, sess.num_workers, sess.current_mesh)
+        return errors_shown.whole(chosen)
 
     def disco_history(
         self,

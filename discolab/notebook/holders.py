@@ -15,9 +15,8 @@ from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
 from ..runtime.dref import DRef
-from ..runtime.failures import is_own_file
 from ..runtime.session import Session
-from ..runtime.sources import is_installed
+from ..runtime.sources import is_installed, is_own_file
 from ..views.facts.guard import FAILURES
 from ..views.formats import cut, printable
 from ..views.registers.table import Held

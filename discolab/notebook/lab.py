@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ..runtime import sources
-from ..runtime.errors import SessionError, WorkerError
+from ..runtime.errors import SessionError
 from ..runtime.restart import at_restart
 from ..runtime.services import PRELOAD
 from ..views import doctor_view as _doctor_view  # noqa: F401 - draws a Diagnosis
@@ -19,11 +19,12 @@ from .cells import CellTeller
 from .comparing import Comparing
 from .config import Disco
 from .debugging import Debugging
+from .inspecting import WorkerInspector
 from .loading import Loading
 from .output import OutputCapture
 from .panels import Panels
 from .programs import Programs
-from .running import Running, doctor_hint
+from .running import Running
 from .sessions import Sessions
 from .snapshotting import Snapshotting
 from .variables import Variables
@@ -54,7 +55,8 @@ class Lab:
         self.variables = Variables(self.sessions)
         self.loading = Loading(self.sessions)
         self.snapshotting = Snapshotting(self.sessions, self.loading)
-        self.programs = Programs(self.sessions, self._running)
+        self._inspector = WorkerInspector(shell, self.sessions)
+        self.programs = Programs(self.sessions, self._running, self._inspector)
         self.debugging = Debugging(self.sessions, self._running, self.programs)
         self.comparing = Comparing(self.sessions, self._running)
         self.panels = Panels(self.sessions, self._cells)
@@ -89,14 +91,14 @@ class Lab:
         self._output.install()
         prompts.install(getattr(self.shell, "kernel", None))
         bars.install()
-        errors_shown.install()
+        errors_shown.install(self.shell)
         terminal.install(self.shell)
         self._cells.install()
+        self._inspector.install()
         at_restart.append(self.sessions.for_new_worker)
         self.panels.watch_for_the_end()
         PRELOAD.append(set_up.__module__)
         sources.namers.append(self.cell_name)
-        WorkerError.hint = staticmethod(doctor_hint)
         self.shell.events.register("pre_run_cell", self.panels.cell_begins)
         self.shell.events.register("post_run_cell", self._after_cell)
 
@@ -109,8 +111,8 @@ class Lab:
         self.shell.events.unregister("pre_run_cell", self.panels.cell_begins)
         self.shell.events.unregister("post_run_cell", self._after_cell)
         sources.namers.remove(self.cell_name)
-        WorkerError.hint = None
         PRELOAD.remove(set_up.__module__)
+        self._inspector.uninstall()
         self._cells.uninstall()
         at_restart.remove(self.sessions.for_new_worker)
         self.panels.watch_no_more()

@@ -311,7 +311,7 @@ Magic(
     usage="[-t RANKS] [options]   (code on the lines below; or with one %%, behind the options)",
     help="""Run a cell (or with one %, the line) on all workers; shows the last value's shards.
 
-Each worker has rank, world_size, device, ccl, torch, dist and rpc.""",
+Each worker has rank, world_size, device, ccl, torch, dist, rpc and disco_assert; `await` works.""",
     examples=(
         "%%disco -t 0,2              # on these workers only; the code stands below",
         "%%disco --step              # stop at the first line, on all workers",

@@ -24,6 +24,7 @@ from ..runtime.ranks import parse_ranks
 from ..runtime.session import Session
 from ..runtime.sources import display_name
 from .cell import CellRun, check_syntax, run_cell
+from .inspecting import WorkerInspector, take_help
 from .live import PROGRESS_AFTER
 from .running import Running, ending_on_stop
 from .script import read_script, run_script
@@ -95,10 +96,11 @@ class Started:
 class Programs:
     """Runs cells and scripts on the sessions of one shell."""
 
-    def __init__(self, sessions: Sessions, running: Running) -> None:
+    def __init__(self, sessions: Sessions, running: Running, inspector: WorkerInspector) -> None:
         self._sessions = sessions
         self._shell = sessions.shell
         self._running = running
+        self._inspector = inspector
         self._stopped: WeakKeyDictionary[Session, Started] = WeakKeyDictionary()
         sessions.at_set_up.append(debugger_of)  # from then on `breakpoint()` stops
         sessions.at_stop.append(lambda _, session: self.forget(session))
@@ -165,12 +167,15 @@ class Programs:
         WorkerError
             If it failed on one or more workers.
         """
+        # one line in front, so that line numbers are those of the cell with its magic
+        source, asked = take_help("\n" + self._shell.transform_cell(cell))
+        if asked and not source.strip():
+            self._inspector.show(self._sessions.get(session), asked)
+            return None
         sess = self._sessions.free(session)
         check_timeout(timeout)
         ranks = parse_ranks(targets, sess.num_workers, sess.current_mesh)
         filename = self._running.next_file()
-        # one line in front, so that line numbers are those of the cell with its magic
-        source = "\n" + self._shell.transform_cell(cell)
         check_syntax(source, filename)
         if push:
             send_variables(sess, self._shell.user_ns, push)
@@ -190,7 +195,9 @@ class Programs:
                 self._shell.user_ns.update({name: sess[name] for name in out})
                 return started.run
             with self._running.watching(sess, stream, progress_after, group_outputs):
-                return self._end_or_stop(started, timeout, interrupt)
+                result = self._end_or_stop(started, timeout, interrupt)
+        self._inspector.show(sess, asked)
+        return result
 
     def disco_run(
         self,

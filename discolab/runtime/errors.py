@@ -17,7 +17,7 @@ KeyboardInterrupt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 from .failures import Failure, explain, summarize
@@ -103,11 +103,11 @@ class WorkerError(DiscoError):
     Its text says whose command and why; the workers' own tracebacks are its notes, so that
     Python prints them below. `failures` has one `Failure` a worker, the likely cause first;
     workers that failed only because of another one come last. `__cause__` is the first
-    failure's exception where it is at hand. `hint` is for a notebook: what to look at next, below
-    the error that it shows, or "".
+    failure's exception where it is at hand. `whole` has all frames of the tracebacks, those of
+    libraries too, which else are folded. `renderer` is a notebook's: the lines that it shows.
     """
 
-    hint: ClassVar[Callable[[Sequence[Failure]], str] | None] = None
+    renderer: ClassVar[Callable[[WorkerError], list[str]] | None] = None
 
     def __init__(self, failures: Iterable[Failure]) -> None:
         self.failures = sorted(failures, key=lambda f: (f.victim, f.interrupted, f.rank))
@@ -116,7 +116,7 @@ class WorkerError(DiscoError):
         Exception.__init__(self, summarize(self.failures))
         self.__cause__ = self.failures[0].exception
         self.__suppress_context__ = True
-        self.add_note("\n".join(explain(self.failures)))
+        self.add_note("\n".join(explain(self.failures, hint="the error's .whole has all")))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.failures,)
@@ -126,8 +126,18 @@ class WorkerError(DiscoError):
         """The workers that failed, in rank order."""
         return sorted(f.rank for f in self.failures)
 
+    @property
+    def whole(self) -> str:
+        """The workers' tracebacks with all their frames."""
+        return "\n".join(explain(self.failures, whole=True))
+
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows: the workers' side, none of our frames."""
-        lines = [*explain(self.failures), "", f"{type(self).__name__}: {str(self).splitlines()[0]}"]
-        hint = WorkerError.hint(self.failures) if WorkerError.hint is not None else ""
-        return [*lines, hint] if hint else lines
+        if WorkerError.renderer is not None:
+            return WorkerError.renderer(self)
+        return [*explain(self.failures), "", f"{type(self).__name__}: {self.short}"]
+
+    @property
+    def short(self) -> str:
+        """Whose command failed, without the error's own words: those stand above it."""
+        return summarize(self.failures, words=False).splitlines()[0]

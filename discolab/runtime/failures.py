@@ -7,17 +7,17 @@ the exception object itself (kept where both sides share an address space).
 from __future__ import annotations
 
 import itertools
-import os
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
-from .sources import excerpt, is_cell, is_installed, place
+from .sources import Paint, excerpt, is_cell, is_installed, is_own_file, place, plain
+from .user_code import is_library_file, library_module
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _MOST_GROUPS = 4  # tracebacks shown of one error
-_MOST_FRAMES = 12  # frames shown of one traceback
+_MOST_FRAMES = 12  # frames shown of one traceback, a run of a library's as one
 _LONGEST = 2_000  # characters of a message or a line
 _END = 500  # of these, taken from the end
 _MOST_TEXT = 100_000  # characters of an exception's arguments and notes that are kept
@@ -189,11 +189,14 @@ class UnreportedFailures:
         self._orphans = [f for f in self._orphans if not f.reported]
 
 
-def summarize(failures: Sequence[Failure]) -> str:
-    """One line for a few failures: whose, in what, and the exception."""
+def summarize(failures: Sequence[Failure], words: bool = True) -> str:
+    """One line for a few failures: whose, in what, and with `words` the exception."""
     groups = _groups(failures)
+    if not words:
+        groups = [[f for group in alike for f in group] for alike in _alike(groups, _summary)]
     lines = [
-        f"{name_ranks(f.rank for f in group)} failed in {group[0].summary}: {group[0].headline}"
+        f"{name_ranks(f.rank for f in group)} failed in {group[0].summary}"
+        + (f": {group[0].headline}" if words else "")
         for group in groups[:_MOST_GROUPS]
     ]
     if len(groups) > _MOST_GROUPS:
@@ -201,19 +204,40 @@ def summarize(failures: Sequence[Failure]) -> str:
     return "\n".join(lines)
 
 
-def explain(failures: Sequence[Failure]) -> list[str]:
-    """The stacks of a few failures, the likely cause first, equal ones folded."""
+def explain(
+    failures: Sequence[Failure], *, whole: bool = False, paint: Paint = plain, hint: str = ""
+) -> list[str]:
+    """The stacks of a few failures, the likely cause first, equal ones folded.
+
+    Parameters
+    ----------
+    failures
+    whole
+        Show each frame; else those of a library in a row are one line, but for the last one, in
+        which the error was raised.
+    paint
+        Colours the parts of a line.
+    hint
+        How to see what was folded; shown once.
+    """
     groups = _groups(failures)
     lines: list[str] = []
-    shown = groups[:_MOST_GROUPS]
-    for group, after in zip(shown, [*shown[1:], None], strict=True):
-        first = group[0]
-        lines.append(f"{name_ranks(f.rank for f in group)} · {first.summary}")
+    hints = iter([f" ({hint})"] if hint else [])
+    stacks = _alike(groups[:_MOST_GROUPS], lambda f: (f.summary, f.earlier, f.frames))
+    for alike, after in zip(stacks, [*stacks[1:], None], strict=True):
+        first = alike[0][0]
+        lines.append(f"{name_ranks(f.rank for group in alike for f in group)} · {first.summary}")
         for frames, details, relation in first.earlier:
-            lines += [*_stack(frames), *details, relation]
-        lines += _stack(first.frames)
-        if after is None or _end_of(first) != _end_of(after[0]):  # or it is shown once, below
-            lines += [*_end_of(first), ""]
+            lines += [*_stack(frames, whole, paint, hints), *_painted(details, paint), relation]
+        lines += _stack(first.frames, whole, paint, hints)
+        if len(alike) > 1:  # one stack, but the words of the error differ
+            for group in alike:
+                whose = name_ranks(f.rank for f in group)
+                head, *rest = _end_of(group[0])
+                lines += [f"{whose}: {paint('error', head)}", *rest]
+            lines.append("")
+        elif after is None or _end_of(first) != _end_of(after[0][0]):  # or it is shown once, below
+            lines += [*_painted(_end_of(first), paint), ""]
     causes = {f.rank for group in groups for f in group}
     victims = [f for f in failures if f.rank not in causes]
     for group in fold(victims)[:_MOST_GROUPS]:
@@ -222,9 +246,37 @@ def explain(failures: Sequence[Failure]) -> list[str]:
     return lines[:-1]
 
 
+def _summary(failure: Failure) -> str:
+    return failure.summary
+
+
+def _painted(details: Sequence[str], paint: Paint) -> list[str]:
+    """The last lines of a traceback: the name of the exception in colour."""
+    lines = list(details)
+    name, colon, words = lines[0].partition(":") if lines else ("", "", "")
+    if name.isidentifier():
+        lines[0] = f"{paint('error', name)}{colon}{words}"
+    return lines
+
+
 def _end_of(failure: Failure) -> Sequence[str]:
     """The last lines of its traceback."""
     return failure.details or failure.headline.splitlines()
+
+
+def _alike(
+    groups: Sequence[list[Failure]], key: Callable[[Failure], object]
+) -> list[list[list[Failure]]]:
+    """Groups with the same `key` together, in the order of the first of each."""
+    found: list[list[list[Failure]]] = []
+    for group in groups:
+        for alike in found:
+            if key(alike[0][0]) == key(group[0]):
+                alike.append(group)
+                break
+        else:
+            found.append([group])
+    return found
 
 
 def fold(failures: Iterable[Failure]) -> list[list[Failure]]:
@@ -292,11 +344,6 @@ def _note_times(found: list[tuple[str, int, str]], times: int) -> None:
     if times > 1:
         file, line, name = found[-1]
         found[-1] = (file, line, f"{name} ({times} times)")
-
-
-def is_own_file(filename: str) -> bool:
-    """Whether a source file is one of discolab's."""
-    return filename.startswith(_PACKAGE)
 
 
 def safe_str(value: object) -> str:
@@ -382,19 +429,52 @@ def _groups(failures: Sequence[Failure]) -> list[list[Failure]]:
     return fold([f for f in failures if not f.victim] or failures)
 
 
-def _stack(frames: Frames) -> list[str]:
-    cut = len(frames) - _MOST_FRAMES
-    if cut > 0:
-        frames = (*frames[:2], *frames[2 + cut :])
+def _stack(frames: Frames, whole: bool, paint: Paint, hints: Iterator[str]) -> list[str]:
+    runs = [[frame] for frame in frames] if whole else _runs(frames)
+    cut = 0 if whole else max(0, len(runs) - _MOST_FRAMES)
     lines = []
-    for number, (filename, line, function) in enumerate(frames):
-        if cut > 0 and number == 2:
-            lines.append(f"  … {cut} frames …")
-        inside = "" if function == "<module>" else f", in {function}"
-        lines.append(f"  {place(filename, line)}{inside}")
+    for number, run in enumerate(runs):
+        if number == 2 and cut:
+            left_out = sum(map(len, runs[2 : 2 + cut]))
+            lines.append(paint("folded", f"  … {left_out} frames …{next(hints, '')}"))
+        if 2 <= number < 2 + cut:
+            continue
+        if len(run) > 1 or (not whole and is_library_file(run[0][0]) and run is not runs[-1]):
+            lines.append(paint("folded", f"  … {_folded(run)}{next(hints, '')}"))
+            continue
+        filename, line, function = run[0]
+        inside = "" if function == "<module>" else f", in {paint('function', function)}"
+        lines.append(f"  {paint('place', place(filename, line))}{inside}")
         around = _AROUND if is_cell(filename) else 0
-        lines += ["  " + text for text in excerpt(filename, line, around)]
+        lines += ["  " + text for text in excerpt(filename, line, around, paint)]
     return lines
+
+
+def _runs(frames: Frames) -> list[list[tuple[str, int, str]]]:
+    """Frames of libraries in a row together, but for the last frame; any other alone."""
+    runs: list[list[tuple[str, int, str]]] = []
+    before = False
+    for frame in frames[:-1]:
+        library = is_library_file(frame[0])
+        if library and before:
+            runs[-1].append(frame)
+        else:
+            runs.append([frame])
+        before = library
+    return [*runs, *([frame] for frame in frames[-1:])]
+
+
+def _all_equal(values: Sequence[str]) -> bool:
+    return len(set(values)) == 1
+
+
+def _folded(run: Sequence[tuple[str, int, str]]) -> str:
+    """``3 frames in torch.nn.modules``: how many, and the module that they have in common."""
+    modules = [library_module(file).split(".") for file, _, _ in run]
+    common = [steps[0] for steps in takewhile(_all_equal, zip(*modules, strict=False))]
+    tops = list(dict.fromkeys(module[0] for module in modules))
+    names = [".".join(common)] if common else tops[:3] + ["…"] * (len(tops) > 3)
+    return f"{len(run)} frame{'s' if len(run) > 1 else ''} in {', '.join(names)}"
 
 
 def _drop_frames(exc: BaseException) -> None:

@@ -6,10 +6,16 @@
 from __future__ import annotations
 
 import linecache
+import os
 import re
 from collections.abc import Callable
 
 _INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+Paint = Callable[[str, str], str]
+"""Colours a text by its role: ``place``, ``function``, ``arrow``, ``number``, ``code``, ``error``
+or ``folded``."""
 
 namers: list[Callable[[str], str | None]] = []
 
@@ -33,14 +39,29 @@ def is_installed(filename: str) -> bool:
     return _INSTALLED.search(filename) is not None
 
 
+def is_own_file(filename: str) -> bool:
+    """Whether a source file is one of discolab's."""
+    return filename.startswith(_PACKAGE)
+
+
+def plain(_role: str, text: str) -> str:
+    """The `Paint` without colours."""
+    return text
+
+
+def installed_path(filename: str) -> str:
+    """``torch/file.py`` for a file of an installed package; else the file name as it is."""
+    return _INSTALLED.sub("", filename)
+
+
 def place(filename: str, line: int | None) -> str:
     """``Cell In[3], line 4`` or ``file.py:4``; of an installed package ``torch/file.py:4``."""
     if is_cell(filename):
         return f"{display_name(filename)}, line {line}"
-    return f"{_INSTALLED.sub('', filename)}:{line}"
+    return f"{installed_path(filename)}:{line}"
 
 
-def excerpt(filename: str, line: int | None, around: int) -> list[str]:
+def excerpt(filename: str, line: int | None, around: int, paint: Paint = plain) -> list[str]:
     """Source lines around `line`, numbered, the line itself marked with an arrow.
 
     An interrupt can land where Python knows no line: nothing then.
@@ -51,6 +72,7 @@ def excerpt(filename: str, line: int | None, around: int) -> list[str]:
     for number in range(max(1, line - around), line + around + 1):
         text = linecache.getline(filename, number).rstrip()
         if text or number == line:
-            mark = "---->" if number == line else "     "
-            found.append(f"{mark} {number:>3} {text}".rstrip())
+            mark = paint("arrow", "---->") if number == line else "     "
+            words = paint("code", text) if text else ""
+            found.append(f"{mark} {paint('number', f'{number:>3}')} {words}".rstrip())
     return found

@@ -13,8 +13,7 @@ from types import CodeType
 
 import torch
 
-from .failures import is_own_file
-from .sources import is_cell, is_installed
+from .sources import installed_path, is_cell, is_installed, is_own_file
 
 
 def is_user(code: CodeType) -> bool:
@@ -27,9 +26,27 @@ def is_user_file(filename: str) -> bool:
     """Whether the code of a source file, or of a cell by its file name, is the user's."""
     if filename.startswith("<"):  # generated, frozen or given to exec; cells of plain IPython too
         return is_cell(filename)
-    return not (
-        is_own_file(filename) or is_installed(filename) or filename.startswith(_library_folders())
+    return not is_library_file(filename)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_library_file(filename: str) -> bool:
+    """Whether a source file is discolab's, Python's own, or of an installed package."""
+    return (
+        is_own_file(filename)
+        or is_installed(filename)
+        or filename.startswith(("<frozen ", *_library_folders()))
     )
+
+
+def library_module(filename: str) -> str:
+    """``torch.nn.modules.linear`` for the source file of a library."""
+    if filename.startswith("<frozen "):
+        return filename[len("<frozen ") : -1]
+    path, _ = os.path.splitext(installed_path(filename))
+    for folder in sorted(_library_folders(), key=len, reverse=True):
+        path = path.removeprefix(folder)
+    return path.replace(os.sep, ".").removesuffix(".__init__")
 
 
 @functools.cache

@@ -32,12 +32,12 @@ from .errors import (
     SessionError,
     WorkerInterrupted,
 )
-from .failures import Failure, UnreportedFailures, is_own_file
+from .failures import Failure, UnreportedFailures
 from .frames import frame_of
 from .functions import find_func
 from .interrupts import Interruptible, bind_waiter
 from .services import RESTART, ServiceChannel, WorkerState
-from .sources import is_cell, place
+from .sources import is_cell, is_own_file, place
 from .watched import WatchedValues
 
 if TYPE_CHECKING:  # a circle: a mesh asks which worker it is on

@@ -399,3 +399,94 @@ def test_a_name_is_looked_for_where_the_program_stands(dbg):
 def test_a_name_that_no_worker_has_is_refused(dbg):
     with pytest.raises(ArgumentError, match="no function nosuch"):
         dbg.break_at("nosuch if True")
+
+
+RETURNS = """\
+    import torch
+    from discolab import current_worker
+    def inner(x):
+        y = x + 1
+        return y * 2
+    def outer(x):
+        return inner(x)
+    def fails(x):
+        raise ValueError(x)
+    def numbers():
+        yield 1
+        yield 2
+    def program():
+        rank = current_worker().rank
+        a = outer(torch.full((2,), float(rank // 2)))
+        try:
+            b = fails(1)
+        except ValueError:
+            b = 0
+        for c in numbers():
+            b += c
+        return a
+"""
+
+
+def returned(stop):
+    """Rank -> what functions have returned that were stepped out of."""
+    return {
+        worker.rank: {name: record for name, record in worker.variables.items() if name[0] == "("}
+        for worker in stop.workers
+    }
+
+
+@pytest.mark.parametrize("how", ["out", "next", "step"])
+def test_stepping_out_shows_what_the_function_returns(dbg, how):
+    dbg.run(load(RETURNS), breaks=["program.py:5"])
+    assert returned(dbg.where()) == {rank: {} for rank in range(4)}
+    getattr(dbg, how)()
+    stop = dbg.where()
+    assert set(lines_of(stop).values()) == {16}
+    for rank, values in returned(stop).items():
+        assert set(values) == {"(return) inner", "(return) outer"}
+        assert values["(return) inner"]["head"] == [2.0 + 2 * (rank // 2)] * 2
+    (row,) = [line for line in str(stop).splitlines() if "(return) inner" in line]
+    assert "float32[2]" in row
+    assert "0,1: [2, 2]" in row
+    assert "2,3: [4, 4]" in row
+    assert returned(dbg.where(frame=0)) == returned(stop)  # as long as they stand
+    dbg.next()
+    assert returned(dbg.where()) == {rank: {} for rank in range(4)}
+    assert "(return)" not in str(dbg.where())
+
+
+def test_what_raises_or_yields_has_returned_nothing(dbg):
+    dbg.run(load(RETURNS), breaks=["program.py:9", "program.py:11"])
+    dbg.out()
+    stop = dbg.where()
+    assert set(lines_of(stop).values()) == {18}
+    assert returned(stop) == {rank: {} for rank in range(4)}
+    dbg.continue_()
+    dbg.out()  # it has yielded, and goes on later
+    assert returned(dbg.where()) == {rank: {} for rank in range(4)}
+
+
+HOLDS = """\
+    class Big: pass
+    made = []
+    def make():
+        import weakref
+        big = Big()
+        made.append(weakref.ref(big))
+        return big
+    def program():
+        make()
+        a = 1
+        b = 2
+        return [one() is None for one in made]
+"""
+
+
+def test_what_was_returned_is_held_while_it_is_shown_only(dbg):
+    program = load(HOLDS)
+    dbg.run(program, breaks=["program.py:7"])
+    dbg.out()
+    assert all(len(values) == 1 for values in returned(dbg.where()).values())
+    dbg.next()
+    gc.collect()
+    assert [one() for one in program.__globals__["made"]] == [None] * 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ class Result:
     status: str
     outputs: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
+    pages: list[dict[str, Any]] = field(default_factory=list)  # what was paged, as by ``x?``
     updates: list[dict[str, Any]] = field(default_factory=list)  # of displays, in order
 
     def stream(self, name: str) -> str:
@@ -51,7 +53,8 @@ class Result:
 
     @property
     def traceback(self) -> str:
-        return "\n".join(self.error["traceback"])
+        """What is shown of the error, without colours."""
+        return re.sub(r"\x1b\[[\d;]*m", "", "\n".join(self.error["traceback"]))
 
 
 class Kernel:
@@ -93,6 +96,7 @@ class Kernel:
                 content = message["content"]
                 if message["msg_type"] == "execute_reply":
                     result.status = content["status"]
+                    result.pages = [p["data"] for p in content.get("payload", ()) if "data" in p]
                 elif message["msg_type"] == "status":
                     idle = content["execution_state"] == "idle"
                 elif message["msg_type"] in ("stream", "display_data", "execute_result", "error"):
@@ -118,6 +122,13 @@ class Kernel:
         """What tab offers at the end of `code`."""
         reply = self.client.complete(code, len(code), reply=True, timeout=30)
         return reply["content"]["matches"]
+
+    def inspect(self, code: str, at: int | None = None, detail: int = 0) -> str:
+        """What Shift-Tab shows at `at`, the end of `code` if None; "" if nothing is known."""
+        place = len(code) if at is None else at
+        reply = self.client.inspect(code, place, detail_level=detail, reply=True, timeout=30)
+        data = reply["content"]["data"]
+        return re.sub(r"\x1b\[[\d;]*m", "", data.get("text/plain", ""))
 
     def close(self) -> None:
         self.client.stop_channels()

@@ -18,7 +18,7 @@ def test_a_session_says_what_it_bound(nb: Any) -> None:
     result = nb.ok("%disco_session 2 --devices cpu --name 'pair'")
     assert result.stdout == (
         "pair: workers 0-1 on cpu (threads, local collectives); names in %%disco: "
-        "rank, world_size, device, worker, ccl, torch, dist, rpc\n"
+        "rank, world_size, device, worker, ccl, torch, dist, rpc, disco_assert\n"
     )
     assert nb.ok("pair.num_workers").text == "2"
     result = nb.ok("%disco_session 2 --devices cpu --ccl gloo --name pair")

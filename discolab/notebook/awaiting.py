@@ -1,0 +1,64 @@
+"""Top-level ``await`` in a cell: each worker has an event loop of its own.
+
+A worker's loop is kept from cell to cell, so that a lock or a connection made in one cell can be
+awaited in the next; it runs while a cell awaits, and stands still in between. An interrupt ends the
+wait (see `isolation.waits`) and cancels what the cell awaited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from contextlib import suppress
+from types import CodeType
+from typing import Any
+
+_kept = threading.local()
+
+
+class _Loop:
+    """The event loop of a worker's thread; it is closed when the thread ends."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+
+    def __del__(self) -> None:
+        if self.loop.is_closed():
+            return
+        for task in asyncio.all_tasks(self.loop):
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # the worker is gone
+        self.loop.close()
+
+
+def run_code(body: CodeType, last: CodeType | None, names: dict[str, Any]) -> Any:
+    """Run the code of a cell, and the value of its last expression, with `names` for variables.
+
+    Either may be compiled with `ast.PyCF_ALLOW_TOP_LEVEL_AWAIT`; if one awaits something, both
+    run in the worker's event loop.
+    """
+    # one dict for globals and locals, so that functions see what the cell defines
+    if not any(code and code.co_flags & inspect.CO_COROUTINE for code in (body, last)):
+        exec(body, names)
+        return None if last is None else eval(last, names)
+    if not hasattr(_kept, "loop"):
+        _kept.loop = _Loop()
+    loop: asyncio.AbstractEventLoop = _kept.loop.loop
+    task = loop.create_task(_awaited(body, last, names))
+    try:
+        return loop.run_until_complete(task)
+    finally:
+        if not task.done():  # interrupted: what it awaits must not go on in the next cell
+            task.cancel()
+            with suppress(BaseException):
+                loop.run_until_complete(task)
+
+
+async def _awaited(body: CodeType, last: CodeType | None, names: dict[str, Any]) -> Any:
+    value = None
+    for code in (body, last):
+        if code is not None:
+            value = eval(code, names)
+            if code.co_flags & inspect.CO_COROUTINE:
+                value = await value
+    return None if last is None else value

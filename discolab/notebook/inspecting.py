@@ -1,0 +1,199 @@
+"""What a name of a ``%%disco`` cell stands for: Shift-Tab, ``x?`` and ``x??``.
+
+The workers are asked, each in its own namespace; where a program is paused, in the frame in which
+it stands. While they are busy nothing is known, and nothing is waited for.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import os
+import re
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+from IPython.core import page
+from IPython.core.oinspect import Inspector, OInfo
+from IPython.utils.tokenutil import token_at_cursor
+
+from ..debugger.debugger import debugger_of
+from ..runtime.errors import DiscoError
+from ..runtime.failures import name_ranks
+from ..runtime.session import Session
+from ..runtime.worker import Worker, current_worker
+from .sessions import Sessions
+
+_PATIENCE = 1.0  # seconds
+_ON_WORKERS = re.compile(r"\s*%%disco(_compare)?\b[^\n]*\n")
+_HELP = {"pinfo": 0, "pinfo2": 1}  # what IPython makes of ? and ??
+_IN_FRAME = f"{__name__}:inspect_in_frame"
+_ALONE = "it is looked up what a name stands for"
+
+Question = tuple[str, int, str]  # an expression, how much is to be told, and in which colours
+
+# -- on the worker -------------------------------------------------------------------------------
+
+
+def inspect_on_worker(*question: Any) -> dict[str, str] | None:
+    """What `Session` shows of an expression (a worker function); None if there is no such thing."""
+    worker = current_worker()
+    worker.alone = _ALONE
+    try:
+        return described(worker.namespace, *question)
+    finally:
+        worker.alone = ""
+
+
+inspect_on_worker.disco_command = "the look at what a name stands for"  # type: ignore[attr-defined]
+
+
+def inspect_in_frame(_worker: Worker, frame: FrameType, *question: Any) -> dict[str, str] | None:
+    """The same in the frame in which a worker stands: a question of the debugger, see `Port`."""
+    return described({**frame.f_globals, **frame.f_locals}, *question)
+
+
+def described(
+    names: Mapping[str, Any], expression: str, detail: int, theme: str
+) -> dict[str, str] | None:
+    """What IPython tells of an object: its signature, docstring, source; None if it is not there.
+
+    Parameters
+    ----------
+    names
+        The variables that there are.
+    expression
+        A name, attributes and items of it; nothing is called.
+    detail
+        1: the source too.
+    theme
+        Of IPython's colours.
+    """
+    try:
+        found = _value_of(ast.parse(expression.strip(), mode="eval").body, names)
+    except Exception:  # no such name; or what a property of the user's raises
+        return None
+    info = OInfo(
+        ismagic=False, isalias=False, found=True, obj=found, parent=None, namespace="worker"
+    )
+    bundle = _inspector(theme)._get_info(found, expression, info=info, detail_level=detail)
+    text = str(bundle["text/plain"])  # which takes a cell for a file in this folder
+    return {"text/plain": text.replace(os.path.join(os.getcwd(), "Cell In["), "Cell In[")}
+
+
+def _value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """The value of a name, an attribute or an item; `LookupError` for any other expression."""
+    if isinstance(node, ast.Name):
+        return names[node.id] if node.id in names else vars(builtins)[node.id]
+    if isinstance(node, ast.Attribute):
+        return getattr(_value_of(node.value, names), node.attr)
+    if isinstance(node, ast.Subscript):
+        return _value_of(node.value, names)[ast.literal_eval(node.slice)]
+    raise LookupError
+
+
+def _inspector(theme: str) -> Inspector:
+    if "theme_name" in inspect.signature(Inspector.__init__).parameters:
+        return Inspector(theme_name=theme or "nocolor")
+    return Inspector()  # type: ignore[call-arg, unused-ignore]  # of an IPython before 9
+
+
+# -- on the controller ---------------------------------------------------------------------------
+
+
+def ask_workers(session: Session, question: Question) -> dict[str, str] | None:
+    """What the first worker that knows an expression tells of it."""
+    debugger = debugger_of(session)
+    try:
+        if debugger.is_paused:
+            told = debugger.ask(_IN_FRAME, *question, timeout=_PATIENCE)
+            answers = {rank: value for rank, (well, value) in told.items() if well}
+        elif any(status.state != "idle" for status in session.status()):
+            return None
+        else:
+            ref = session.call_packed(inspect_on_worker, *question)
+            answers = session.peek(ref, timeout=_PATIENCE)
+    except DiscoError:
+        return None
+    known = {rank: bundle for rank, bundle in sorted(answers.items()) if isinstance(bundle, dict)}
+    if not known:
+        return None
+    bundle = dict(next(iter(known.values())))
+    if len(known) < len(answers):
+        bundle["text/plain"] = f"On {name_ranks(known)} alone.\n{bundle['text/plain']}"
+    return bundle
+
+
+def take_help(source: str) -> tuple[str, list[tuple[str, int]]]:
+    """A transformed cell without its lines ``x?`` and ``x??``, and what those ask for."""
+    try:
+        body = ast.parse(source).body
+    except SyntaxError:
+        return source, []
+    lines, asked = source.splitlines(), []
+    for node in body:
+        match node:
+            case ast.Expr(
+                value=ast.Call(
+                    func=ast.Attribute(attr="run_line_magic"),
+                    args=[ast.Constant(value=magic), ast.Constant(value=str(expression))],
+                )
+            ) if magic in _HELP:
+                asked.append((expression, _HELP[magic]))
+                for number in range(node.lineno - 1, node.end_lineno or node.lineno):
+                    lines[number] = ""
+    return ("\n".join(lines), asked) if asked else (source, [])
+
+
+class WorkerInspector:
+    """Answers for names of ``%%disco`` cells in a kernel, and pages what ``x?`` asks for."""
+
+    def __init__(self, shell: Any, sessions: Sessions) -> None:
+        self._shell = shell
+        self._sessions = sessions
+        self._kernel: Any = getattr(shell, "kernel", None)
+
+    def install(self) -> None:
+        """Answer the front end's questions about such cells."""
+        if self._kernel is not None:
+            self._kernel.do_inspect = self._do_inspect  # over the class's own
+
+    def uninstall(self) -> None:
+        """Undo `install`."""
+        if self._kernel is not None:
+            del self._kernel.do_inspect
+
+    def show(self, session: Session, asked: list[tuple[str, int]]) -> None:
+        """Show what a cell's lines ``x?`` ask for, as IPython does."""
+        for expression, detail in asked:
+            bundle = ask_workers(session, (expression, detail, self._theme))
+            if bundle is None:
+                print(f"Object `{expression}` not found on the workers.")
+            else:
+                page.page(bundle)
+
+    @property
+    def _theme(self) -> str:
+        return getattr(self._shell.inspector, "_theme_name", "")
+
+    def _do_inspect(
+        self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()
+    ) -> Any:
+        """See ipykernel."""
+        head = _ON_WORKERS.match(code)
+        if head is None or cursor_pos < head.end():
+            return type(self._kernel).do_inspect(
+                self._kernel, code, cursor_pos, detail_level, omit_sections
+            )
+        name = token_at_cursor(code[head.end() :], cursor_pos - head.end())
+        try:
+            session = self._sessions.get()
+        except DiscoError:
+            session = None
+        bundle = None
+        if session is not None and name:
+            bundle = ask_workers(session, (name, detail_level, self._theme))
+        found = bundle is not None
+        return {"status": "ok", "found": found, "data": bundle or {}, "metadata": {}}

@@ -1,0 +1,182 @@
+"""What a cell of daily work meets: errors that can be read, Shift-Tab, ``x?``, ``await``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from .conftest import Kernel
+
+MODEL = """%%disco
+from torch import nn
+class Block(nn.Module):
+    "A block of the model."
+    def __init__(self, size=4):
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+    def forward(self, x, scale: float = 1.0):
+        "Scale it."
+        return self.linear(x) * scale
+model = nn.Sequential(nn.Sequential(Block()))
+layers = [Block(8)]
+if rank == 1: alone = Block()
+"""
+
+
+@pytest.fixture(scope="module", params=["threads", "processes"])
+def two(request: Any) -> Iterator[Kernel]:
+    """A kernel with two workers."""
+    kernel = Kernel()
+    kernel.ok(f"%load_ext discolab\n%disco_session 2 --devices cpu --engine {request.param}")
+    kernel.ok(MODEL)
+    yield kernel
+    kernel.close()
+
+
+def test_frames_of_libraries_are_one_line(two: Kernel) -> None:
+    failed = two.fails("%%disco\nmodel(torch.ones(2, 5))")
+    lines = failed.traceback.splitlines()
+    assert sum("… 8 frames in torch.nn.modules (%disco_traceback shows all)" in x for x in lines)
+    assert sum("… 2 frames in torch.nn.modules.module" in line for line in lines) == 1
+    assert not any("_call_impl" in line for line in lines)
+    assert any("line 10, in forward" in line for line in lines)
+    assert any("return self.linear(x) * scale" in line for line in lines)
+    at_last = [line for line in lines if "torch/nn/modules/linear.py:" in line]
+    assert len(at_last) == 1  # where it was raised
+    told = [line for line in lines if "mat1 and mat2" in line]
+    assert told == ["RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x5 and 4x4)"]
+    assert lines[0] == "workers 0-1 · the cell"
+    assert lines[-1] == "WorkerError: workers 0-1 failed in the cell"
+    assert len(lines) == 16
+    whole = two.ok("%disco_traceback").stdout
+    assert whole.count("_wrapped_call_impl") == 4  # a call each
+    assert "frames in" not in whole
+    assert two.ok("%disco_traceback -r 1").stdout.startswith("worker 1 · the cell")
+    assert two.ok("%disco_debug traceback").stdout == whole
+
+
+def test_colours_are_those_of_ipython(two: Kernel) -> None:
+    def colour_of(result: Any, word: str) -> str:
+        text = "\n".join(result.error["traceback"])
+        return text[: text.rindex(word)].rpartition("\x1b[")[2].partition("m")[0]
+
+    own = two.fails("def f(): raise ValueError('mine')\nf()")
+    theirs = two.fails("%%disco\ndef f(): raise ValueError('theirs')\nf()")
+    assert colour_of(own, "raise") == colour_of(theirs, "raise") != ""
+    assert colour_of(own, "ValueError") == colour_of(theirs, "ValueError") != ""
+    assert colour_of(own, "In[") == colour_of(theirs, "Cell In[") != ""
+
+
+def test_one_stack_where_only_the_words_differ(two: Kernel) -> None:
+    failed = two.fails("%%disco\nraise ValueError(f'of rank {rank}')").traceback
+    assert failed.count("raise ValueError") == 1
+    assert "worker 0: ValueError: of rank 0\nworker 1: ValueError: of rank 1" in failed
+    assert failed.endswith("WorkerError: workers 0-1 failed in the cell")
+
+
+def test_shift_tab_knows_the_workers_objects(two: Kernel) -> None:
+    two.ok("model = 'the notebook has one, too'")
+    shown = two.inspect("%%disco\nblock = Block(")
+    assert "size=4" in shown
+    assert "A block of the model." in shown
+    assert "Sequential" in two.inspect("%%disco\nmodel")
+    assert "(self, x, scale: float = 1.0)" in two.inspect("%%disco\nBlock.forward(x, ")
+    assert "File:      Cell In[" in two.inspect("%%disco\nBlock.forward(x, ")
+    assert "def forward" in two.inspect("%%disco\nBlock.forward(", detail=1)
+    assert two.inspect("%%disco\nalone.forward").startswith("On worker 1 alone.")
+    assert two.inspect("%%disco\nno_such_name(") == ""
+    assert "the notebook has one" in two.inspect("model")
+    assert "Run a cell" in two.inspect("%%disco")
+
+
+def test_question_marks_in_a_cell(two: Kernel) -> None:
+    (shown,) = two.ok("%%disco\nBlock?").pages
+    assert "A block of the model." in shown["text/plain"]
+    (source,) = two.ok("%%disco\nn = 2\nlayers[0].forward??").pages
+    assert "forward(self, x" in source["text/plain"]
+    assert two.ok("%%disco\nn").text.startswith("DRef n: 2 on all")
+    assert "`nothing` not found" in two.ok("%%disco\nnothing?").stdout
+
+
+def test_question_marks_where_a_program_stands(two: Kernel) -> None:
+    two.ok("%%disco --step\ndef inner(only_here):\n    return 1\ninner(1)")
+    two.ok("%disco_next")
+    two.ok("%disco_step")
+    (shown,) = two.ok("%%disco\nonly_here?").pages
+    assert "int" in shown["text/plain"]
+    two.ok("%disco_abort")
+
+
+def test_items_of_a_session_complete(two: Kernel) -> None:
+    assert any("model" in word for word in two.complete('sess["mo'))
+    assert "alone" in "".join(two.complete("sess['al"))
+    assert not [name for name in two.complete('sess["ra') if "rank" in name]
+    assert "model" in two.complete("%%disco\nmod")
+
+
+def test_await_in_a_cell(two: Kernel) -> None:
+    two.ok("%%disco\nimport asyncio\nlock = asyncio.Lock()\nasync def add(a):\n    async with lock:"
+           "\n        await asyncio.sleep(0.01)\n        return a + rank")  # fmt: skip
+    assert two.ok("%%disco\nfirst = await add(1)\nfirst + await add(2)").text.startswith("DRef")
+    assert two.ok("%disco_pull first\nfirst").text == "[1, 2]"
+    two.ok("%%disco\nlater = asyncio.create_task(add(10)); await asyncio.sleep(0)")
+    two.ok("%%disco\nten = await later")  # the loop is kept
+    assert two.ok("%disco_pull ten\nten").text == "[10, 11]"
+    failed = two.fails("%%disco\nasync def f():\n    return 1 / 0\nawait f()").traceback
+    assert "line 3, in f" in failed
+    assert "asyncio.run" not in failed
+
+
+def test_stop_ends_an_await(two: Kernel) -> None:
+    began = time.monotonic()
+    code = "%%disco\ntry:\n    await asyncio.sleep(100)\nfinally:\n    ended = True"
+    stopped = two.fails("%%disco\nimport asyncio\n" + code.partition("\n")[2], interrupt_after=0.5)
+    assert stopped.error["ename"] in ("CellInterrupted", "KeyboardInterrupt")
+    assert time.monotonic() - began < 20
+    assert two.ok("%%disco\nended").text.startswith("DRef ended: True on all")
+    assert two.ok("%%disco\nawait asyncio.sleep(0, 'fine')").text.startswith("DRef: 'fine'")
+
+
+def test_await_can_be_stepped(two: Kernel) -> None:
+    two.ok("%%disco --step\nimport asyncio\nasync def g(k):\n    k += 1\n    return k\nawait g(1)")
+    for _ in range(2):
+        two.ok("%disco_next")
+    assert "in g" in two.ok("%disco_step").text
+    assert "k" in two.ok("%disco_where").text
+    assert two.ok("%disco_continue").text.startswith("DRef: 2 on all")
+
+
+def test_disco_assert_is_there(two: Kernel) -> None:
+    two.ok("%%disco\ndisco_assert(torch.ones(2), 'replicated')")
+    failed = two.fails("%%disco\ndisco_assert(torch.ones(2) * rank, 'replicated')")
+    assert "DiscoAssertionError" in failed.traceback
+    two.ok("%disco_abort")
+    assert "disco_assert" not in two.ok("%disco_whos").text
+
+
+def test_stepping_out_shows_the_value_in_a_kernel(two: Kernel) -> None:
+    two.ok("%%disco -b 3\ndef double(v):\n    return v * 2\nw = double(torch.ones(2))\nw + 1")
+    shown = two.ok("%disco_out")
+    assert "(return) double" in shown.text
+    assert "all: [2, 2]" in shown.text
+    assert "(return) double" in shown.data[-1]["text/html"]
+    two.ok("%disco_abort")
+
+
+def test_conditions_and_expressions_complete(two: Kernel) -> None:
+    two.ok("%%disco\nglobal_one = 1")
+    assert two.complete("%disco_break f.py:3 if global_o") == ["global_one"]
+    assert two.complete('%%disco -b "3 if global_o') == ["global_one"]
+    two.ok("%%disco -b 3\ndef inside(first_thing):\n    return first_thing\ninside(torch.ones(1))")
+    for line in ("%disco_break 3 if first_th", "%disco_break f.py:3 if rank == 1 and first_th",
+                 "%disco_eval first_th", "%disco_set first_thing = first_th",
+                 "%disco_debug break 3 if first_th"):  # fmt: skip
+        assert two.complete(line) == ["first_thing"], line
+    assert "first_thing.shape" in two.complete("%disco_break 3 if first_thing.sha")
+    assert "world_size" in two.complete("%disco_break 3 if world_s")
+    two.ok("%disco_abort")
+    two.fails("%%disco\ndef breaks(its_own):\n    its_own / 0\nbreaks(1)")
+    assert two.complete("%disco_pm -e its_o") == ["its_own"]
