@@ -99,6 +99,7 @@ def _later(module: str, name: str) -> Callable[..., Any]:
 
 Session.above["compare"] = _later(".views.difference", "compare")
 Session.above["rpc"] = _later(".rpc.api", "rpc_of")
+Session.above["explain"] = _later(".debugger.explaining", "explain")
 Session.above["snapshot"] = _later(".snapshots.saving", "snapshot")
 Session.above["restore"] = _later(".snapshots.restoring", "restore")
 # where workers are in other processes, which may use it first, a session imports it as it starts

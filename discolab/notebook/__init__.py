@@ -74,6 +74,7 @@ disco_debugger = _function(Panels, Panels.disco_debugger)
 disco_devices = _function(Panels, Panels.disco_devices)
 disco_doctor = _function(Sessions, Sessions.disco_doctor)
 disco_eval = _function(Debugging, Debugging.disco_eval)
+disco_explain = _function(Debugging, Debugging.disco_explain)
 disco_forth = _function(Debugging, Debugging.disco_forth)
 disco_forward = _function(Debugging, Debugging.disco_forward)
 disco_history = _function(Debugging, Debugging.disco_history)
@@ -113,6 +114,7 @@ __all__ = [
     "disco_devices",
     "disco_doctor",
     "disco_eval",
+    "disco_explain",
     "disco_forth",
     "disco_forward",
     "disco_history",

@@ -19,6 +19,7 @@ from typing import Any
 
 from ..debugger import assertions as _assertions  # noqa: F401 - gives cells `disco_assert`
 from ..debugger import raised
+from ..debugger.fingerprints import note_cell
 from ..debugger.given import GIVEN, given_here, given_names
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError, DiscoError, WaitTimeoutError
@@ -84,6 +85,7 @@ def prepare_namespace() -> None:
     if "__builtins__" in names:
         return
     names.update(__name__="__main__", __builtins__=builtins, **given_names(worker))
+    note_cell(worker, "")  # how it was before the first cell
 
 
 def run_cell(source: str, filename: str, targets: list[int] | None) -> Any:
@@ -104,6 +106,7 @@ def run_cell(source: str, filename: str, targets: list[int] | None) -> Any:
         raised.keep(filename, exc)
         raise
     finally:
+        note_cell(worker, filename)
         for end in worker.shared.get(AFTER_CELL, ()):
             end()
 

@@ -239,6 +239,17 @@ Magic(
 
 
 Magic(
+    name="disco_explain",
+    help="""Say what went wrong last: what failed, on whom, and since when the workers differ.
+
+It is told from what is recorded (failed calls, collectives, what the variables were after each
+cell), also while a program hangs in the background. What is inferred says "perhaps".""",
+    examples=("%disco_explain", "%disco_explain -s pair   # in the session of that name"),
+    options=(SESSION,),
+).enter()
+
+
+Magic(
     name="disco_traceback",
     help="""Show the last error of workers again, with all frames.
 
@@ -354,7 +365,7 @@ result; x is bound there. A dict alone, as `batch`, has the names of arguments a
 
 _WORDS = (
     "step", "next", "out", "until", "continue", "pause", "abort", "where", "eval", "set", "break",
-    "pm", "traceback", "history", "back", "forward", "compare",
+    "pm", "explain", "traceback", "history", "back", "forward", "compare",
 )  # fmt: skip
 Magic(
     name="disco_debug",

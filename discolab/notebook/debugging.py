@@ -15,6 +15,7 @@ from ..debugger import post_mortem
 from ..debugger.breaks import Break
 from ..debugger.debugger import Debugger, debugger_of
 from ..debugger.evaluated import Evaluated
+from ..debugger.explaining import Explanation, explain
 from ..debugger.looking import DebuggerError, Ranks
 from ..debugger.stops import Stop
 from ..runtime.controller import check_timeout
@@ -238,6 +239,10 @@ class Debugging:
             return post_mortem.evaluate_at_raise(
                 sess, expression, given, frame=frame, timeout=timeout
             )
+
+    def disco_explain(self, *, session: str | None = None) -> Explanation:
+        """What went wrong last: what failed, on whom, and since when the workers differ."""
+        return explain(self._sessions.get(session))
 
     def disco_traceback(self, ranks: Ranks = None, *, session: str | None = None) -> str:
         """The last error of workers that was shown here, with all frames of its tracebacks.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import repeat
 from operator import call
 from os import PathLike
@@ -81,8 +82,12 @@ class Session(Drawn, Controller):
     collectives = ""
     """What `init_ccl` has chosen, in a sentence that begins with the backend's name."""
 
+    last_failures: tuple[Failure, ...] = ()
+    """Of the last error of workers that was raised, without the exceptions themselves."""
+
     above: ClassVar[dict[str, Callable[..., Any]]] = {}
-    """What layers above do for `load`, `save`, `snapshot`, `restore`, `rpc` and `compare`."""
+    """What layers above do for `load`, `save`, `snapshot`, `restore`, `rpc`, `compare` and
+    `explain`."""
 
     def __enter__(self) -> Self:
         self._check_open()
@@ -378,6 +383,7 @@ class Session(Drawn, Controller):
         """
         for failure in failures:
             failure.reported = True
+        self.last_failures = tuple(replace(failure, exception=None) for failure in failures)
         calls = {failure.call for failure in failures if failure.call >= 0}
         causes = {failure.call for failure in failures if failure.call >= 0 and not failure.victim}
         others = {(f.rank, f.number) for f in failures if f.call < 0 and f.number}
@@ -528,6 +534,19 @@ class Session(Drawn, Controller):
         return self.above["rpc"](self)
 
     # -- comparing -------------------------------------------------------------------------------
+
+    def explain(self) -> Any:
+        """Say what went wrong last: what failed, on whom, and since when the workers differ.
+
+        It is told from what is recorded, in about five lines, each with its place; nothing that the
+        workers compute is waited for, so this works while they hang.
+
+        Returns
+        -------
+        Explanation
+            Shows itself.
+        """
+        return self.above["explain"](self)
 
     def compare(
         self,

@@ -1,0 +1,406 @@
+"""What went wrong last on a session, in a few lines, from what is recorded.
+
+The sources: the failed calls that each worker keeps, the ledger and the board of collectives (by
+the doctor), what the workers do now, and what their variables were after each cell
+(`fingerprints`). All of them are read from beside the workers, so this works while they hang. A
+line says what is known; what is inferred says "perhaps".
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..ccl.board.rounds import MISSING, STOPPED, Round
+from ..ccl.doctor import Diagnosis, Edge, doctor
+from ..runtime.drawn import Pictured
+from ..runtime.failures import Failure, fold, name_ranks
+from ..runtime.frames import frame_of
+from ..runtime.services import probe
+from ..runtime.session import Session
+from ..runtime.sources import is_cell, place
+from ..runtime.status import WorkerStatus
+from ..runtime.user_code import is_user_file
+from ..runtime.worker import Worker
+from ..views.parts import Part
+from ..views.pictures import picture_of
+from .fingerprints import GONE, RANDOM, Entry, record_of
+from .frames import user_frames
+
+_MOST_LINES = 6
+_MOST_WORDS = 300  # characters of an error
+_MOST_NAMES = 3
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One thing that is known.
+
+    Attributes
+    ----------
+    text
+        ``worker 1 raised ValueError: x``.
+    place
+        ``Cell In[3], line 4``; "" if it has none.
+    sure
+        Whether it was recorded; else it is inferred, and says "perhaps".
+    """
+
+    text: str
+    place: str = ""
+    sure: bool = True
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation(Pictured):
+    """What went wrong last; shows itself.
+
+    Attributes
+    ----------
+    title
+        Of the session.
+    facts
+        What failed, on whom, who waited for it, and since when the workers differ.
+    advice
+        What to look at next, "" if there is nothing.
+    failed
+        Whether anything has gone wrong.
+    """
+
+    title: str
+    facts: tuple[Fact, ...]
+    advice: str = ""
+    failed: bool = True
+
+    @property
+    def part(self) -> Part:
+        """How it is drawn."""
+        return picture_of(self)  # `picture` has registered it
+
+
+@probe
+def recorded_on(worker: Worker) -> tuple[list[Failure], list[Entry], int, Any]:
+    """A worker's failed calls, its fingerprints, the last cell that ended, and where it is now."""
+    kept = {failure.number: failure for _, failure in worker.failed_calls.copy()}
+    failures = [replace(failure, exception=None) for failure in kept.values()]
+    here = None
+    if worker.current is not None:
+        stack = user_frames(frame_of(worker.thread_id))
+        here = (stack[-1].f_code.co_filename, stack[-1].f_lineno) if stack else None
+    return failures, *record_of(worker), here
+
+
+def explain(session: Session) -> Explanation:
+    """Say what went wrong last on a session, on whom, and since when the workers differ.
+
+    Asks nothing of what the workers compute, so it can be called while they hang, on another thread
+    or after Ctrl-C.
+
+    Returns
+    -------
+    Explanation
+        Shows itself.
+    """
+    found = doctor(session, n=4)
+    told = {} if session.closed else session.look(recorded_on)
+    failures = _last_failures(session, [f for kept, *_ in told.values() for f in kept])
+    entries = {rank: entries for rank, (_, entries, *_) in sorted(told.items())}
+    places = {rank: place(*here) for rank, (*_, here) in told.items() if here}
+    deaths, hang = _deaths(session, found.workers), _hang(found, places)
+    facts = [*deaths, *hang]
+    over = max((last for _, _, last, _ in told.values()), default=-1)
+    earlier = any(over > failure.call for failure in failures)
+    if not hang and not (earlier and all(failure.interrupted for failure in failures)):
+        failed_calls = _failure(failures, found)
+        if failed_calls and earlier:  # other cells have ended since
+            failed_calls[0] = replace(failed_calls[0], text=f"earlier: {failed_calls[0].text}")
+        facts += failed_calls
+    failed = bool(facts)
+    values = _with_nan(entries) + _differences(entries)
+    facts += values + _drawn_apart(entries)
+    if not failed:
+        facts.insert(0, Fact("nothing has failed"))
+    advice = "" if earlier or not failed else _advice(failures, found)
+    return Explanation(found.title, tuple(facts[:_MOST_LINES]), advice, failed)
+
+
+def _last_failures(session: Session, recorded: Sequence[Failure]) -> list[Failure]:
+    """Of the last call that failed, one a worker; the workers' own record, or what was raised."""
+    known = [*recorded, *session.last_failures]
+    # what was queued behind a call that was stopped never began, and tells nothing
+    begun = [failure for failure in known if failure.frames or not failure.interrupted] or known
+    last = max((failure.call for failure in begun), default=-1)
+    by_rank = {failure.rank: failure for failure in reversed(known) if failure.call == last}
+    return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+# -- who is dead, or hangs ------------------------------------------------------------------------
+
+
+def _deaths(session: Session, workers: Sequence[WorkerStatus]) -> list[Fact]:
+    """How workers have died, and what they ran."""
+    dead = [status.rank for status in workers if status.state == "dead"]
+    return [Fact(session._deaths([rank]).splitlines()[0]) for rank in dead]
+
+
+def _hang(found: Diagnosis, places: Mapping[int, str]) -> list[Fact]:
+    """Who waits for whom now, and what those do that are waited for."""
+    busy = {s.rank: s for s in found.workers if s.state not in ("idle", "dead", "ended")}
+    facts: list[Fact] = []
+    edges: dict[Any, list[Edge]] = {}
+    for edge in found.waits:
+        if not edge.doing:
+            edges.setdefault((edge.whom, edge.what, edge.site), []).append(edge)
+    waited = {rank for edge in found.waits for rank in edge.whom}
+    waiting = {edge.rank for edge in found.waits}
+    for status in busy.values():
+        if status.rank in waiting:
+            continue
+        if edges and status.rank not in waited:
+            continue
+        outside = ", outside any collective" if edges else ""
+        since = f", since {status.seconds:.0f} s" if status.seconds >= 1 else ""
+        doing = f"{status.state} {status.detail}".strip()
+        words = f"worker {status.rank} is {doing}{since}{outside}"
+        facts.append(Fact(words, places.get(status.rank, "")))
+    for (whom, what, site), group in edges.items():
+        ranks = [edge.rank for edge in group]
+        verb = "waits" if len(ranks) == 1 else "wait"
+        facts.append(Fact(f"{name_ranks(ranks)} {verb} for {name_ranks(whom)} in {what}", site))
+    for cycle in found.deadlocks:
+        facts.insert(0, Fact(f"{name_ranks(cycle)} wait for each other: none can go on"))
+    return facts
+
+
+# -- what failed ----------------------------------------------------------------------------------
+
+
+def _failure(failures: Sequence[Failure], found: Diagnosis) -> list[Fact]:
+    if not failures:
+        return []
+    stopped = [failure for failure in failures if failure.interrupted]
+    causes = [f for f in failures if not f.victim and not f.interrupted]
+    facts: list[Fact] = []
+    together: dict[Any, list[Failure]] = {}  # where collectives don't fit all are told the same
+    for number, group in enumerate(fold(causes)):
+        key = group[0].headline if group[0].type_name == "CollectiveError" else number
+        together.setdefault(key, []).extend(group)
+    for alike in together.values():
+        facts += _cause(alike)
+    victims = [f for f in failures if f.victim and not f.interrupted]
+    for group in fold(victims):
+        ranks = [failure.rank for failure in group]
+        what = group[0].headline.splitlines()[0].removeprefix("CollectiveAborted: ")
+        whom = f" for {name_ranks(f.rank for f in causes)}" if causes else ""
+        what = what.partition(" can't complete")[0]
+        facts.append(Fact(f"{name_ranks(ranks)} waited{whom} in {what}", _place_of(group[0])))
+    if stopped:
+        facts += _stopped(stopped, found)
+    return facts
+
+
+def _cause(group: Sequence[Failure]) -> list[Fact]:
+    """What a failure is, in a line; of collectives that don't fit also what each member did."""
+    first = group[0]
+    ranks = name_ranks(failure.rank for failure in group)
+    head, *more = first.headline.splitlines() or [first.type_name]
+    head = head[:_MOST_WORDS]
+    where = _place_of(first)
+    if first.type_name == "CollectiveError":
+        head = head.removeprefix("CollectiveError: ")
+        accounts = [line.strip() for line in more if line.strip()]
+        return [Fact(head, where), *(Fact(line) for line in accounts[:4])]
+    if _is_out_of_memory(first):
+        return [Fact(f"{ranks} ran out of memory: {head}", where)]
+    return [Fact(f"{ranks} raised {head}", where)]
+
+
+def _is_out_of_memory(failure: Failure) -> bool:
+    if failure.type_name in ("MemoryError", "OutOfMemoryError"):
+        return True
+    words = failure.message.lower()
+    return failure.type_name == "RuntimeError" and any(text in words for text in _OUT_OF_MEMORY)
+
+
+def _stopped(stopped: Sequence[Failure], found: Diagnosis) -> list[Fact]:
+    """Where workers were when they were stopped, and who had not come to a collective."""
+    rounds = [one for one in found.rounds if one.ordinal == stopped[0].call]
+    last = next((one for one in reversed(rounds) if _with(one, STOPPED)), None)
+    waiting = _with(last, STOPPED) if last is not None else []
+    absent = _with(last, MISSING) if last is not None else []
+    facts = []
+    for group in _by_place([f for f in stopped if f.rank not in waiting]):
+        ranks = [failure.rank for failure in group]
+        outside = ", outside any collective" if set(ranks) <= set(absent) else ""
+        verb = "was" if len(ranks) == 1 else "were"
+        facts.append(Fact(f"{name_ranks(ranks)} {verb} stopped{outside}", _place_of(group[0])))
+    if last is not None and waiting:
+        entry = next(entry for entry in last.entries if entry.rank in waiting)
+        verb = "waited" if absent else "were in"
+        whom = f" for {name_ranks(absent)} in" if absent else ""
+        facts.append(Fact(f"{name_ranks(waiting)} {verb}{whom} {entry.what}", entry.site))
+    return facts
+
+
+def _with(one: Round, state: str) -> list[int]:
+    return [entry.rank for entry in one.entries if entry.state == state]
+
+
+def _by_place(failures: Sequence[Failure]) -> list[list[Failure]]:
+    groups: dict[str, list[Failure]] = {}
+    for failure in failures:
+        groups.setdefault(_place_of(failure), []).append(failure)
+    return list(groups.values())
+
+
+def _place_of(failure: Failure) -> str:
+    """The innermost of the user's lines."""
+    frames = [frame for frame in failure.frames if is_user_file(frame[0])] or failure.frames
+    return place(frames[-1][0], frames[-1][1]) if frames else failure.call_site
+
+
+# -- since when workers differ --------------------------------------------------------------------
+
+Values = dict[int, dict[str, tuple[str, bool]]]
+
+
+def _timeline(entries: Mapping[int, Sequence[Entry]]) -> list[tuple[str, Values]]:
+    """After each cell what each worker's variables were: the file, and rank -> name -> print."""
+    cells = {ordinal: file for line in entries.values() for ordinal, file, _ in line}
+    now: Values = {rank: {} for rank in entries}
+    at = dict.fromkeys(entries, 0)
+    moments = []
+    for ordinal, file in sorted(cells.items()):
+        for rank, line in entries.items():
+            while at[rank] < len(line) and line[at[rank]][0] <= ordinal:
+                for name, found in line[at[rank]][2].items():
+                    if found[0] == GONE:
+                        now[rank].pop(name, None)
+                    else:
+                        now[rank][name] = found
+                at[rank] += 1
+        moments.append((file, {rank: dict(values) for rank, values in now.items()}))
+    return moments
+
+
+def _classes(values: Values, name: str) -> list[list[int]]:
+    """The workers by what they hold under a name, the most first; [] if one has none."""
+    found: dict[str, list[int]] = {}
+    for rank, held in values.items():
+        if name not in held:
+            return []
+        found.setdefault(held[name][0], []).append(rank)
+    return sorted(found.values(), key=lambda ranks: (-len(ranks), ranks))
+
+
+def _differences(entries: Mapping[int, Sequence[Entry]]) -> list[Fact]:
+    """The variables that were equal on all workers once, and differ now: since which cell."""
+    moments = _timeline(entries)
+    if len(entries) < 2 or not moments:
+        return []
+    end = moments[-1][1]
+    since: dict[int, list[str]] = {}
+    for name in {name for values in end.values() for name in values}:
+        if len(_classes(end, name)) < 2:
+            continue
+        number = len(moments) - 1
+        while number and len(_classes(moments[number - 1][1], name)) != 1:
+            number -= 1
+        if number:  # it was equal before: of what never was nobody knows whether it should be
+            since.setdefault(number, []).append(name)
+    return [
+        Fact(_in_words(names, moments[number][1]), _place_in(moments[number][0], names))
+        for number, names in sorted(since.items())[:2]
+    ]
+
+
+def _in_words(names: Sequence[str], values: Values) -> str:
+    variables = sorted(name for name in names if name != RANDOM)
+    shown = [*variables[:_MOST_NAMES], *([RANDOM] if RANDOM in names else [])]
+    more = len(variables) - len(variables[:_MOST_NAMES])
+    words = ", ".join(shown) + (f" and {more} more" if more else "")
+    classes = _classes(values, shown[0])
+    if len(classes) == 2 and len(classes[0]) > len(classes[1]):
+        return f"{words}: equal on all workers before, other on {name_ranks(classes[1])} since"
+    return f"{words}: equal on all workers before, {len(classes)} different values since"
+
+
+def _with_nan(entries: Mapping[int, Sequence[Entry]]) -> list[Fact]:
+    """Since which cell some variable has held NaN, and on whom it did first."""
+    first: tuple[str, dict[str, list[int]], int] | None = None
+    for file, values in reversed(_timeline(entries)):
+        odd: dict[str, list[int]] = {}
+        for rank, held in values.items():
+            for name in sorted(name for name, (_, has_nan) in held.items() if has_nan):
+                odd.setdefault(name, []).append(rank)
+        if not odd:
+            break
+        first = file, odd, len(values)
+    if first is None:
+        return []
+    file, odd, count = first
+    names = list(odd)[:_MOST_NAMES]
+    ranks = sorted({rank for ranks in odd.values() for rank in ranks})
+    whose = "all workers" if len(ranks) == count else f"{name_ranks(ranks)} first"
+    return [Fact(f"{', '.join(names)}: NaN on {whose}", _place_in(file, names))]
+
+
+def _drawn_apart(entries: Mapping[int, Sequence[Entry]]) -> list[Fact]:
+    """Variables that were made with random numbers while the workers' random states differed."""
+    moments = _timeline(entries)
+    if len(entries) < 2:
+        return []
+    before: Values = {rank: {} for rank in entries}
+    for file, values in moments:
+        states = [values[rank].get(RANDOM) for rank in entries]
+        drawn = all(before[rank].get(RANDOM) not in (None, values[rank].get(RANDOM))
+                    for rank in entries)  # fmt: skip
+        if drawn and len(set(states)) > 1:
+            made = {name for held in values.values() for name in held} - {RANDOM}
+            names = sorted(
+                name
+                for name in made
+                if len(_classes(values, name)) == len(entries)
+                and any(before[rank].get(name) != values[rank].get(name) for rank in entries)
+            )
+            if names:
+                words = (
+                    f"{', '.join(names[:_MOST_NAMES])}: another value on each worker, made with "
+                    "random numbers of its own; perhaps torch.manual_seed(seed) is missing"
+                )
+                return [Fact(words, _place_in(file, names), sure=False)]
+        before = values
+    return []
+
+
+def _place_in(file: str, names: Sequence[str]) -> str:
+    """The line of a cell that assigns one of these, if there is just one; else the cell."""
+    lines = set()
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        tree = ast.Module([], [])
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in names:
+            lines.add(node.lineno)
+    if len(lines) == 1:
+        return place(file, lines.pop())
+    return place(file, None).partition(", line")[0] if is_cell(file) else file
+
+
+def _advice(failures: Sequence[Failure], found: Diagnosis) -> str:
+    """What to look at next."""
+    if any(status.state == "dead" for status in found.workers):
+        return "%disco_restart -t RANK starts a new worker in its place"
+    if found.waits or found.deadlocks:
+        return "%disco_doctor shows the last collectives, Stop ends the workers' cell"
+    causes = [f for f in failures if not f.victim and not f.interrupted]
+    if not causes:
+        return ""
+    if any(failure.type_name == "CollectiveError" for failure in causes):
+        return "%disco_doctor shows the last collectives of each worker"
+    return f"%disco_pm {causes[0].rank} shows the variables where it was raised"

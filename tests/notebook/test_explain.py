@@ -1,0 +1,217 @@
+"""``%disco_explain`` after failures of every kind, on threads and on processes."""
+
+from __future__ import annotations
+
+import html
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from .conftest import Kernel, Result
+
+
+@pytest.fixture(scope="module", params=["threads", "processes"])
+def three(request: Any) -> Iterator[Kernel]:
+    """A kernel with three workers, which the tests share."""
+    kernel = Kernel()
+    kernel.ok(f"%load_ext discolab\n%disco_session 3 --devices cpu --engine {request.param}")
+    kernel.engine = request.param
+    yield kernel
+    kernel.close()
+
+
+def lines(kernel: Kernel) -> list[str]:
+    """What is explained, without title."""
+    shown = kernel.ok("%disco_explain")
+    title, *rest = shown.text.splitlines()
+    assert title.startswith("explain · sess: 3 workers")
+    words = html.unescape(re.sub(r"<[^>]*>", "", shown.data[-1]["text/html"]))
+    assert all("".join(line.split()) in "".join(words.split()) for line in rest)
+    assert len(rest) <= 7
+    return rest
+
+
+def number(result: Result) -> str:
+    """``Cell In[3]``: which cell it was that failed."""
+    found = result.traceback
+    return found[found.index("Cell In[") : found.index("]") + 1]
+
+
+def test_nothing_has_failed(three: Kernel) -> None:
+    three.ok("%disco_restart")
+    three.ok("%%disco\nx = 1")
+    assert lines(three) == ["1. nothing has failed"]
+    assert three.ok("sess.explain()").text.endswith("1. nothing has failed")
+    assert three.ok("sess.explain().failed").text == "False"
+    assert "Examples" in three.ok("%disco_explain?").pages[0]["text/plain"]
+    assert "%disco_explain" in three.complete("%disco_expl")
+
+
+def test_one_raises_while_the_others_wait(three: Kernel) -> None:
+    failed = three.fails("%%disco\nif rank == 1:\n    raise ValueError('x')\n"
+                         "ccl.all_reduce(torch.ones(3))")  # fmt: skip
+    cell = number(failed)
+    assert lines(three) == [
+        f"1. worker 1 raised ValueError: x · {cell}, line 3",
+        "2. workers 0, 2 waited for worker 1 in all_reduce #1 of float32[3] in workers 0-2 · "
+        f"{cell}, line 4",
+        "%disco_pm 1 shows the variables where it was raised",
+    ]
+    assert "explain" in three.ok("%disco_debug explain").text
+
+
+@pytest.mark.parametrize(
+    ("code", "what", "first", "second"),
+    [
+        ("ccl.all_reduce(torch.ones(3 + rank // 2))", "the shape",
+         "workers 0-1: called all_reduce(sum) of float32[3]",
+         "worker 2: called all_reduce(sum) of float32[4]"),
+        ("ccl.all_reduce(torch.ones(3, dtype=torch.float64 if rank else torch.float32))",
+         "the dtype", "worker 0: called all_reduce(sum) of float32[3]",
+         "workers 1-2: called all_reduce(sum) of float64[3]"),
+        ("(ccl.all_gather if rank == 1 else ccl.all_reduce)(torch.ones(3))", "the operation",
+         "workers 0, 2: called all_reduce(sum) of float32[3]",
+         "worker 1: called all_gather of float32[3]"),
+    ],
+)  # fmt: skip
+def test_collectives_that_do_not_fit(
+    three: Kernel, code: str, what: str, first: str, second: str
+) -> None:
+    cell = number(three.fails(f"%%disco\n{code}"))
+    told = lines(three)
+    head = f"1. collective #1 in workers 0-2: members disagree on {what}"
+    assert told[0].startswith(head)
+    assert f"{first} at {cell}, line 2" in told[1]
+    assert f"{second} at {cell}, line 2" in told[2]
+    assert len(told) == 4
+
+
+def test_one_never_comes(three: Kernel) -> None:
+    three.fails("%%disco\nif rank: ccl.all_reduce(torch.ones(3))")
+    told = lines(three)
+    assert "all_reduce #1 of float32[3] in workers 0-2 can't complete" in told[0]
+    assert "worker 0: finished the call without it" in told[1]
+    assert "workers 1-2: called all_reduce(sum)" in told[2]
+
+
+HANG = "import time\nif rank == 2:\n    time.sleep({})\nccl.all_reduce(torch.ones(3))"
+
+
+def test_a_worker_that_hangs_outside_any_collective(three: Kernel) -> None:
+    three.ok("%%disco -a\n" + HANG.format(30))
+    told: list[str] = []
+    for _ in range(100):  # until all are where they will be
+        told = lines(three)
+        if len(told) > 2 and "since" in told[0] and "workers 0-1 wait" in told[1]:
+            break
+        time.sleep(0.1)
+    assert "worker 2 is waiting for time.sleep(30) in the cell, since" in told[0]
+    assert "outside any collective" in told[0]
+    assert told[0].endswith("line 4")
+    assert "workers 0-1 wait for worker 2 in all_reduce #1 of float32[3]" in told[1]
+    assert told[1].endswith("line 5")
+    three.ok("sess.interrupt()")
+
+
+def test_it_was_stopped(three: Kernel) -> None:
+    three.fails("%%disco\n" + HANG.format(100), interrupt_after=1.5)
+    told = lines(three)
+    assert told[0].startswith("1. worker 2 was stopped, outside any collective · Cell In[")
+    assert told[0].endswith("line 4")
+    assert told[1].startswith("2. workers 0-1 waited for worker 2 in all_reduce(sum) of float32[3]")
+    assert "line 5" in told[1]
+    three.ok("%%disco\n1")
+    assert lines(three) == ["1. nothing has failed"]  # who has stopped it knows of it
+
+
+def test_nan_on_one_worker_first(three: Kernel) -> None:
+    three.ok("%disco_restart")
+    three.ok("%%disco\nw = torch.ones(4)\nmask = torch.tensor([0, float('-inf')])")
+    three.ok("%%disco\na = 1\nif rank == 1:\n    w = w / 0 - w / 0")
+    three.ok("%%disco\nw = w + 1\nccl.all_reduce(w)")
+    told = lines(three)
+    assert told[0] == "1. nothing has failed"
+    assert told[1].startswith("2. w: NaN on worker 1 first · Cell In[")
+    assert told[1].endswith("line 4")
+    three.ok("%%disco\nw = torch.zeros(4)")
+    assert lines(three) == ["1. nothing has failed"]
+
+
+def test_since_when_values_differ(three: Kernel) -> None:
+    three.ok("%disco_restart")
+    three.ok("%%disco\ntorch.manual_seed(0)\nmodel = torch.nn.Linear(4, 4)\nshard = rank")
+    three.ok("%%disco\nlr = 0.1")
+    three.ok("%%disco\nwith torch.no_grad():\n    if rank == 2: model.weight[0, 0] += 1")
+    three.ok("%%disco\nother = 2")
+    told = lines(three)
+    assert told[0] == "1. nothing has failed"
+    assert told[1].startswith(
+        "2. model: equal on all workers before, other on worker 2 since · Cell In["
+    )
+    assert len(told) == 2
+    failed = three.fails("%%disco\nassert other == 3, 'no'")
+    told = lines(three)
+    assert told[0].startswith("1. workers 0-2 raised AssertionError: no · " + number(failed))
+    assert "model: equal on all workers before" in told[1]
+
+
+def test_random_states_that_differ(three: Kernel) -> None:
+    three.ok("%disco_restart")
+    three.ok("%%disco\na = 1\nw = torch.randn(3)")
+    told = lines(three)
+    assert told[1].startswith("2. w: another value on each worker, made with random numbers")
+    assert "perhaps torch.manual_seed(seed) is missing" in told[1]
+    assert told[1].endswith("line 3")
+    three.ok("%disco_restart")
+    three.ok("%%disco\ntorch.manual_seed(0)\nw = torch.randn(3)")
+    three.ok("%%disco\nif rank == 2: torch.randn(1)")
+    told = lines(three)
+    assert "the state of torch's random numbers: equal on all workers before" in told[1]
+    assert "other on worker 2 since · Cell In[" in told[1]
+
+
+def test_out_of_memory(three: Kernel) -> None:
+    three.fails("%%disco\nif rank == 1:\n    raise RuntimeError('CUDA out of memory. Tried')\n"
+                "ccl.all_reduce(torch.ones(1))")  # fmt: skip
+    told = lines(three)
+    assert told[0].startswith("1. worker 1 ran out of memory: RuntimeError: CUDA out of memory.")
+    assert told[0].endswith("line 3")
+
+
+def test_an_earlier_failure_says_so(three: Kernel) -> None:
+    three.ok("%disco_restart")
+    three.fails("%%disco\n1 / 0")
+    three.ok("%%disco\n1")
+    (told,) = lines(three)
+    assert told.startswith("1. earlier: workers 0-2 raised ZeroDivisionError: division by zero")
+
+
+def test_a_dead_worker(three: Kernel) -> None:
+    three.ok("%disco_restart --engine processes")
+    three.fails("%%disco\nimport os\nif rank == 1: os.kill(os.getpid(), 9)\n"
+                "ccl.all_reduce(torch.ones(1))")  # fmt: skip
+    told = lines(three)
+    assert told[0].startswith("1. worker 1 (pid ")
+    assert "was killed by SIGKILL while it ran the cell" in told[0]
+    assert any("workers 0, 2: called all_reduce(sum) of float32[1] at Cell In[" in x for x in told)
+    three.ok("%disco_restart")
+
+
+def test_a_session_without_a_notebook() -> None:
+    from discolab import ThreadedSession, WorkerError
+
+    def fails() -> None:
+        raise ValueError("alone")
+
+    with ThreadedSession(2) as sess:
+        assert sess.explain().facts[0].text == "nothing has failed"
+        with pytest.raises(WorkerError):
+            sess.fetch(sess.call_packed(fails))
+        found = sess.explain()
+        assert found.failed
+        assert found.facts[0].text == "workers 0-1 raised ValueError: alone"
+        assert "test_explain.py:" in found.facts[0].place
+    assert sess.explain().facts[0].text == "workers 0-1 raised ValueError: alone"
