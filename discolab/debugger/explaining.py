@@ -27,7 +27,7 @@ from ..runtime.user_code import is_user_file
 from ..runtime.worker import Worker
 from ..views.parts import Part
 from ..views.pictures import picture_of
-from .fingerprints import GONE, RANDOM, Entry, record_of
+from .fingerprints import RANDOM, UNKNOWN, Entry, record_of
 from .frames import user_frames
 
 _MOST_LINES = 6
@@ -278,7 +278,7 @@ def _timeline(entries: Mapping[int, Sequence[Entry]]) -> list[tuple[str, Values]
         for rank, line in entries.items():
             while at[rank] < len(line) and line[at[rank]][0] <= ordinal:
                 for name, found in line[at[rank]][2].items():
-                    if found[0] == GONE:
+                    if found[0] == UNKNOWN:
                         now[rank].pop(name, None)
                     else:
                         now[rank][name] = found
@@ -303,19 +303,21 @@ def _differences(entries: Mapping[int, Sequence[Entry]]) -> list[Fact]:
     if len(entries) < 2 or not moments:
         return []
     end = moments[-1][1]
-    since: dict[int, list[str]] = {}
+    since: dict[tuple[int, bool], list[str]] = {}
     for name in {name for values in end.values() for name in values}:
         if len(_classes(end, name)) < 2:
             continue
-        number = len(moments) - 1
-        while number and len(_classes(moments[number - 1][1], name)) != 1:
-            number -= 1
-        if number:  # it was equal before: of what never was nobody knows whether it should be
-            since.setdefault(number, []).append(name)
-    return [
-        Fact(_in_words(names, moments[number][1]), _place_in(moments[number][0], names))
-        for number, names in sorted(since.items())[:2]
-    ]
+        counts = [len(_classes(values, name)) for _, values in moments]
+        if 1 in counts:  # of what was never equal nobody knows whether it should be
+            equal = len(counts) - 1 - counts[::-1].index(1)
+            number = next(at for at in range(equal, len(counts)) if counts[at] > 1)
+            since.setdefault((number, number == equal + 1), []).append(name)
+    facts = []
+    for (number, sure), names in sorted(since.items())[:2]:
+        file, values = moments[number]
+        words = _in_words(names, values) + ("" if sure else ", perhaps before")
+        facts.append(Fact(words, _place_in(file, names), sure))
+    return facts
 
 
 def _in_words(names: Sequence[str], values: Values) -> str:

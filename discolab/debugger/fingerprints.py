@@ -1,9 +1,10 @@
 """What the variables of cells were after each cell: the worker's record for `explain`.
 
 Kept are short digests and whether a value has NaN in it, never the value itself. Only what may have
-changed is read: a tensor is known by its identity and its version. Of tensors beyond `_WHOLE` bytes
-some elements are read; tensors on other devices than the CPU, and of classes of their own such as
-DTensors, are not. The worker's own thread writes, at the end of a cell; a probe reads.
+changed is read: a tensor is known by its identity and its version. Of large tensors some elements
+are read; tensors on other devices than the CPU, and of classes of their own such as DTensors, are
+not. A cell is given `_PATIENCE` seconds of the processor; what is not reached then is not known
+until it is read. The worker's own thread writes, at the end of a cell; a probe reads.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -24,7 +26,7 @@ from ..views.facts.tensors import why_no_data
 from .given import GIVEN
 
 RANDOM = "the state of torch's random numbers"
-GONE = ""
+UNKNOWN = ""  # a digest: the variable is gone, or was not read
 
 Print = tuple[str, bool]
 """A digest, and whether NaN is among the numbers that were read."""
@@ -33,11 +35,13 @@ Entry = tuple[int, str, dict[str, Print]]
 
 _SHARED = "discolab.debugger.fingerprints"
 _WHOLE = 2**16  # bytes of a tensor that is read as a whole
-_SAMPLE = 256  # elements that are read of others
+_WHOLE_OF_MODULE = 2**12  # the same for the parameters and buffers of a module
+_SAMPLE = 64  # elements that are read of others
 _MOST_ENTRIES = 256
 _MOST_NAMES = 200
 _MOST_ITEMS = 32  # of a container
-_PATIENCE = 0.02  # seconds a cell; what is not reached is looked at after the next one
+_PATIENCE = 0.02  # seconds of the thread
+_OF_NUMPY = (torch.float16, torch.float32, torch.float64)
 _ATOMS = (bool, int, float, complex, str, bytes, type(None))
 _LEFT_OUT = (FunctionType, BuiltinFunctionType, ModuleType, type)
 
@@ -61,30 +65,30 @@ class Book:
 
     def note(self, worker: Worker, file: str) -> None:
         """Enter what a cell has changed."""
-        until = time.monotonic() + _PATIENCE
+        until = time.thread_time() + _PATIENCE
         changed: dict[str, Print] = {}
         names = worker.namespace
         for name in [name for name in self._prints if name != RANDOM and name not in names]:
-            changed[name] = (GONE, False)
+            changed[name] = (UNKNOWN, False)
             self._keys.pop(name, None)
         for name, value in list(names.items())[:_MOST_NAMES]:
             if name.startswith("_") or name in GIVEN or isinstance(value, _LEFT_OUT):
                 continue
-            if time.monotonic() > until:
-                break
             key = _key(value)
             if key is not None and self._keys.get(name) == key:
                 continue
-            self._keys[name] = key
-            found = _print(value)
-            if found is not None and self._prints.get(name) != found:
+            found = _print(value, until)
+            self._keys[name] = key if found is not None else None
+            if found is None and name in self._prints:
+                changed[name] = (UNKNOWN, False)
+            elif found is not None and self._prints.get(name) != found:
                 changed[name] = found
         state = torch.get_rng_state()
         found = _digest(state.numpy().tobytes()), False
         if self._prints.get(RANDOM) != found:
             changed[RANDOM] = found
         self._prints.update(changed)
-        for name in [name for name, (digest, _) in changed.items() if digest == GONE]:
+        for name in [name for name, (digest, _) in changed.items() if digest == UNKNOWN]:
             del self._prints[name]
         if changed:
             self.entries.append((worker.executed, file, changed))
@@ -127,46 +131,58 @@ def _key(value: Any) -> Any:
     return None
 
 
-def _print(value: Any) -> Print | None:
-    """The digest of a value; None: it is not one that could be compared."""
+def _print(value: Any, until: float) -> Print | None:
+    """The digest of a value; None: it can't be compared, or there is no time to read it."""
     found: list[bytes] = []
-    has_nan = _feed(value, found, 0)
+    has_nan = _feed(value, found, until, 0)
     return None if has_nan is None else (_digest(*found), has_nan)
 
 
-def _feed(value: Any, found: list[bytes], depth: int) -> bool | None:
+def _feed(value: Any, found: list[bytes], until: float, depth: int) -> bool | None:
     """Add the bytes of a value to `found`; whether it has NaN in it."""
+    if time.thread_time() > until:
+        return None
     kind = type(value)
     if kind in _ATOMS:
         found.append(repr(value).encode())
         return kind is float and value != value
     if kind in (torch.Tensor, torch.nn.Parameter):
-        return _feed_tensor(value, found)
+        return _feed_tensor(value, found, _WHOLE)
     if isinstance(value, torch.nn.Module):
-        states = [_feed_tensor(tensor, found) for tensor in _tensors(value)]
-        return None if None in states or not states else any(states)
+        states = []
+        for tensor in _tensors(value):
+            states.append(_feed_tensor(tensor, found, _WHOLE_OF_MODULE))
+            if states[-1] is None or time.thread_time() > until:
+                return None
+        return any(states) if states else None
     if kind in (list, tuple, dict) and len(value) <= _MOST_ITEMS and depth < 2:
         items = [*value, *value.values()] if kind is dict else value
         found.append(kind.__name__.encode())
-        states = [_feed(item, found, depth + 1) for item in items]
+        states = [_feed(item, found, until, depth + 1) for item in items]
         return None if None in states else any(states)
     return None
 
 
-def _feed_tensor(tensor: torch.Tensor, found: list[bytes]) -> bool | None:
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided or why_no_data(tensor):
+def _feed_tensor(tensor: torch.Tensor, found: list[bytes], whole: int) -> bool | None:
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or why_no_data(tensor):
         return None
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_quantized:
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_quantized:
         return None
-    flat = tensor.detach().resolve_conj().resolve_neg()
-    if flat.numel() * flat.element_size() > _WHOLE:
-        flat = flat.reshape(-1) if flat.is_contiguous() else flat.flatten()
+    size = tensor.numel() * tensor.element_size()
+    if size > _WHOLE and not tensor.is_contiguous():  # it would have to be copied
+        return None
+    flat = tensor.detach()
+    if flat.is_complex():
+        flat = torch.view_as_real(flat.resolve_conj())
+    flat = flat.resolve_neg().reshape(-1)
+    if size > whole:
         flat = flat[:: max(1, flat.numel() // _SAMPLE)]
-    flat = flat.contiguous()
+    if flat.is_floating_point() and flat.dtype not in _OF_NUMPY:
+        flat = flat.float()
+    values = flat.numpy()
     found.append(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    found.append(flat.view(-1).view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
-    whole = flat.is_floating_point() or flat.is_complex()
-    return bool(torch.isnan(flat).any()) if whole else False
+    found.append(values.tobytes())
+    return values.dtype.kind == "f" and bool(np.isnan(values).any())
 
 
 def _digest(*parts: bytes) -> str:
