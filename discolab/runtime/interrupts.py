@@ -235,18 +235,21 @@ class Count:
     ----------
     add
         Adds one; may be given an argument, which it ignores.
+    left
+        Gives `sys.maxsize` less `value`: for who reads it with each call, and must be quick.
     """
 
-    __slots__ = ("_left", "add")
+    __slots__ = ("add", "left")
 
     def __init__(self) -> None:
-        self._left = repeat(None, sys.maxsize)
-        self.add: Callable[..., None] = partial(next, self._left)
+        left = repeat(None, sys.maxsize)
+        self.add: Callable[..., None] = partial(next, left)
+        self.left: Callable[[], int] = left.__length_hint__
 
     @property
     def value(self) -> int:
         """How often `add` was called."""
-        return sys.maxsize - operator.length_hint(self._left)
+        return sys.maxsize - self.left()
 
 
 # -- clocks ---------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import repeat
 from operator import call
 from os import PathLike
+from sys import maxsize
 from time import monotonic
 from types import FunctionType
 from typing import Any, ClassVar, Self, TypeVar
@@ -144,7 +145,8 @@ class Session(Drawn, Controller):
             self._origins[reg] = code, site
             book = self._book
             if book is not None:
-                book[reg] = (weakref(ref), site, monotonic(), book.cell, self.calls_sent)
+                calls = maxsize - self._calls.left()
+                book[reg] = weakref(ref), site, monotonic(), book.cell, calls
         return ref
 
     def call_without_result(self, func: Any, /, *args: Any, **kwargs: Any) -> None:
