@@ -13,14 +13,18 @@ once.
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
+import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import Any
+
+from torch._logging import _internal as torch_logs
 
 from ..runtime.worker import Worker, has_own_process
 from . import table
@@ -30,7 +34,8 @@ from .patches import ModuleOfWorkers, Patches
 from .table import Row, Treatment
 
 LOGGING = "logging"  # in `Worker.process_state`: by object and name
-_FACTORY, _SHOWN = "makes records", "shows warnings"  # in it too, by these names
+# in it too, by these names
+_FACTORY, _SHOWN, _TORCH = "makes records", "shows warnings", "torch._logging.set_logs"
 _HANDLERS = f"{OF_SCRIPT}logging.handlers"
 _WARNINGS = "warnings"
 _OF_MODULE = frozenset({"__class__", "__reduce__", "__reduce_ex__"})
@@ -213,6 +218,52 @@ def _install_handlers(patches: Patches) -> None:
     patches.at_undo(lambda: setattr(shutdown, "__defaults__", before))
 
 
+class _TorchLogs:
+    """What `torch._logging` was told to log, ``_internal.log_state``: that of who asks."""
+
+    def __init__(self, notebooks: Any) -> None:
+        self._notebooks = notebooks
+
+    def here(self) -> Any:
+        """A worker's own begins as the notebook's, as the levels of its loggers do."""
+        settings = _settings()
+        if settings is None:
+            return self._notebooks
+        if _TORCH not in settings:
+            settings[_TORCH] = copy.deepcopy(self._notebooks)
+        return settings[_TORCH]
+
+    def set(self, state: Any) -> None:
+        """Have another one."""
+        settings = _settings()
+        if settings is None:
+            self._notebooks = state
+        else:
+            settings[_TORCH] = state
+
+    def set_from_environment(self) -> None:
+        """As torch does when it sets up its loggers."""
+        wanted = os.environ.get(torch_logs.LOG_ENV_VAR)
+        if wanted is not None:
+            self.set(torch_logs._parse_log_settings(wanted))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.here(), name)
+
+
+def _install_torch_logs(patches: Patches) -> None:
+    logs = patches.replace(torch_logs, "log_state", _TorchLogs)
+    patches.replace(torch_logs, "_get_log_state", lambda _: logs.here)
+    patches.replace(torch_logs, "_set_log_state", lambda _: logs.set)
+    patches.replace(torch_logs, "_update_log_state_from_env", lambda _: logs.set_from_environment)
+    patches.at_undo(lambda: setattr(torch_logs, "log_state", logs._notebooks))
+
+
+def _torch_logs_in_child(worker: Worker) -> None:
+    settings = worker.process_state.get(LOGGING, {})
+    torch_logs.log_state = settings.get(_TORCH, torch_logs.log_state)
+
+
 def _leave(worker: Worker) -> None:
     """The handlers of a worker's cells end with the worker."""
     logging.shutdown(worker.process_state.get(_HANDLERS, []))
@@ -353,5 +404,16 @@ table.add(
         test="tests/isolation/test_process_state.py::test_each_worker_catches_its_own_warnings",
         install=_install_warnings,
         library="Python",
+    )
+)
+table.add(
+    Row(
+        state="`torch._logging.set_logs`",
+        treatment=Treatment.PER_WORKER,
+        meaning="What torch logs for a worker is what that worker has asked for; a worker that "
+        "asks for nothing has the notebook's. A script's end forgets it.",
+        test="tests/isolation/test_process_state.py::test_each_worker_sets_logs_of_torch",
+        install=_install_torch_logs,
+        in_child=_torch_logs_in_child,
     )
 )

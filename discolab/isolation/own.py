@@ -64,6 +64,10 @@ class PerWorker(Generic[T]):
         return self.here()
 
     def __set__(self, instance: Any, value: T) -> None:
+        self.set(value)
+
+    def set(self, value: T) -> None:
+        """Give who calls another one."""
         worker = current_worker_or_none()
         if worker is None:
             self.controllers = value

@@ -438,6 +438,39 @@ def _checkpointing(module: ModuleType, patches: Patches) -> None:
     )
 
 
+# -- the group of a ShardedTensor that is loaded ---------------------------------------------------
+
+
+def _loading(module: ModuleType, patches: Patches) -> None:
+    group = OwnSetting[Any]("load_with_process_group")
+
+    @contextmanager
+    def load_with_process_group(process_group: Any) -> Iterator[Any]:
+        if group.get(lambda: None) is not None:
+            raise RuntimeError(
+                'ProcessGroup already set by previous "load_with_process_group" context manager'
+            )
+        group.set(process_group)
+        try:
+            yield process_group
+        finally:
+            group.set(None)
+
+    def current_over(current: Callable[[], Any]) -> Callable[[], Any]:
+        return lambda: group.get(lambda: None) or current()
+
+    def load_over(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(load)
+        def load_own(process_group: Any) -> Any:
+            is_worker = current_worker_or_none() is not None
+            return (load_with_process_group if is_worker else load)(process_group)
+
+        return load_own
+
+    patches.replace(module, "load_with_process_group", load_over, everywhere=True)
+    patches.replace(module, "_get_current_process_group", current_over, everywhere=True)
+
+
 # -- how tensors are printed -----------------------------------------------------------------------
 
 _PRINT = f"{OF_SCRIPT}printoptions"
@@ -658,6 +691,23 @@ table.add(
         "in none has the notebook's.",
         test="tests/isolation/test_torch_settings.py::test_each_worker_checkpoints_as_it_likes",
         on_import={"torch.utils.checkpoint": _checkpointing},
+    )
+)
+table.add(
+    Row(
+        state="`load_with_process_group` of `torch.distributed`'s `ShardedTensor`",
+        treatment=Treatment.PER_WORKER,
+        meaning="It holds for what the worker loads that is within it.",
+        test="tests/isolation/test_torch_settings.py::test_each_worker_loads_with_its_group",
+        on_import={"torch.distributed._shard.api": _loading},
+    )
+)
+table.add(
+    Row(
+        state="`torch.ops.load_library`, `torch.classes.load_library`",
+        treatment=Treatment.SHARED,
+        meaning="A library's operators and classes are there for all workers, as soon as one of "
+        "them has loaded it; to load it on each does no harm.",
     )
 )
 table.add(

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 from ..runtime.worker import current_worker_or_none
 from . import table
+from .own import PerWorker
 from .patches import Patches
 from .table import Row, Treatment
 from .turns import Exclusive
@@ -140,6 +141,82 @@ def _modes(module: ModuleType, patches: Patches) -> None:
     patches.replace(module, "mode_stack_state_for_pre_dispatch", stack_over)
 
 
+class _MetaOfCaller(MutableMapping[str, Any]):
+    """``traceback.current_meta``, what nodes get that a trace makes: that of who asks."""
+
+    def __init__(self, of: PerWorker[dict[str, Any]]) -> None:
+        self._here = of.here
+
+    def __getitem__(self, key: str) -> Any:
+        return self._here()[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._here()[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._here()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._here())
+
+    def __len__(self) -> int:
+        return len(self._here())
+
+
+class _Truth:
+    """A truth value: that of who asks."""
+
+    def __init__(self, of: PerWorker[bool]) -> None:
+        self._here = of.here
+
+    def __bool__(self) -> bool:
+        return self._here()
+
+
+def _annotations(module: ModuleType, patches: Patches) -> None:
+    """What torch notes on nodes. Its two functions that put another dictionary there are ours."""
+    meta = PerWorker[dict[str, Any]](module.current_meta, dict)
+    keeps = PerWorker[bool](module.should_preserve_node_meta, bool)
+    patches.replace(module, "current_meta", lambda _: _MetaOfCaller(meta), everywhere=True)
+    patches.replace(module, "should_preserve_node_meta", lambda _: _Truth(keeps))
+
+    @contextmanager
+    def preserve_node_meta(enable: bool = True) -> Iterator[None]:
+        kept, noted = keeps.here(), meta.here().copy()
+        try:
+            keeps.set(enable)
+            yield
+        finally:
+            keeps.set(kept)
+            meta.set(noted)
+
+    @contextmanager
+    def set_current_meta(node: Any, pass_name: str = "") -> Iterator[None]:
+        if not (keeps.here() and node.meta):
+            yield
+            return
+        before = meta.here()
+        source = module.NodeSource(node, pass_name, module.NodeSourceAction.CREATE)
+        meta.set({**node.meta, "from_node": [source]})
+        try:
+            yield
+        finally:
+            meta.set(before)
+
+    patches.replace(module, "preserve_node_meta", lambda _: preserve_node_meta, everywhere=True)
+    patches.replace(module, "set_current_meta", lambda _: set_current_meta, everywhere=True)
+
+
+table.add(
+    Row(
+        state="`torch.fx.traceback.annotate`",
+        treatment=Treatment.PER_WORKER,
+        meaning="What a worker annotates, also by `region_activation_memory_budget`, is noted in "
+        "the graphs that are traced for it.",
+        test="tests/isolation/test_torch_settings.py::test_each_worker_annotates_its_graphs",
+        on_import={"torch.fx.traceback": _annotations},
+    )
+)
 table.add(
     Row(
         state="tracing of programs",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import logging
 import multiprocessing
@@ -18,6 +19,7 @@ from warnings import simplefilter
 
 import cloudpickle
 import pytest
+import torch
 
 from discolab import Session, WorkerError, ccl, current_worker
 
@@ -80,6 +82,36 @@ def test_no_worker_is_interactive(sess: Session, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     assert sess.call_packed(not_interactive).debug_get_from_all() == [False] * 4
     assert sys.ps1 == ">>> "
+
+
+def logs_of_torch() -> list[tuple[int, bool, bool]]:
+    """What torch would log on a worker, and what it remembers of that, by `set_logs`."""
+    rank = together()
+    logger = logging.getLogger("torch._dynamo")
+    artifact = torch._logging.getArtifactLogger("torch._dynamo.output_graph", "graph_code")
+    found = []
+    for _ in range(10):
+        if rank % 2:
+            torch._logging.set_logs(dynamo=logging.DEBUG, graph_code=True)
+        else:
+            torch._logging.set_logs(dynamo=logging.ERROR)
+        together()
+        kept = torch._logging._internal.log_state.is_artifact_enabled("graph_code")
+        found.append((logger.getEffectiveLevel(), artifact.isEnabledFor(logging.DEBUG), kept))
+        together()
+    return found
+
+
+def test_each_worker_sets_logs_of_torch(sess: Session) -> None:
+    before = torch._logging._internal._get_log_state()
+    kept = copy.deepcopy(before)
+    found = sess.call_packed(logs_of_torch).debug_get_from_all()
+    even, odd = (logging.ERROR, False, False), (logging.DEBUG, True, True)
+    assert found == [[even] * 10, [odd] * 10] * 2
+    if sess.engine == "threads":
+        sess.shutdown()
+        assert torch._logging._internal.log_state is before
+        assert before == kept
 
 
 def log(folder: str) -> list[int]:

@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed._shard.api as shard_api
+import torch.fx.traceback as fx_traceback
 from torch import nn, optim
+from torch.distributed._shard import load_with_process_group
 from torch.distributions import (
     Distribution,
     Gumbel,
@@ -20,6 +24,7 @@ from torch.distributions import (
     kl_divergence,
     register_kl,
 )
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.modules import module as nn_module
 from torch.nn.utils import parametrizations, parametrize
 from torch.optim import optimizer as optimizers
@@ -257,6 +262,45 @@ def test_each_worker_keeps_parametrizations(sess: Session) -> None:
     assert sess.call_packed(cache_parametrizations).debug_get_from_all() == [0] * 4
     sess.shutdown()
     assert parametrize._cache_enabled == 0
+
+
+def annotate_graphs() -> list[Any]:
+    """What is noted in graphs that are traced while all workers annotate something else."""
+    rank = together()
+    found = []
+    for _ in range(4):
+        with fx_traceback.preserve_node_meta(), fx_traceback.annotate({"rank": rank}):
+            together()
+            graph = make_fx(lambda x: x + 1)(torch.ones(2)).graph
+            found += [node.meta["custom"] for node in graph.nodes if "custom" in node.meta][:1]
+            together()
+    return [*found, dict(fx_traceback.current_meta), bool(fx_traceback.has_preserved_node_meta())]
+
+
+@pytest.mark.one_process
+def test_each_worker_annotates_its_graphs(sess: Session) -> None:
+    found = sess.call_packed(annotate_graphs).debug_get_from_all()
+    assert found == [[*[{"rank": rank}] * 4, {}, False] for rank in range(4)]
+    sess.shutdown()
+    assert type(fx_traceback.current_meta) is dict
+
+
+def load_with_group() -> list[bool]:
+    """Whether a worker finds the group that it loads with, and no other one."""
+    rank = together()
+    group = dist.new_group([rank], use_local_synchronization=True)
+    found = []
+    with load_with_process_group(group):
+        together()
+        found.append(shard_api._get_current_process_group() is group)
+        together()
+    found.append(shard_api._get_current_process_group() is dist.group.WORLD)
+    return found
+
+
+@pytest.mark.one_process
+def test_each_worker_loads_with_its_group(sess: Session) -> None:
+    assert sess.call_packed(load_with_group).debug_get_from_all() == [[True, True]] * 4
 
 
 def settings_of_modules() -> tuple[bool, bool, str]:
