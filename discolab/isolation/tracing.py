@@ -78,34 +78,24 @@ def _symbolic_trace(module: ModuleType, patches: Patches) -> None:
     patches.replace(module._Patcher, "patch_method", method_over)
 
 
-def _export(module: ModuleType, patches: Patches) -> None:
-    """Exporting keeps what it does in global variables."""
+def _in_turn(what: str, *names: str) -> Callable[[ModuleType, Patches], None]:
+    """Have functions of a module, or methods of its classes, run on one thread at a time."""
 
-    def in_turn(export: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(export)
-        def export_in_turn(*args: Any, **kwargs: Any) -> Any:
-            with tracing.taken("a program for export"):
-                return export(*args, **kwargs)
+    def over(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def run_in_turn(*args: Any, **kwargs: Any) -> Any:
+            with tracing.taken(what):
+                return function(*args, **kwargs)
 
-        return export_in_turn
+        return run_in_turn
 
-    for name in ("_export", "_export_for_training"):
-        patches.replace(module, name, in_turn)
+    def change(module: ModuleType, patches: Patches) -> None:
+        for path in names:
+            owner, _, name = path.rpartition(".")
+            target = getattr(module, owner) if owner else module
+            patches.replace(target, name, over, everywhere=not owner)
 
-
-def _jit(module: ModuleType, patches: Patches) -> None:
-    """``torch.jit.trace`` keeps the names of modules in a global variable."""
-
-    def in_turn(trace: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(trace)
-        def trace_in_turn(*args: Any, **kwargs: Any) -> Any:
-            with tracing.taken("a program for torch.jit"):
-                return trace(*args, **kwargs)
-
-        return trace_in_turn
-
-    for name in ("trace", "trace_module"):
-        patches.replace(module, name, in_turn, everywhere=True)
+    return change
 
 
 def _exporting(module: ModuleType, patches: Patches) -> None:
@@ -222,13 +212,30 @@ table.add(
         state="tracing of programs",
         treatment=Treatment.IN_TURNS,
         meaning="`torch.fx`, `make_fx`, `torch.export` and `torch.jit` trace one worker's program "
-        "after the other; a trace with real collectives can't complete, and is told so.",
+        "after the other, and `torch.export` decomposes, saves and loads them so; a trace with "
+        "real collectives can't complete, and is told so.",
         test="tests/ccl/test_dist_limits.py::test_workers_trace_programs_in_turn",
         on_import={
             "torch._ops": _modes,
             "torch.fx._symbolic_trace": _symbolic_trace,
-            "torch.export._trace": _export,
-            "torch.jit._trace": _jit,
+            # they keep what they do in global variables, of torch and of single operators
+            "torch.export._trace": _in_turn(
+                "a program for export", "_export", "_export_for_training"
+            ),
+            "torch.export.exported_program": _in_turn(
+                "a program that is exported",
+                "ExportedProgram.run_decompositions",
+                "ExportedProgram._transform_do_not_use",
+            ),
+            "torch._export.serde.serialize": _in_turn(
+                "a program that is saved or loaded",
+                "serialize",
+                "deserialize",
+                "serialize_torch_artifact",
+                "deserialize_torch_artifact",
+                "GraphModuleDeserializer.deserialize",
+            ),
+            "torch.jit._trace": _in_turn("a program for torch.jit", "trace", "trace_module"),
         },
     )
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -283,6 +284,27 @@ def test_each_worker_annotates_its_graphs(sess: Session) -> None:
     assert found == [[*[{"rank": rank}] * 4, {}, False] for rank in range(4)]
     sess.shutdown()
     assert type(fx_traceback.current_meta) is dict
+
+
+def export_and_decompose() -> bool:
+    """Whether a program that all workers export at once computes what its module does."""
+    rank = together()
+    module, x = nn.Linear(2 + rank, 2), torch.randn(3, 2 + rank)
+    program = torch.export.export(module, (x,))
+    together()
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    loaded = torch.export.load(file)
+    warnings.simplefilter("ignore", FutureWarning)  # torch's own, about a copy of its trees
+    together()
+    return torch.equal(loaded.run_decompositions().module()(x), module(x))
+
+
+@pytest.mark.one_process
+def test_workers_export_programs_in_turn(sess: Session) -> None:
+    found = sess.call_packed(export_and_decompose).debug_get_from_all(timeout=60)
+    assert found == [True] * 4
 
 
 def load_with_group() -> list[bool]:
