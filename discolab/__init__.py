@@ -7,43 +7,52 @@ and returns a `DRef`, one name for the value that each worker holds. In a notebo
 
 from __future__ import annotations
 
+import gc
 import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import ccl, loader
-from .engines import ProcessSession, ThreadedSession, make_session
-from .runtime import (
-    ArgumentError,
-    CollectiveAborted,
-    CollectiveError,
-    DiscoAction,
-    DiscoAssertionError,
-    DiscoError,
-    DModule,
-    DPackedFunc,
-    DRef,
-    Failure,
-    ForeignDRefError,
-    Pickled,
-    RestartedWorker,
-    Session,
-    SessionClosedError,
-    SessionError,
-    SessionStatistics,
-    UnknownFunctionError,
-    WaitTimeoutError,
-    Worker,
-    WorkerError,
-    WorkerInterrupted,
-    WorkerStatus,
-    current_worker,
-    current_worker_or_none,
-    list_funcs,
-    register_func,
-)
-from .runtime.drawn import Drawn
-from .runtime.services import PRELOAD, SERVICES
+# nothing of what is imported is garbage, but torch leaves so many objects that a collection, which
+# the first few of ours would set off, takes longer than the whole import
+_collects = gc.isenabled()
+gc.disable()
+try:
+    from . import ccl, loader
+    from .engines import ProcessSession, ThreadedSession, make_session
+    from .runtime import (
+        ArgumentError,
+        CollectiveAborted,
+        CollectiveError,
+        DiscoAction,
+        DiscoAssertionError,
+        DiscoError,
+        DModule,
+        DPackedFunc,
+        DRef,
+        Failure,
+        ForeignDRefError,
+        Pickled,
+        RestartedWorker,
+        Session,
+        SessionClosedError,
+        SessionError,
+        SessionStatistics,
+        UnknownFunctionError,
+        WaitTimeoutError,
+        Worker,
+        WorkerError,
+        WorkerInterrupted,
+        WorkerStatus,
+        current_worker,
+        current_worker_or_none,
+        list_funcs,
+        register_func,
+    )
+    from .runtime.drawn import Drawn
+    from .runtime.services import PRELOAD, SERVICES
+finally:
+    if _collects:
+        gc.enable()
 
 if TYPE_CHECKING:
     from . import debugger, rpc, snapshots, trace, views

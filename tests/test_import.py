@@ -50,3 +50,15 @@ with discolab.make_session(2, devices="cpu") as sess:
     assert sess.compare(ref, ref).equal
 """
     assert run(program).split() == ["text/html", "text/plain"] * 2
+
+
+def test_the_garbage_of_torch_is_not_collected_meanwhile() -> None:
+    program = """
+import gc, torch
+collected = []
+gc.callbacks.append(lambda phase, info: collected.append(info["generation"]))
+import discolab
+assert gc.isenabled()
+print(*collected)
+"""
+    assert 2 not in map(int, run(program).split())
