@@ -26,7 +26,9 @@ def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        chromium = playwright.chromium.launch(
+            executable_path=path, args=FLAGS, ignore_default_args=["--hide-scrollbars"]
+        )
         yield chromium
         chromium.close()
 

@@ -119,7 +119,7 @@ def test_sizes() -> None:
     for options in ({}, {"placements": [Shard(0)]}, {"placements": [Partial()]}):
         html = drawn(many, **options)
         assert html.count("<img") == 8
-        assert len(html.encode()) < 20_000
+        assert len(html.encode()) < 24_000
     assert "<img" not in drawn([torch.randn(8, 8) for _ in range(17)])
     assert len(drawn([torch.randn(64, 64) for _ in range(64)]).encode()) < 60_000
 

@@ -119,10 +119,10 @@ def test_golden() -> None:
     drawn = shown(render_rich(dref_parts(records, name="n", num_workers=3)), 60)
     assert [line.rstrip() for line in drawn.split("\n")] == [
         "DRef n · int on 3 workers · all distinct · worker 1 failed",
-        "  rank  state   value  digest",
-        "  ▌ 0           1      A",
-        "  ▌ 1   failed",
-        "  ▌ 2           2      B",
+        "  rank  digest  state   value",
+        "  ▌ 0   A               1",
+        "  ▌ 1           failed",
+        "  ▌ 2   B               2",
         "[1] E: x",
         "",
     ]

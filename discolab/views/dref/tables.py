@@ -31,6 +31,7 @@ from .contents import NO_VALUE, grouped, odd_ranks
 _NOTHING = Text("")
 _RIGHT = {"bytes", "mean", "std", "min", "max", "nonfinite", "parameters"}
 _COLUMNS = (
+    "digest",
     "state",
     "type",
     "value",
@@ -43,7 +44,6 @@ _COLUMNS = (
     "min",
     "max",
     "nonfinite",
-    "digest",
     "values",
     "picture",
 )

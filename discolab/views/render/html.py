@@ -7,6 +7,7 @@ HTML by type. Pure; may be called from any thread; never raises.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import assert_never
 
@@ -53,7 +54,15 @@ from .program import (
     runs_of,
     sizes_of,
 )
-from .style import PROGRAM_STYLE, STYLE, gradient, heat_source, rank_colour, rank_fill
+from .style import (
+    PROGRAM_STYLE,
+    STYLE,
+    gradient,
+    heat_source,
+    rank_colour,
+    rank_fill,
+    stacked_style,
+)
 
 _MOST_ROWS = 16
 _CLASSES: dict[Role, str] = {
@@ -63,6 +72,10 @@ _CLASSES: dict[Role, str] = {
     "warning": "w",
     "error": "e",
 }
+_WIDTH_STEP = 40  # pixels
+_AROUND, _PADDING, _RANK, _CHARACTER = 28, 16, 44, 8  # of a table, a cell, its ranks, a letter
+_LONG = 28  # characters of a cell that is wrapped
+_WIDTHS = re.compile(r'<table class="d w(\d+)">')
 _CELL_SIDE, _SPAN_SIDE = 48, 28  # pixels of a thumbnail in a table, and of values side by side
 
 
@@ -82,8 +95,9 @@ def render_html(part: Part) -> str:
         body = _html(part)
     except Exception as error:  # a view never raises
         body = Html.escape(f"(this view could not be drawn: {type(error).__name__})")
-    uses_program_style = '<pre class="q">' in body or '<div class="o">' in body
-    style = tag("style", Html(STYLE + PROGRAM_STYLE if uses_program_style else STYLE))
+    uses_program_style = '<pre class="q"' in body or '<div class="o">' in body
+    rules = STYLE + PROGRAM_STYLE if uses_program_style else STYLE
+    style = tag("style", Html(rules + stacked_style(set(map(int, _WIDTHS.findall(body))))))
     return str(tag("div", style, body, class_="dl-v"))
 
 
@@ -181,9 +195,26 @@ def _head(*children: object, style: str | None = None, class_: str | None = None
     return tag("th", *children, scope="col", style=style, class_=class_)
 
 
-def _data_table(heads: Iterable[Html], rows: Iterable[Html]) -> Html:
+def _data_table(heads: Iterable[Html], rows: Iterable[Html], width: int) -> Html:
+    """A table; `width` is what it needs at least, in pixels: where there is less, it is stacked."""
     head = tag("thead", tag("tr", *heads))
-    return tag("table", head, tag("tbody", *rows), class_="d")
+    step = -(-width // _WIDTH_STEP) * _WIDTH_STEP
+    return tag("table", head, tag("tbody", *rows), class_=f"d w{step}")
+
+
+def _width_of(cell: Cell) -> int:
+    """About how many pixels a cell needs at least."""
+    match cell:
+        case Text():
+            return min(len(cell.text), _LONG) * _CHARACTER
+        case Badge(_, odd):
+            return 48 if odd else 26
+        case Heat():
+            return _CELL_SIDE
+        case Bars(heights, _):
+            return len(heights) * _CHARACTER
+        case _:
+            assert_never(cell)
 
 
 def _table(table: Table) -> Html:
@@ -193,13 +224,23 @@ def _table(table: Table) -> Html:
     heads = [
         _head(column.title, class_=css) for column, css in zip(table.columns, right, strict=True)
     ]
+    width = _AROUND + (_RANK if ranked else 0)
+    for place, column in enumerate(table.columns):
+        cells = [Text(column.title), *(row.cells[place] for row in rows)]
+        width += max(map(_width_of, cells)) + _PADDING
     body = []
     for row in rows:
-        cells = [
-            tag("td", _cell(cell), class_=css) for cell, css in zip(row.cells, right, strict=True)
+        shown = [
+            tag(
+                "td",
+                _cell(cell),
+                class_="lg" if isinstance(cell, Text) and len(cell.text) > _LONG else css,
+                data_h=column.title or None,
+            )
+            for cell, css, column in zip(row.cells, right, table.columns, strict=True)
         ]
-        body.append(tag("tr", *([_rank_cell(row.ranks)] if ranked else []), *cells))
-    return _data_table([*([_head("rank")] if ranked else []), *heads], body)
+        body.append(tag("tr", *([_rank_cell(row.ranks)] if ranked else []), *shown))
+    return _data_table([*([_head("rank")] if ranked else []), *heads], body, width)
 
 
 def _rank_cell(ranks: tuple[int, ...]) -> Html:
@@ -209,7 +250,8 @@ def _rank_cell(ranks: tuple[int, ...]) -> Html:
 
 def _lanes(lanes: Lanes) -> Html:
     heads = _head().join(map(_head, lanes.heads))
-    return _data_table([_head("rank"), heads], map(_lane, lanes.lanes))
+    width = _AROUND + _RANK + len(lanes.heads) * 100
+    return _data_table([_head("rank"), heads], map(_lane, lanes.lanes), width)
 
 
 def _lane(lane: Lane) -> Html:
@@ -237,24 +279,29 @@ def _box(box: Box) -> Html:
 def _source(source: Source) -> Html:
     """Numbered lines, in front of them who is there in the workers' colours."""
     wide, digits = sizes_of(source)
+    gap = (_muted(" " * (wide + 1), "⋮".rjust(digits)),)
     lines = [
-        _muted(" " * (wide + 1), "⋮".rjust(digits))
-        if line is None
-        else _source_line(line, wide, digits)
+        ("ln", gap) if line is None else _source_line(line, wide, digits)
         for line in lines_of(source)
     ]
-    return tag("pre", Html("\n").join(lines), class_="q")
+    ends = [Html("\n")] * (len(lines) - 1) + [Html()]
+    shown = [
+        tag("span", *pieces, end, class_=look)
+        for (look, pieces), end in zip(lines, ends, strict=True)
+    ]
+    return tag("pre", *shown, class_="q", style=f"--n:{wide + digits + 3}ch")
 
 
-def _source_line(line: SourceLine, wide: int, digits: int) -> Html:
+def _source_line(line: SourceLine, wide: int, digits: int) -> tuple[str, tuple[object, ...]]:
+    """How a line looks, and what stands there."""
     number = _muted(f"{line.number:>{digits}}")
     text = line.text.expandtabs(4)
     if not line.marks:
-        return joined((" " * (wide + 1), number, "  ", text))
+        return "ln", (" " * (wide + 1), number, "  ", text)
     width = sum(len(format_ranks(mark.ranks)) + 3 for mark in line.marks) - 1
     marks = Html(" ").join(map(_mark, line.marks))
-    look = "at" if any(mark.look != "waiting" for mark in line.marks) else "by"
-    return tag("span", " " * (wide - width), marks, " ", number, "  ", text, class_=look)
+    look = "ln at" if any(mark.look != "waiting" for mark in line.marks) else "ln by"
+    return look, (" " * (wide - width), marks, " ", number, "  ", text)
 
 
 def _mark(mark: Mark) -> Html:
@@ -282,7 +329,18 @@ def _across(across: ComparisonTable) -> Html:
     else:
         heads.append(_head(f"{len(ranks)} workers"))
     rows = (_across_row(row, ranks, columns, marks, about) for row in across.rows)
-    return tag("div", _data_table(heads, rows), class_="o")
+    names = max((len(row.name) for row in across.rows), default=0) * _CHARACTER
+    width = _AROUND + min(names, 240) + (100 if about else 0) + (24 if marks else 0)
+    width += _span_width(across) * (len(ranks) if columns else 1)
+    return tag("div", _data_table(heads, rows, width), class_="o")
+
+
+def _span_width(across: ComparisonTable) -> int:
+    """About how many pixels a worker's values need."""
+    spans = [span for row in across.rows for span in row.spans]
+    texts = max((min(len(span.words.text), _LONG // 2) for span in spans), default=0)
+    picture = _SPAN_SIDE if any(span.heat for span in spans) else 0
+    return max(texts * _CHARACTER + picture, 72) + _PADDING
 
 
 def _across_row(
@@ -294,7 +352,8 @@ def _across_row(
     if about:
         cells.append(tag("td", row.about, class_="m ab"))
     if columns:
-        cells += [_span_cell(span, covered, ranks) for span, covered in runs_of(row, ranks)]
+        runs = runs_of(row, ranks)
+        cells += [_span_cell(span, covered, ranks) for span, covered in runs]
     else:
         cells.append(tag("td", _list(row, ranks), class_="ls"))
     return tag("tr", *cells)
@@ -313,7 +372,9 @@ def _span_cell(span: Span | None, covered: Sequence[int], ranks: Sequence[int]) 
     if span is None:
         return tag("td", colspan=several)
     label = _label(label_of(covered, ranks))
-    return tag("td", label, _content(span), colspan=several, class_="f" if several else None)
+    css = "f" if several else None
+    who = None if label else format_ranks(covered)
+    return tag("td", label, _content(span), colspan=several, class_=css, data_h=who)
 
 
 def _label(label: str) -> Html:

@@ -24,6 +24,8 @@ _LINE = 344  # as wide are those in one line
 _MOST_APART = 4  # in one line, unless they are narrow
 _LARGEST_APART = 140
 _MOST_TOLD = 16
+_NARROW = 300  # pixels that a drawing has at least
+_BESIDE = 28  # pixels of a card's sides, which a drawing does not have
 _BAR = 26  # how thick a tensor of one dimension is drawn
 
 
@@ -36,7 +38,13 @@ def grid_html(grid: Grid) -> Html:
         [(tile, width, height) for tile, width in zip(tiles, widths, strict=True)]
         for tiles, height in zip(grid.tiles, heights, strict=True)
     ]
-    fits = all(_label(*sized) is not None for row in rows for sized in row)
+    wide = sum(widths) + 4 * len(widths) + 2  # with the lines and the space between the tiles
+    least = min(1, _NARROW / wide)  # what is left of a pixel in a narrow window
+    fits = all(
+        _label(tile, round(width * least), round(height * least)) is not None
+        for row in rows
+        for tile, width, height in row
+    )
     drawn, untold = [], []
     for row in rows:
         cells = []
@@ -53,8 +61,13 @@ def grid_html(grid: Grid) -> Html:
         below = tag("div", Html(", ").join(untold[:_MOST_TOLD]), class_="m z")
     if len(untold) > _MOST_TOLD:
         below += tag("div", f"and {len(untold) - _MOST_TOLD} more", class_="m z")
-    table = tag("table", tag("tbody", *drawn), class_="g")
+    table = tag("table", tag("tbody", *drawn), class_="g", style=_unit(wide))
     return joined((_caption(grid, to_scale), table, below))
+
+
+def _unit(wide: int, beside: int = _BESIDE) -> str:
+    """The length that a pixel of a drawing has: less than one where it would be too wide."""
+    return f"--u:min(1px,calc((100cqw - {beside}px)/{wide}))"
 
 
 def _caption(grid: Grid, to_scale: bool) -> Html:
@@ -74,7 +87,10 @@ def _apart(grid: Grid) -> Html:
         sizes = round(width * scale), round(height * scale) if tall else _BAR
         shown = max(sizes[0], _SMALLEST_TILE), max(sizes[1], _SMALLEST_TILE)
         to_scale = to_scale and shown == sizes
-        words = _label(tile, *shown) or Html.escape(_owner_words(tile, shown[0]))
+        least = min(1, _NARROW / _LINE)
+        words = _label(tile, *(round(size * least) for size in shown)) or Html.escape(
+            _owner_words(tile, shown[0])
+        )
         if tile is not tiles[0] and grid.apart:
             lines[-1].append(tag("td", grid.apart, class_="v"))
         if shown[0] > room:
@@ -82,7 +98,10 @@ def _apart(grid: Grid) -> Html:
             room = _LINE
         room -= shown[0] + _GAP
         lines[-1].append(_tile(tile, words, *shown, grid.partial))
-    table = tag("table", tag("tbody", *(tag("tr", *line) for line in lines)), class_="g a")
+    most = max(map(len, lines))
+    wide = _LINE + 4 * most + _GAP + (10 * most if grid.apart else 0)
+    rows = tag("tbody", *(tag("tr", *line) for line in lines))
+    table = tag("table", rows, class_="g a", style=_unit(wide))
     return joined((_caption(grid, to_scale), table))
 
 
@@ -91,10 +110,7 @@ def _tile(tile: Tile, words: Html, width: int, height: int, partial: bool) -> Ht
     line = "dashed" if partial else "solid"
     owner = rank_colour(tile.owners[0]) if tile.owners else "#888"
     fill = "none" if tile.heat else _hatched(tile.owners) if partial else rank_fill(tile.owners)
-    look = (
-        f"width:{width}px;min-width:{width}px;max-width:{width}px;height:{height}px;"
-        f"border:2px {line} {owner};background:{fill}"
-    )
+    look = f"--w:{width};--h:{height};border:2px {line} {owner};background:{fill}"
     if tile.heat is None:
         return tag("td", words, style=look)
     picture = tag(
@@ -109,7 +125,8 @@ def _tile(tile: Tile, words: Html, width: int, height: int, partial: bool) -> Ht
     half = len(tile.heat.levels[0]) // 2 + 1
     top = tile.heat.levels[: len(tile.heat.levels) // 2]
     hides = any(NOT_FINITE in row[:half] for row in top)  # the words would stand on what is loud
-    return tag("td", tag("span", words, class_="y f" if hides else "y"), picture, style=look)
+    label = tag("span", words, class_="y f" if hides else "y")
+    return tag("td", label, picture, style=look)
 
 
 def _hatched(owners: tuple[int, ...]) -> str:
@@ -167,19 +184,19 @@ def plot_html(plot: Plot) -> Html:
     tall, wide = plot.size
     down, across = plot.axes
     ends = _ends(across, wide) if plot.joined else [tag("span", f"{across} of each")]
-    foot = tag("div", *ends, class_="m", style=f"{_ROW};width:{width}px")
+    foot = tag("div", *ends, class_="m", style=f"{_ROW};width:calc(var(--u)*{width})")
     side = ""
     if down:
-        style = f"{_ROW};flex-direction:column;text-align:right;min-width:4em;height:{height}px"
+        style = f"{_ROW};flex-direction:column;text-align:right;min-width:4em;height:calc(var(--u)*{height})"
         side = tag("div", *_ends(down, tall), class_="m", style=style)
     box = tag(
         "div",
         *(_outline(plot, outline) for outline in plot.outlines),
         role="img",
         aria_label=plot.alt,
-        style=f"position:relative;width:{width}px;height:{height}px;flex:none",
+        style=f"position:relative;width:calc(var(--u)*{width});height:calc(var(--u)*{height})",
     )
-    style = "display:flex;gap:6px;margin:6px 0;line-height:1.2"
+    style = f"display:flex;gap:6px;margin:6px 0;line-height:1.2;{_unit(width, 90)}"
     return tag("div", side, tag("div", box, foot), style=style)
 
 

@@ -108,7 +108,8 @@ _PALETTES = {False: _palette(_ONE_SIGN), True: _palette(_BOTH_SIGNS)}
 
 _RULES = (
     "{font:13px/1.45 var(--jp-ui-font-family,system-ui,sans-serif);"
-    "color:var(--jp-ui-font-color1,inherit);font-variant-numeric:tabular-nums;overflow-x:auto}",
+    "color:var(--jp-ui-font-color1,inherit);font-variant-numeric:tabular-nums;overflow-x:auto;"
+    "container-type:inline-size}",
     " .t{font-weight:600}",
     " div+.p.t,&table+.p.t{margin-top:8px}",
     " .m{opacity:.75}",
@@ -123,7 +124,7 @@ _RULES = (
     "padding:6px 10px 7px;width:fit-content;max-width:100%;box-sizing:border-box}",
     " .c>.hd{overflow-wrap:anywhere;margin-bottom:4px}",
     " .s{display:flex;flex-wrap:wrap;gap:4px 22px;align-items:flex-start}",
-    " .s>div{max-width:100%;overflow-x:auto}",
+    " .s>div{max-width:100%}",
     " .s>div:first-child{max-width:min(100%,480px)}",
     " .s>div:first-child>.m{max-width:420px}",
     " table{margin:4px 0;width:auto;border-collapse:collapse;font-size:inherit;table-layout:auto}",
@@ -132,13 +133,16 @@ _RULES = (
     " table.d thead th{font-weight:600;"
     "border-bottom:1px solid var(--jp-border-color1,rgba(128,128,128,.5))}",
     " table.d .r{text-align:right}",
-    " table.d td.u{padding:4px 6px}",
+    " table.d td.u{padding:4px 6px;white-space:normal}",
+    " table.d td.lg{white-space:normal;overflow-wrap:anywhere;max-width:560px}",
     " table.g{border-collapse:separate;border-spacing:2px}",
     " table.g tr{background:none!important}",
     " table.g td{padding:0;text-align:center;vertical-align:middle;font-size:11px;"
     "line-height:1.2;white-space:nowrap;overflow:hidden;position:relative;box-sizing:border-box}",
     " .z{font-size:11px;max-width:340px}",
-    " table.g.a{border-spacing:8px;margin:0 -8px}",
+    " table.g td{width:calc(var(--u)*var(--w));min-width:calc(var(--u)*var(--w));"
+    "max-width:calc(var(--u)*var(--w));height:calc(var(--u)*var(--h))}",
+    " table.g.a{border-spacing:8px 8px;margin-left:-8px}",
     " table.g td.v{overflow:visible}",
     " .h{image-rendering:pixelated;margin:0;max-width:none}",
     " .g .h{position:absolute;left:0;top:0;width:100%!important;height:100%!important}",
@@ -159,27 +163,29 @@ _RULES = (
     " .x{background:#ff00c8;color:#000;padding:0 3px;margin-left:8px;font-weight:600}",
     " summary{cursor:pointer;width:fit-content}",
     " summary:focus-visible{outline:2px solid currentColor;outline-offset:-2px}",
-    " details{margin:3px 0;max-width:100%;overflow-x:auto}",
+    " details{margin:3px 0;max-width:100%}",
 )
 
 _PROGRAM_RULES = (
     " pre.q{font:12.5px/1.5 var(--jp-code-font-family,ui-monospace,monospace);margin:2px 0;"
-    "padding:4px 0;overflow-x:auto;max-width:100%;background:none;border:0;color:inherit;"
-    "white-space:pre}",
-    " .q .at,&.q .by{display:inline-block;min-width:100%;background:rgba(128,128,128,.2)}",
+    "padding:4px 0;max-width:100%;background:none;border:0;color:inherit;"
+    "white-space:pre-wrap;overflow-wrap:anywhere}",
+    " .q .ln{display:block;padding-left:var(--n);text-indent:calc(-1*var(--n))}",
+    " .q .at{background:rgba(128,128,128,.2)}",
     " .q .by{background:rgba(128,128,128,.08)}",
     " .q b,&.o b{font-weight:600;border-radius:3px}",
     " .o b{padding:0 4px}",
-    " .o{overflow-x:auto;max-width:100%}",
+    " .o{max-width:100%}",
+    " .o table.d td{white-space:normal;overflow-wrap:anywhere}",
     " .o .h{vertical-align:middle;display:inline-block}",
     " .o .i{font-family:var(--jp-code-font-family,ui-monospace,monospace)}",
     " .o td.f{background:rgba(128,128,128,.1)}",
     " .o .ch{color:var(--jp-brand-color1,#1976d2);font-weight:700}",
     " .c:has(.q)>div:has(>.t:first-child):not(.hd),&.c:has(.q)>.s{margin-top:7px}",
     " .s>div:first-child:has(.q){max-width:100%}",
-    " .o td.ab{white-space:normal;min-width:84px;max-width:150px}",
-    " .o td.ls{white-space:normal;min-width:150px}",
-    " .o .v{display:inline-block;white-space:nowrap;margin-right:14px}",
+    " .o td.ab{min-width:84px;max-width:150px}",
+    " .o td.ls{min-width:150px}",
+    " .o .v{display:inline-block;margin-right:14px}",
 )
 
 _PRINT = (
@@ -188,9 +194,15 @@ _PRINT = (
     ".dl-v details::details-content{content-visibility:visible;display:block}}"
 )
 
-_NARROW = (
-    "@media(max-width:640px){.dl-v .o td.ab{font-size:11px;min-width:64px;"
-    "max-width:92px}.dl-v .o th,.dl-v .o td{padding-right:4px}}"
+# A table that would be wider than its place has each row as a paragraph, with the heads as words.
+_STACKED = (
+    " thead{display:none}",
+    " tr{display:flex;flex-wrap:wrap;gap:0 12px;padding:2px 0}",
+    " td, th{display:block!important;padding:1px 0!important;white-space:normal!important;"
+    "overflow-wrap:anywhere;max-width:100%!important;min-width:0!important;text-align:left!important}",
+    " th[scope=row]{padding-left:6px!important}",
+    " td:empty{display:none!important}",
+    " td[data-h]::before{content:attr(data-h) ' ';opacity:.7}",
 )
 
 
@@ -199,4 +211,18 @@ def _sheet(rules: tuple[str, ...]) -> str:
 
 
 STYLE = _sheet(_RULES) + _PRINT
-PROGRAM_STYLE = _sheet(_PROGRAM_RULES) + _NARROW  # where there are excerpts, or values side by side
+PROGRAM_STYLE = _sheet(_PROGRAM_RULES)  # where there are excerpts, or values side by side
+
+
+def stacked_style(widths: set[int]) -> str:
+    """The rules by which tables of these classes (``w420``) are stacked where they are too wide."""
+    return "".join(
+        f"@container(max-width:{width - 1}px){{{''.join(_of_table(rule, width) for rule in _STACKED)}}}"
+        for width in sorted(widths)
+    )
+
+
+def _of_table(rule: str, width: int) -> str:
+    heads, _, body = rule.partition("{")
+    where = ",".join(f".dl-v table.w{width} {head.strip()}" for head in heads.split(","))
+    return f"{where}{{{body}"
