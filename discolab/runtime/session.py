@@ -701,7 +701,9 @@ class Session(Drawn, Controller):
             root = self.copy_to_worker_0(host)
         if dst is None:
             shape = host.shape[1:]
-            return self._filled("scatter_from_worker0", root, in_group, shape, host.dtype)
+            made = self._filled("scatter_from_worker0", root, in_group, shape, host.dtype)
+            self.remember(made, Part(weakref(root), bool(in_group)))
+            return made
         return self.scatter_from_worker0(root, dst, in_group)
 
     def scatter_from_worker0(self, src: DRef, dst: DRef, in_group: bool = True) -> DRef:

@@ -33,7 +33,8 @@ scalar = torch.tensor(rank / 3)
 ones = torch.arange(7) + rank
 half = torch.randn(64, 64).bfloat16() + rank
 some = same if rank < 2 else None
-plain = {"learning_rate": 3e-4, "rank": rank, "name": f"the settings of worker {rank} of {world_size}" * 3}
+long = f"the settings of worker {rank} of {world_size} " * 3
+plain = {"learning_rate": 3e-4, "rank": rank, "name": long}
 class Config:
     def __repr__(self):
         return "Config(" + ", ".join(f"option_{i}={i * rank}" for i in range(12)) + ")"
@@ -125,14 +126,16 @@ GALLERY: dict[str, tuple[str, ...]] = {
         "save_file({name: torch.randn(64, 64) for name in names}, path)\n"
         "discolab.loader.show(path)",
     ),
-    "load_plan": ("loaded = sess.load(path, 'megatron')\nloaded",),
+    "load_plan": (
+        "plan = {'*.q_proj.weight': 'shard(0)', '*.o_proj.weight': 'shard(1)'}\n"
+        "loaded = sess.load(path, plan)\n"
+        "loaded",
+    ),
     "snapshot": ("%disco_snapshot {folder}/one",),
     "compare": (
-        "%%disco\nref = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), "
-        "torch.nn.Linear(64, 10))\nref.load_state_dict(model.state_dict())\nbatch = same[:8]",
-        "torch.manual_seed(0)\nreference = torch.nn.Sequential(torch.nn.Linear(64, 64), "
-        "torch.nn.ReLU(), torch.nn.Linear(64, 10))\n"
-        "%disco_compare model batch --reference reference",
+        "torch.manual_seed(0)\nreference = torch.nn.Sequential("
+        "torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))",
+        "batch = torch.randn(8, 64)\n%disco_compare reference batch --module model",
     ),
     "mesh": ("%disco_mesh dp=2,tp=2",),
     "mesh_shards": (
@@ -140,7 +143,6 @@ GALLERY: dict[str, tuple[str, ...]] = {
         "x = sess['mixed']\nx.placements = [Replicate(), Shard(1)]\nx",
     ),
     "mesh_pattern": ("sess['mixed']",),
-    "restart": ("%disco_restart -t 3",),
     # the debugger; the last: they leave a program that is paused
     "debugger_stop": (
         """\
@@ -170,7 +172,12 @@ total = ccl.all_reduce(weights)""",
         "%disco_pm",
     ),
     "history": (
-        "%%disco --record\ntotal = 0\nfor step in range(4):\n    total = total + step * rank",
+        "%%disco --trace\ntotal = 0\nfor step in range(4):\n    total = total + step * rank",
         "%disco_history total",
+    ),
+    "restart": (
+        "%disco_session 2 --name pair",
+        "kept = pair.broadcast(torch.ones(4))\nlost = pair.call_packed(torch.randn, 3, 5)",
+        "%disco_restart pair -t 1",
     ),
 }

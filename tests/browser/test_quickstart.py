@@ -37,7 +37,7 @@ def test_it_runs_to_its_end(
     for words in (
         "[0-3] one of 4",
         "hello from worker 3",
-        "shards distinct",
+        "4 different values: shards",
         "equal on all workers",
         "differ: A A B A",
         "worker 1 has had enough",

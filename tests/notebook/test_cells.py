@@ -47,7 +47,10 @@ def test_plain_display_is_labelled_text(nb: Any) -> None:
 
 def test_the_last_expression_is_shown_as_a_view(nb: Any) -> None:
     result = nb.ok("%%disco\nx = torch.arange(4.) + rank\nx")
-    assert result.text.startswith("DRef x · float32[4] on 4 workers · shards distinct")
+    assert result.text.startswith(
+        "DRef x · float32[4] on 4 workers · 4 different values: "
+        "shards of a larger tensor, or partial sums?"
+    )
     assert "<table" in result.data[-1]["text/html"]
     assert "<script" not in result.data[-1]["text/html"]
 

@@ -86,8 +86,7 @@ def test_poisoned_and_pending() -> None:
     shards = records(torch.arange(16.0).chunk(4))
     golden(
         text(shards | {1: PENDING, 2: FAILED}, placements=[Shard(0)]),
-        "DRef w · float32[4] on 4 workers · shards distinct"
-        " · worker 1 still busy · worker 2 failed",
+        "DRef w · float32[4] on 4 workers · all distinct · worker 1 still busy · worker 2 failed",
         "layout not drawn: no value from workers 1, 2",
         "  rank  digest  state       device  shape  bytes  mean    std  min  max  nonfinite"
         "  values",

@@ -65,7 +65,7 @@ def test_equal_along_one_axis_of_a_mesh() -> None:
 
 def test_unknown_layouts_stand_apart() -> None:
     text, html = both([torch.randn(8, 8) for _ in range(4)])
-    assert "how they join is not known: set .placements to have them drawn joined" in html
+    assert "how they join is not known: set .placements to see them joined" in html
     assert html.count("<img") == 4
     assert text.count("\n") == 5  # a title, a heading, and a row for each worker
     _, html = both([torch.eye(4) + (rank == 2) for rank in range(4)])

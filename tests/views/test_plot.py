@@ -463,7 +463,7 @@ def test_options_and_cuts_that_make_no_sense_are_refused(four: ThreadedSession) 
         with pytest.raises(ArgumentError, match="index"):
             Reader(ref, index=index)
     uneven = four.call_packed(lambda: torch.ones(2 + rank(), 3 + rank()))
-    assert "float32, one tensor a worker, shapes differ, not joined" in text_of(uneven)
+    assert "float32, one tensor per worker, shapes differ, not joined" in text_of(uneven)
 
 
 def freed() -> torch.Tensor:

@@ -72,7 +72,7 @@ def plot(
     Parameters
     ----------
     ref
-        Names a tensor on each worker; set its `placements` to have them drawn joined.
+        Names a tensor on each worker; set its `placements` to see them joined.
     dims
         The dims that run down and across; None: those that are cut, then the last ones.
     index

@@ -381,7 +381,7 @@ def _items_of_some(records: _Records, num_workers: int) -> Children | None:
     classes = content_classes(records)
     if classes is None:
         return Children(children.parts, _ALL_SAY[""])
-    return Children(children.parts, free_verdict(classes, num_workers, 1, "all distinct"))
+    return Children(children.parts, free_verdict(classes, num_workers, 1))
 
 
 def _inner(held: _Records, num_groups: int) -> list[Part]:

@@ -137,7 +137,7 @@ def _equal(classes: Mapping[int, str], num_workers: int) -> Text:
 
 
 def free_verdict(
-    classes: Mapping[int, str], num_workers: int, num_groups: int, distinct: str
+    classes: Mapping[int, str], num_workers: int, num_groups: int, distinct: str = "all distinct"
 ) -> Text:
     """Say how contents compare when no placements are known.
 

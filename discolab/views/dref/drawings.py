@@ -20,7 +20,7 @@ from .layout import draw_plan, drawn_dims, layout_caption
 
 _MOST_PLANS = 4
 _MOST_PICTURES = 16
-_UNKNOWN = "how they join is not known: set .placements to have them drawn joined"
+_UNKNOWN = "how they join is not known: set .placements to see them joined"
 _KINDS = {"values": "all values", "means": "means of blocks", "samples": "sampled values"}
 
 
@@ -198,7 +198,7 @@ def draw_apart(
         groups = _by_class(ranks, classes)
         words = "one tile per distinct value" if len(groups) > 1 else ""
     else:
-        words = f"one tensor a worker; {_UNKNOWN}"
+        words = f"one tensor per worker; {_UNKNOWN}"
     if others:
         place = f"only {format_workers(ranks)} hold{'s' if len(ranks) == 1 else ''} a tensor"
         words = f"{place}; {format_workers(others)}: None"

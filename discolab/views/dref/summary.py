@@ -46,6 +46,8 @@ class ValueSummary:
         Along which axes of the mesh contents are equal, where there are no plans.
     disagree
         Whether the workers' DTensors contradict each other.
+    relation
+        What is known of tensors that differ on all workers, see `relations`.
     """
 
     name: str
@@ -59,6 +61,21 @@ class ValueSummary:
     inferred: bool
     pattern: AxisPattern | None
     disagree: bool = False
+    relation: Text | None = None
+
+    @property
+    def unrelated(self) -> bool:
+        """Whether they are tensors of one shape, all different, and nothing says how they lie."""
+        shapes = {str(record.get("shape")) for record in self.good.values()}
+        return (
+            self.tensors
+            and len(shapes) == 1
+            and not self.plans
+            and self.plan_note is None
+            and self.pattern is None
+            and self.classes is not None
+            and 1 < len(self.good) == len(set(self.classes.values()))
+        )
 
     @property
     def ask(self) -> str:

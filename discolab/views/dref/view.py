@@ -7,6 +7,7 @@ second: failed, busy and dead workers are part of the picture.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from .children import draw_children
 from .contents import NO_VALUE, free_verdict, grouped, plan_verdict
 from .differences import difference_parts
 from .drawings import Drawing, Pictures, draw_apart, draw_plans, draw_replicas, take_pictures
+from .relations import question, relation_of
 from .summary import ValueSummary, summarize_value
 from .tables import detail_parts, note_parts, place_parts, problem_parts, rank_table, role_of
 
@@ -54,6 +56,7 @@ def draw_dref(
     layout = layout_of(ref)
     try:
         summary = summarize_value(records, name=ref.name, **layout)
+        summary = dataclasses.replace(summary, relation=relation_of(ref, summary, deadline))
         part = _draw(summary, difference_parts(ref, summary, deadline))
         restored = [
             Text(f"restored on {format_workers(ranks)}: {how}", "muted")
@@ -308,9 +311,9 @@ def _verdict(summary: ValueSummary) -> Text | None:
         return Text(f"equal along {equal}, distinct along {distinct}", "muted")
     if summary.pattern is not None and summary.pattern.equal == ("groups",):
         return Text("equal in all groups, distinct within each", "muted")
-    shapes = {str(record.get("shape")) for record in summary.good.values()}
-    distinct = "shards distinct" if summary.tensors and len(shapes) == 1 else "all distinct"
-    return free_verdict(summary.classes, summary.num_workers, summary.num_groups, distinct)
+    if summary.unrelated:
+        return summary.relation or question(len(summary.good))
+    return free_verdict(summary.classes, summary.num_workers, summary.num_groups)
 
 
 def _state(summary: ValueSummary) -> list[Text]:

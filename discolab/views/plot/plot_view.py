@@ -110,7 +110,7 @@ def title_of(sheet: Sheet, name: str | None) -> str:
     alike = len({shard.label for shard in sheet.shards}) == 1
     if alike:
         return f"{words} a worker, not joined"
-    return f"{title} · {sheet.dtype}, one tensor a worker, shapes differ, not joined"
+    return f"{title} · {sheet.dtype}, one tensor per worker, shapes differ, not joined"
 
 
 def format_axes(sheet: Sheet) -> tuple[str, str]:
@@ -149,7 +149,7 @@ def plot_parts(
     ]
     if not sheet.joined and len(sheet.shards) > 1:
         why = f"; {sheet.note}" if sheet.note else ""
-        children.insert(1, Text(f"one tensor a worker{why}"))
+        children.insert(1, Text(f"one tensor per worker{why}"))
     elif sheet.note:
         children.insert(1, Text(sheet.note))
     if sheet.replicas == "differ":

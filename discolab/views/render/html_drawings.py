@@ -187,7 +187,8 @@ def plot_html(plot: Plot) -> Html:
     foot = tag("div", *ends, class_="m", style=f"{_ROW};width:calc(var(--u)*{width})")
     side = ""
     if down:
-        style = f"{_ROW};flex-direction:column;text-align:right;min-width:4em;height:calc(var(--u)*{height})"
+        tall_as = f"height:calc(var(--u)*{height})"
+        style = f"{_ROW};flex-direction:column;text-align:right;min-width:4em;{tall_as}"
         side = tag("div", *_ends(down, tall), class_="m", style=style)
     box = tag(
         "div",

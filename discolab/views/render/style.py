@@ -216,10 +216,11 @@ PROGRAM_STYLE = _sheet(_PROGRAM_RULES)  # where there are excerpts, or values si
 
 def stacked_style(widths: set[int]) -> str:
     """The rules by which tables of these classes (``w420``) are stacked where they are too wide."""
-    return "".join(
-        f"@container(max-width:{width - 1}px){{{''.join(_of_table(rule, width) for rule in _STACKED)}}}"
-        for width in sorted(widths)
-    )
+    style = ""
+    for width in sorted(widths):
+        rules = "".join(_of_table(rule, width) for rule in _STACKED)
+        style += f"@container(max-width:{width - 1}px){{{rules}}}"
+    return style
 
 
 def _of_table(rule: str, width: int) -> str:
