@@ -187,10 +187,10 @@ def _show(args: argparse.Namespace) -> int:
 
 def _add_shard(commands: Any) -> None:
     text = (
-        "Write a checkpoint anew, cut for a number of workers: each then reads a file of its own. "
-        "What is cut already is cut anew. A few shards at a time are in memory."
+        "Write a checkpoint split for a number of workers: each then reads a file of its own. "
+        "Shards that exist already are split again. A few shards at a time are in memory."
     )
-    shard = commands.add_parser("shard", help="cut a checkpoint for workers", description=text)
+    shard = commands.add_parser("shard", help="split a checkpoint for workers", description=text)
     shard.add_argument("path", metavar="IN", help="a file, a folder or an index file")
     shard.add_argument("out", metavar="OUT", help="the folder to write")
     _add_plan(shard)
@@ -208,7 +208,9 @@ def _add_shard(commands: Any) -> None:
 
 def _shard(args: argparse.Namespace) -> int:
     if args.whole and args.plan and not args.source_plan:
-        raise ArgumentError("--whole cuts nothing, so that --plan says nothing: leave one of them")
+        raise ArgumentError(
+            "--whole splits nothing, so --plan has no effect: leave one of them out"
+        )
     from .loader import shard, show
     from .loader.tables.showing import as_dtype
 

@@ -341,7 +341,7 @@ def check_divides(name: str, tensor: torch.Tensor, members: Group) -> tuple[int,
     n = len(members)
     if tensor.dim() == 0 or tensor.shape[0] % n:
         raise ArgumentError(
-            f"{name}: the first dimension of {_kind(tensor)} can't be cut in {n} equal parts, "
+            f"{name}: the first dimension of {_kind(tensor)} can't be split into {n} equal parts, "
             f"one for each member of the group of {members}"
         )
     return (tensor.shape[0] // n, *tensor.shape[1:])

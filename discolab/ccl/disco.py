@@ -95,7 +95,7 @@ def scatter_from_worker0(send: Tensor | None, in_group: bool, recv: Tensor) -> N
     source = _source(name, send, "send")
     if source.numel() % n:
         raise ArgumentError(
-            f"{name}: send is {_kind(send)}; its {source.numel()} elements can't be cut in {n} "
+            f"{name}: send is {_kind(send)}; its {source.numel()} elements can't be split into {n} "
             "equal parts"
         )
     with _Flat(name, recv, source, source.numel() // n, f"1/{n} of the elements of send") as out:

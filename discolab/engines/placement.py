@@ -17,14 +17,14 @@ def check_world(num_workers: Any, num_groups: Any) -> tuple[int, int]:
     Raises
     ------
     ArgumentError
-        If either is no positive integer, or the workers can't be cut in equal groups.
+        If either is no positive integer, or the workers can't be split into equal groups.
     """
     for what, value in (("num_workers", num_workers), ("num_groups", num_groups)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ArgumentError(f"{what} must be a positive integer, got {value!r}")
     if num_workers % num_groups:
         raise ArgumentError(
-            f"{num_workers} workers can't be cut in {num_groups} equal groups: num_workers must "
+            f"{num_workers} workers can't be split into {num_groups} equal groups: num_workers must "
             "be divisible by num_groups"
         )
     return num_workers, num_groups

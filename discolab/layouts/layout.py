@@ -29,17 +29,17 @@ class Layout:
     Attributes
     ----------
     dims
-        For each mesh axis, the outermost first, the dimension that it cuts, or None if it holds
+        For each mesh axis, the outermost first, the dimension that it splits, or None if it holds
         copies. Fewer than there are axes: these are the last ones, copies along the others.
     segments
-        The sizes of the parts of a fused parameter along the dimension that is cut, as q, k and v:
-        each is cut by itself, and a worker's pieces follow each other. Empty: one part. With one
+        The sizes of the parts of a fused parameter along the dimension that is split, as q, k and v:
+        each is split by itself, and a worker's pieces follow each other. Empty: one part. With one
         number only, that many equal parts.
     heads
-        How many heads each segment has. A head is never cut; with fewer heads than workers, several
+        How many heads each segment has. A head is never split; with fewer heads than workers, several
         workers hold the same one. Empty: each element is its own.
     pad_to
-        The dimension is filled up with zeros to a multiple of this before it is cut; 0: it is not.
+        The dimension is filled up with zeros to a multiple of this before it is split; 0: it is not.
     stage
         The group of workers (pipeline stage) that holds it; None: every one.
     partial
@@ -56,7 +56,7 @@ class Layout:
 
     @property
     def cuts(self) -> bool:
-        """Whether any axis cuts it."""
+        """Whether any axis splits it."""
         return any(dim is not None for dim in self.dims)
 
     def __str__(self) -> str:
@@ -175,7 +175,7 @@ class Workers:
     def __post_init__(self) -> None:
         if not self.sizes or min(self.sizes) < 1 or self.groups < 1 or self.count % self.groups:
             raise ArgumentError(
-                f"{' × '.join(map(str, self.sizes)) or 'no'} workers can't be cut in {self.groups} "
+                f"{' × '.join(map(str, self.sizes)) or 'no'} workers can't be split into {self.groups} "
                 "equal groups; give at least one worker, and groups that divide them"
             )
 
@@ -301,7 +301,7 @@ def check(layout: Layout, shape: Shape, workers: Workers) -> None:
     for dim in cutting:
         if not -len(shape) <= dim < len(shape):
             raise ArgumentError(
-                f"{layout} cuts dimension {dim}, and the shape {tuple(shape)} has "
+                f"{layout} splits dimension {dim}, and the shape {tuple(shape)} has "
                 f"{len(shape) or 'none'}"
             )
     if layout.stage is not None and not 0 <= layout.stage < workers.groups:
@@ -314,9 +314,9 @@ def check(layout: Layout, shape: Shape, workers: Workers) -> None:
             # a stage that has only some places of this axis would leave the other parts to nobody
             if cut_there is not None and workers.count // workers.groups % workers.span(axis):
                 raise ArgumentError(
-                    f"{layout} is for one of {workers.groups} groups of workers, and cuts along an "
+                    f"{layout} is for one of {workers.groups} groups of workers, and splits along an "
                     f"axis of {workers.sizes[axis]} workers that are of several groups; "
-                    f"cut along an axis within a group of {workers.count // workers.groups}"
+                    f"split along an axis within a group of {workers.count // workers.groups}"
                 )
     if layout.segments or layout.heads or layout.pad_to:
         _check_parts(layout, shape, workers, cutting)
@@ -326,7 +326,7 @@ def _check_parts(layout: Layout, shape: Shape, workers: Workers, cutting: Sequen
     if min(layout.segments, default=1) < 1 or layout.pad_to < 0:
         raise ArgumentError(f"{layout}: segments and padding are sizes, of 1 at least")
     if len(cutting) != 1:
-        raise ArgumentError(f"{layout}: segments, heads and padding need one axis that cuts")
+        raise ArgumentError(f"{layout}: segments, heads and padding need one axis that splits")
     if layout.pad_to and (layout.segments or layout.heads):
         raise ArgumentError(f"{layout}: a dimension with segments or heads can't be padded")
     size = shape[cutting[0]]

@@ -177,7 +177,7 @@ def _whole(parts: list[Layout], given: Any) -> Layout:
     if any(made.partial):
         raise _refused(given, "is no way to hold a parameter: use Shard(dim) or Replicate()")
     if not made.cuts and (made.segments or made.heads or made.pad_to):
-        raise _refused(given, "has segments, heads or padding, and cuts nothing")
+        raise _refused(given, "has segments, heads or padding, and splits nothing")
     return made
 
 

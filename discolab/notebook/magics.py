@@ -90,7 +90,7 @@ defaults that can be set for all sessions: engine, timeout, heartbeat, statistic
         argument("--engine", help=f"one of: {', '.join(ENGINES)} (default: threads)"),
         argument("--devices", help="cpu, or one for each worker: cuda:0,cuda:1"),
         argument("-g", "--gpu-ids", metavar="IDS", help="GPUs by index: 0,1"),
-        argument("--groups", type=int, default=1, help="split the workers in this many groups"),
+        argument("--groups", type=int, default=1, help="split the workers into this many groups"),
         argument("--ccl", default="auto", help="collective backend: auto, local, gloo, nccl, mpi"),
         argument("--mesh", metavar="AXES", help="arrange the workers in a mesh: dp=2,tp=2"),
         argument(

@@ -130,7 +130,7 @@ class Sessions:
             Where the workers live, one of `engines.ENGINES`; None: see `config.Disco`, as for
             `statistics_limit` and the options ``timeout`` and ``heartbeat``.
         groups
-            Cuts the workers in this many equal groups.
+            Splits the workers into this many equal groups.
         ccl
             The collective backend, as for `Session.init_ccl`.
         mesh
@@ -290,8 +290,12 @@ class Sessions:
             raise SessionError("there is nothing to restart: start one with %disco_session 4")
         given = {option: value for option, value in options.items() if value is not None}
         settings = self._settings[name].on(engine, given)
+        gone = self._what_goes(name) if engine or given else ""
         self.stop(name)
-        return self._start(name, settings)
+        session = self._start(name, settings)
+        if gone:
+            print(gone)
+        return session
 
     def disco_status(self, name: str | None = None) -> str:
         """What each worker does now, as text; waits for a tenth of a second at most."""

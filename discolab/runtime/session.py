@@ -674,7 +674,7 @@ class Session(Drawn, Controller):
         return dst
 
     def scatter(self, src: Any, dst: DRef | None = None, in_group: bool = True) -> DRef:
-        """Cut a host array along its first dimension, one piece for each worker.
+        """Split a host array along its first dimension, one piece for each worker.
 
         Parameters
         ----------
@@ -707,7 +707,7 @@ class Session(Drawn, Controller):
         return self.scatter_from_worker0(root, dst, in_group)
 
     def scatter_from_worker0(self, src: DRef, dst: DRef, in_group: bool = True) -> DRef:
-        """Cut `src` of each group's first worker (or of worker 0) over the workers' `dst`."""
+        """Split `src` of each group's first worker (or of worker 0) over the workers' `dst`."""
         self._collective("scatter_from_worker0", src, in_group, dst)
         self.remember(dst, Part(weakref(src), bool(in_group)))
         return dst

@@ -389,7 +389,7 @@ def test_wrong_arguments_are_refused_before_anybody_waits(start: Any) -> None:
     calls: dict[str, Callable[[], Any]] = {
         "'sum' or 'avg'": lambda: dist_fn.all_reduce(torch.ones(2), "max"),
         "has 1 dimensions": lambda: dist_fn.all_gather(torch.ones(2), 1),
-        "can't be cut in 2 equal parts": lambda: dist_fn.scatter_to_region(torch.ones(3)),
+        "can't be split into 2 equal parts": lambda: dist_fn.scatter_to_region(torch.ones(3)),
         "reduce_scatter: dimension 0": lambda: dist_fn.reduce_scatter(torch.ones(3, 2)),
         "must sum to 3": lambda: dist_fn.all_to_all(
             torch.ones(3), input_split_sizes=[1, 1], output_split_sizes=[1, 1]

@@ -258,8 +258,8 @@ def test_a_stage_is_not_cut_along_an_axis_that_leaves_it(layout: Layout, workers
 @pytest.mark.parametrize(
     ("text", "shape", "says"),
     [
-        ("shard(2)", (4, 4), "cuts dimension 2, and the shape"),
-        ("shard(-3)", (4, 4), "cuts dimension -3"),
+        ("shard(2)", (4, 4), "splits dimension 2, and the shape"),
+        ("shard(-3)", (4, 4), "splits dimension -3"),
         ("[shard(0), shard(1)]", (4, 4), "2 mesh axes, and the workers have 1"),
         ("shard(0, stage=1)", (4,), "in 1 group,"),
         ("shard(0, segments=[4, 2])", (8,), "add up to 6"),

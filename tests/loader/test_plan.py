@@ -84,7 +84,7 @@ def test_other_forms_of_a_layout(given: Any, expected: Layout) -> None:
         ("shard(rank)", "other than numbers"),
         ("shard(0, pad_to=-1)", "-1, and pad_to must be an integer of at least 0"),
         ("shard(0, segments=[2, 0])", "of at least 1"),
-        ("replicate(pad_to=8)", "cuts nothing"),
+        ("replicate(pad_to=8)", "splits nothing"),
         ("[shard(0, stage=1), shard(1, stage=2)]", "says of stage different things"),
         ("[]", "is empty"),
         ("", "can't be read"),

@@ -37,6 +37,9 @@ def test_a_session_says_what_it_throws_away(nb: Any) -> None:
     nb.ok("%disco -s pair -t 2 f, g, h, i, j = range(5)")
     lines = nb.ok("%disco_session 2 --engine processes --devices cpu --name pair").stdout
     assert "10 variables are gone: a, b, c, d, e, f, g, h, …" in lines.splitlines()[0]
+    nb.ok("%disco -s pair x = rank")
+    lines = nb.ok("%disco_restart pair --engine threads").stdout.splitlines()
+    assert lines[0] == f"{first} 2 workers (processes); 1 variable is gone: x"
 
 
 def test_session_options(nb: Any) -> None:

@@ -503,7 +503,7 @@ def _parts(name: str, what: str, tensor: Tensor, splits: Any, n: int) -> list[Te
     if not splits:
         if size % n:
             raise ArgumentError(
-                f"{name}: the first dimension of the {what}, {size}, can't be cut in {n} equal "
+                f"{name}: the first dimension of the {what}, {size}, can't be split into {n} equal "
                 f"parts; give {what}_split_sizes"
             )
         splits = [size // n] * n

@@ -89,16 +89,16 @@ def old_form(name: str, shape: Shape, dtype: torch.dtype, dim: int, workers: int
     Raises
     ------
     ArgumentError
-        If the parameter has no such dimension, or it can't be cut so.
+        If the parameter has no such dimension, or it can't be split so.
     """
     if not 0 <= dim < len(shape):
         raise ArgumentError(
-            f"shard_info: {name!r} is to be cut along dimension {dim}, and its shape is "
+            f"shard_info: {name!r} is to be split along dimension {dim}, and its shape is "
             f"{list(shape)}"
         )
     if shape[dim] % workers:
         raise ArgumentError(
-            f"shard_info: {name!r}: dimension {dim} of {list(shape)} can't be cut in {workers} "
+            f"shard_info: {name!r}: dimension {dim} of {list(shape)} can't be split into {workers} "
             "equal parts; a function or a plan (sess.load) can cut it unevenly"
         )
     local = [size // workers if i == dim else size for i, size in enumerate(shape)]

@@ -73,7 +73,7 @@ _CLASSES: dict[Role, str] = {
     "error": "e",
 }
 _WIDTH_STEP = 40  # pixels
-_AROUND, _PADDING, _RANK, _CHARACTER = 28, 16, 44, 8  # of a table, a cell, its ranks, a letter
+_AROUND, _PADDING, _RANK, _CHARACTER = 28, 12, 40, 7  # of a table, a cell, its ranks, a letter
 _LONG = 28  # characters of a cell that is wrapped
 _WIDTHS = re.compile(r'<table class="d w(\d+)">')
 _CELL_SIDE, _SPAN_SIDE = 48, 28  # pixels of a thumbnail in a table, and of values side by side

@@ -128,7 +128,7 @@ _RULES = (
     " .s>div:first-child{max-width:min(100%,480px)}",
     " .s>div:first-child>.m{max-width:420px}",
     " table{margin:4px 0;width:auto;border-collapse:collapse;font-size:inherit;table-layout:auto}",
-    " table.d th,&table.d td{padding:2px 10px 2px 6px;text-align:left;border:0;"
+    " table.d th,&table.d td{padding:2px 6px;text-align:left;border:0;"
     "white-space:nowrap;font-weight:400;vertical-align:middle}",
     " table.d thead th{font-weight:600;"
     "border-bottom:1px solid var(--jp-border-color1,rgba(128,128,128,.5))}",
