@@ -323,8 +323,8 @@ def _divided(name: str, x: Any, dim: Any, members: Group) -> int:
     index = _dim(name, x, dim)
     if x.shape[index] % len(members):
         raise ArgumentError(
-            f"{name}: dimension {index} of {list(x.shape)} can't be split into {len(members)} equal "
-            f"parts, one for each member of the group of {members}"
+            f"{name}: dimension {index} of {list(x.shape)} can't be split into {len(members)} "
+            f"equal parts, one for each member of the group of {members}"
         )
     return index
 

@@ -24,8 +24,8 @@ def check_world(num_workers: Any, num_groups: Any) -> tuple[int, int]:
             raise ArgumentError(f"{what} must be a positive integer, got {value!r}")
     if num_workers % num_groups:
         raise ArgumentError(
-            f"{num_workers} workers can't be split into {num_groups} equal groups: num_workers must "
-            "be divisible by num_groups"
+            f"{num_workers} workers can't be split into {num_groups} equal groups: num_workers "
+            "must be divisible by num_groups"
         )
     return num_workers, num_groups
 

@@ -32,14 +32,15 @@ class Layout:
         For each mesh axis, the outermost first, the dimension that it splits, or None if it holds
         copies. Fewer than there are axes: these are the last ones, copies along the others.
     segments
-        The sizes of the parts of a fused parameter along the dimension that is split, as q, k and v:
-        each is split by itself, and a worker's pieces follow each other. Empty: one part. With one
-        number only, that many equal parts.
+        The sizes of the parts of a fused parameter along the dimension that is split, as q, k and
+        v: each is split by itself, and a worker's pieces follow each other. Empty: one part. With
+        one number only, that many equal parts.
     heads
-        How many heads each segment has. A head is never split; with fewer heads than workers, several
-        workers hold the same one. Empty: each element is its own.
+        How many heads each segment has. A head is never split; with fewer heads than workers,
+        several workers hold the same one. Empty: each element is its own.
     pad_to
-        The dimension is filled up with zeros to a multiple of this before it is split; 0: it is not.
+        The dimension is filled up with zeros to a multiple of this before it is split; 0: it is
+        not.
     stage
         The group of workers (pipeline stage) that holds it; None: every one.
     partial
@@ -175,8 +176,8 @@ class Workers:
     def __post_init__(self) -> None:
         if not self.sizes or min(self.sizes) < 1 or self.groups < 1 or self.count % self.groups:
             raise ArgumentError(
-                f"{' × '.join(map(str, self.sizes)) or 'no'} workers can't be split into {self.groups} "
-                "equal groups; give at least one worker, and groups that divide them"
+                f"{' × '.join(map(str, self.sizes)) or 'no'} workers can't be split into "
+                f"{self.groups} equal groups; give at least one worker, and groups that divide them"
             )
 
     @classmethod
@@ -314,8 +315,8 @@ def check(layout: Layout, shape: Shape, workers: Workers) -> None:
             # a stage that has only some places of this axis would leave the other parts to nobody
             if cut_there is not None and workers.count // workers.groups % workers.span(axis):
                 raise ArgumentError(
-                    f"{layout} is for one of {workers.groups} groups of workers, and splits along an "
-                    f"axis of {workers.sizes[axis]} workers that are of several groups; "
+                    f"{layout} is for one of {workers.groups} groups of workers, and splits along "
+                    f"an axis of {workers.sizes[axis]} workers that are of several groups; "
                     f"split along an axis within a group of {workers.count // workers.groups}"
                 )
     if layout.segments or layout.heads or layout.pad_to:
