@@ -374,7 +374,9 @@ def _span_cell(span: Span | None, covered: Sequence[int], ranks: Sequence[int]) 
     label = _label(label_of(covered, ranks))
     css = "f" if several else None
     who = None if label else format_ranks(covered)
-    return tag("td", label, _content(span), colspan=several, class_=css, data_h=who)
+    colour = None if label else f"--r:{rank_colour(covered[0])}"
+    content = _content(span)
+    return tag("td", label, content, colspan=several, class_=css, data_h=who, style=colour)
 
 
 def _label(label: str) -> Html:

@@ -197,12 +197,14 @@ _PRINT = (
 # A table that would be wider than its place has each row as a paragraph, with the heads as words.
 _STACKED = (
     " thead{display:none}",
-    " tr{display:flex;flex-wrap:wrap;gap:0 12px;padding:2px 0}",
+    " tr{display:flex;flex-wrap:wrap;gap:0 12px;padding:2px 0;"
+    "border-top:1px solid rgba(128,128,128,.2)}",
     " td, th{display:block!important;padding:1px 0!important;white-space:normal!important;"
     "overflow-wrap:anywhere;max-width:100%!important;min-width:0!important;text-align:left!important}",
     " th[scope=row]{padding-left:6px!important}",
     " td:empty{display:none!important}",
     " td[data-h]::before{content:attr(data-h) ' ';opacity:.7}",
+    " td[style]{border-left:4px solid var(--r)!important;padding-left:5px!important}",
 )
 
 
