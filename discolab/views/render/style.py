@@ -141,7 +141,7 @@ _RULES = (
     "line-height:1.2;white-space:nowrap;overflow:hidden;position:relative;box-sizing:border-box}",
     " .z{font-size:11px;max-width:340px}",
     " table.g td{width:calc(var(--u)*var(--w));min-width:calc(var(--u)*var(--w));"
-    "max-width:calc(var(--u)*var(--w));height:calc(var(--u)*var(--h))}",
+    "max-width:calc(var(--u)*var(--w));height:max(20px,calc(var(--u)*var(--h)))}",
     " table.g.a{border-spacing:8px 8px;margin-left:-8px}",
     " table.g td.v{overflow:visible}",
     " .h{image-rendering:pixelated;margin:0;max-width:none}",
