@@ -17,7 +17,7 @@ import pytest
 from tests.browser.front_end import NotebookPage, Server
 from tests.browser.gallery import GALLERY, SETUP
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(600)]
 
 WIDTHS = (480, 800, 1280)  # of the window, in CSS pixels
 FAILED = ".jp-RenderedText[data-mime-type$='.error']"
