@@ -102,7 +102,7 @@ class Evidence:
 def causes_of(evidence: Evidence) -> list[str]:
     """What is known of the cause, the strongest first; what follows from another is left out."""
     tests: list[Callable[[Evidence], Iterator[str]]] = [
-        _non_finite, _swapped, _zero, _as_sum, _factor, _order,
+        _non_finite, _swapped, _zero, _constant, _as_sum, _factor, _order,
         _cut_otherwise, _added, _factor_but, _shifted, _coarse,
     ]  # fmt: skip
     found: list[str] = []
@@ -157,6 +157,11 @@ def _as_sum(e: Evidence) -> Iterator[str]:
     elif e.close(stacked.mean(0), expected, 2.0):
         what = "the all-reduce of this gradient" if e.gradient and e.parameter else "an all-reduce"
         yield f"equals the reference once averaged over the workers: {what} is missing"
+    elif len(e.odd) == e.count and e.close(stacked.amax(0), expected):
+        yield (
+            "equals the reference once the largest over the workers is taken: "
+            'an all-reduce with op "max" is missing'
+        )
     else:
         off = stacked.sum(0) - expected
         rank = e.ranks[0]
@@ -337,6 +342,22 @@ def _zero(e: Evidence) -> Iterator[str]:
     empty = [r for r in e.odd if not e.local[r].any()]
     if empty:
         yield f"is all zeros on {format_workers(empty)}"
+
+
+def _constant(e: Evidence) -> Iterator[str]:
+    """One number in every element of a parameter, as it is made and before it is loaded."""
+    if not e.parameter or e.gradient or not e.whole:
+        return
+    same = {
+        rank: float(e.local[rank][0])
+        for rank in e.odd
+        if len(e.local[rank]) > 1
+        and bool((e.local[rank] == e.local[rank][0]).all())
+        and not bool((e.expected[rank] == e.expected[rank][0]).all())
+    }
+    if same and len(same) == len(e.odd) and len(set(same.values())) == 1:
+        number = format_number(next(iter(same.values())))
+        yield f"is {number} in every element on {format_workers(e.odd)}: it was not loaded there?"
 
 
 def _coarse(e: Evidence) -> Iterator[str]:

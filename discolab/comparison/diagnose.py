@@ -8,6 +8,7 @@ gathered from the workers, as samples; causes.py says what it shows.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,11 +23,13 @@ from .measure import MOST_SAMPLES, sample
 from .pairs import Pair
 from .results import Finding, Point
 
+_MOST_SIBLINGS = 6  # modules that one value goes to
 _TERMS_BEFORE = 10  # values before a difference that may have been added wrongly
 _WHOLE = 2**22  # elements: of larger values only samples are looked at for causes
 _MOST_SETTINGS, _MOST_DETOURS = 8, 4
 _LARGE = 0.1  # of a typical element: this does not vanish by itself
 _ROUNDING = 1e-4
+_ROUNDINGS = 8  # epsilons of a typical element: more than rounding the result makes
 _ONE_NUMBER = 1e-5
 _UNSUMMED = 1e-2  # of a typical element: with a sum left out a shard is off by more
 
@@ -171,9 +174,24 @@ def _rejoined(points: Sequence[Point], number: int) -> Point | None:
         if later.size == 1:  # as a loss, which many differences leave nearly as it was
             if later.relative <= _ONE_NUMBER * point.relative:
                 return later
-        elif point.relative > _LARGE or later.relative <= _ROUNDING * point.relative:
+        elif later.relative <= _ROUNDING * point.relative:
             return later
+        elif point.relative > _LARGE:
+            return None if _diluted(points, number, later) else later
     return None
+
+
+def _diluted(points: Sequence[Point], number: int, later: Point) -> bool:
+    """Whether a value agrees only since its tolerance is wide, as that of bfloat16.
+
+    The error is there as before, in what was added to something larger: a residual.
+    """
+    rounding = _ROUNDINGS * torch.finfo(getattr(torch, later.dtype)).eps * later.scale
+    if later.error <= rounding:
+        return False
+    between = points[number : points.index(later, number)]
+    wrong = [p for p in between if not p.agrees and not p.problem and p.shape == later.shape]
+    return bool(wrong) and later.error >= wrong[-1].error / 2
 
 
 def _around(later: Point, point: Point) -> bool:
@@ -223,6 +241,8 @@ def _unsummed(matcher: Matcher, points: Sequence[Point], number: int) -> int | N
                 found = place
         elif "Shard" not in point.layout:
             break
+    if found is not None and points[number].gradient:
+        found = _sibling_unsummed(matcher, points, found, number)
     if found is None and points[number].gradient:  # one of several modules that a value goes to
         entries = matcher.ours.recorder.entries
         held = entries[points[number].key.removesuffix(".grad")].snapshot.number
@@ -232,6 +252,50 @@ def _unsummed(matcher: Matcher, points: Sequence[Point], number: int) -> int | N
             if same and point.partial and point.source == "inferred":
                 return place
     return _added_unsummed(matcher, points, number) if found is None else found
+
+
+def _sibling_unsummed(matcher: Matcher, points: Sequence[Point], found: int, number: int) -> int:
+    """Which of several modules that one value goes to leaves its terms of the gradient unsummed.
+
+    The terms of others are summed after that. What is wrong is off by as much as the unsummed ones.
+    """
+    entries = matcher.ours.recorder.entries
+
+    def forward_number(place: int) -> int | None:
+        entry = entries.get(points[place].key.removesuffix(".grad"))
+        return entry.snapshot.number if entry is not None and entry.kind == "input" else None
+
+    value = forward_number(found)
+    siblings = [
+        place for place in range(found, number)
+        if value is not None and forward_number(place) == value and points[place].partial
+        and points[place].source == "inferred" and points[place].shape == points[number].shape
+    ][:_MOST_SIBLINGS]  # fmt: skip
+    if len(siblings) < 2 or points[number].layout.count("Shard"):
+        return found
+    wrong = points[number]
+    taken = matcher.workers.samples([p.theirs for p in (wrong, *(points[s] for s in siblings))])
+    gone, *others = (
+        _off(matcher, point, held)
+        for point, held in zip((wrong, *(points[s] for s in siblings)), taken, strict=True)
+    )
+    near = 1e-3 * max((float(gap.abs().max()) for gap in gone.values()), default=0.0)
+    for count in range(1, len(siblings)):
+        for some in itertools.combinations(range(len(siblings)), count):
+            terms = [others[place] for place in some]
+            if gone and all(
+                all(rank in term for term in terms)
+                and bool(((gap - sum(term[rank] for term in terms)).abs() <= near).all())
+                for rank, gap in gone.items()
+            ):
+                return siblings[some[0]]
+    return found
+
+
+def _off(matcher: Matcher, point: Point, held: Tensors) -> Tensors:
+    """By how much each worker's elements are off, where it has all of the value."""
+    expected = sample(matcher.ours.value(point.key), MOST_SAMPLES)
+    return {r: part - expected for r, part in held.items() if part.shape == expected.shape}
 
 
 def _agrees_around(points: Sequence[Point], place: int) -> bool:
@@ -279,15 +343,10 @@ def _added_unsummed(matcher: Matcher, points: Sequence[Point], number: int) -> i
     if not terms or wrong.layout.count("Shard"):
         return None
     taken = matcher.workers.samples([wrong.theirs, *(points[place].theirs for place in terms)])
-
-    def off(point: Point, held: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-        expected = sample(matcher.ours.value(point.key), MOST_SAMPLES)
-        return {r: part - expected for r, part in held.items() if part.shape == expected.shape}
-
-    gone = off(wrong, taken[0])
+    gone = _off(matcher, wrong, taken[0])
     near = 1e-3 * max((float(gap.abs().max()) for gap in gone.values()), default=0.0)
     for place, held in zip(terms, taken[1:], strict=True):
-        other = off(points[place], held)
+        other = _off(matcher, points[place], held)
         if other and all(bool(((gone[r] - g).abs() <= near).all()) for r, g in other.items()):
             return place
     return None
@@ -315,7 +374,10 @@ def _finding(
         causes += _dtypes(pair)
         evidence = _gather(matcher, compared, points, number, pair, point, summed_later)
         if evidence is not None:
-            causes += causes_of(evidence)
+            known = causes_of(evidence)
+            if point.kind == "parameter" and not point.gradient:
+                known = [*_other_parameter(matcher, compared, pair, evidence), *known]
+            causes += known
     return Finding(point, (*own, *causes), _place(points, number, point, unsummed))
 
 
@@ -339,6 +401,33 @@ def _unsummed_words(matcher: Matcher, points: Sequence[Point], number: int, poin
     whole = bool(known) and all(p.agrees and not p.partial for p in known)
     whole = whole or _agrees_around(points, number)
     return missing_sum(point.gradient, parameter, whole)
+
+
+def _other_parameter(
+    matcher: Matcher, compared: Compared, pair: Pair, evidence: Evidence
+) -> Iterator[str]:
+    """Another parameter of the reference, as of another layer or expert.
+
+    Certain where every element is the other's, on all workers that differ.
+    """
+    layout = pair.layout_named(pair.point.layout)
+    size = len(evidence.local[evidence.odd[0]])
+    for other in compared.parameters:
+        if other.shape != pair.point.shape or other.key == pair.point.key or not size > 1:
+            continue
+        value = matcher.ours.value(other.key)
+        parts = {r: sample(layout.part_of(value, r), MOST_SAMPLES) for r in evidence.odd}
+        if all(
+            part.numel() > 1
+            and evidence.close(evidence.local[rank], part)
+            and not evidence.close(evidence.expected[rank], part)
+            and not bool((part == part[0]).all())
+            for rank, part in parts.items()
+        ):
+            who = format_workers(evidence.odd)
+            hold = "holds" if len(evidence.odd) == 1 else "hold"
+            yield f"{who} {hold} the reference's {other.module}"
+            return
 
 
 def _near_modules(point: Point) -> list[str]:

@@ -15,6 +15,7 @@ from .arguments import GivenLayouts
 from .diagnose import Compared, first_divergence, known_causes
 from .matcher import Matcher
 from .operations import (
+    Operation,
     OperationRecorder,
     match_operations,
     mixed_parts,
@@ -80,7 +81,7 @@ class Operations:
             if found is None:
                 return self.first
             causes = self._rearranged(matcher, points, found)
-            lines = {key.partition("|")[2]: line for key, _, line in recorder.operations}
+            lines = _lines(theirs, names, found.ranks)
             causes += self._others(other_operations(recorder.operations, theirs), points, found)
             line = lines.get(found.module, "")
             where = f"{found.point.words}{f' at {line}' if line else ''}"
@@ -122,6 +123,19 @@ class Operations:
                     f"others have {usual}"
                 )
         return words
+
+
+def _lines(
+    theirs: list[list[Operation]], names: list[dict[str, str]], ranks: tuple[int, ...]
+) -> dict[str, str]:
+    """Where a worker that differs runs each operation, by the reference's label."""
+    rank = min(ranks, default=0)
+    labels = names[rank]
+    return {
+        labels[label]: line
+        for key, _, line in theirs[rank]
+        if (label := key.partition("|")[2]) in labels
+    }
 
 
 def _number(label: str) -> int:

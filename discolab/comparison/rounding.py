@@ -144,6 +144,8 @@ def measure_noise(ours: Side, args: Any, kwargs: Any, seed: int, starts: Any) ->
             side.forward(args, kwargs, seed, around=mode)
             if starts is not None:
                 side.backward(seed, starts, around=mode)
+            elif ours.ran_backward:
+                side.take_own_gradients()
         finally:
             side.restore()
             side.rewind()

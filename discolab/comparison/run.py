@@ -37,7 +37,7 @@ from .matcher import FORWARD, PARAMETERS, Matcher
 from .pairs import Names, only_in
 from .results import Finding, Point, ProgramComparison, Unmatched
 from .rounding import measure_noise
-from .sides import Side, WorkerSides, hold, on_shelf, own_errors
+from .sides import Fact, Side, WorkerSides, hold, on_shelf, own_errors
 
 
 def compare(
@@ -221,6 +221,10 @@ class _Run:
 
     def _run_backward(self, cuts: Sequence[ShardLayout]) -> None:
         matcher, points = self.matcher, self.compared.points
+        if self.ours.ran_backward and self.ours.loss is None:
+            self.ours.take_own_gradients()
+            self._compare_gradients(self.workers.own_gradients(), cuts)
+            return
         starts = matcher.starts(points)
         if self.ours.loss is None and not starts:
             self.notes.append("no backward: nothing in the result has a gradient and a layout")
@@ -233,9 +237,11 @@ class _Run:
         self._starts = ours
         with own_errors(self.titles[0], "backward"):
             self.ours.backward(self.seed, ours)
-        gradients = self.workers.run_backward(self.seed, theirs)
-        parts = matcher.count_of_parts(cuts, points)
-        self.compared.gradients, notes = matcher.compare_gradients(gradients, parts)
+        self._compare_gradients(self.workers.run_backward(self.seed, theirs), cuts)
+
+    def _compare_gradients(self, gradients: list[list[Fact]], cuts: Sequence[ShardLayout]) -> None:
+        parts = self.matcher.count_of_parts(cuts, self.compared.points)
+        self.compared.gradients, notes = self.matcher.compare_gradients(gradients, parts)
         self.notes += notes
 
     @contextmanager

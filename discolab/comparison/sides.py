@@ -13,9 +13,12 @@ controller's process, without a copy; other workers are sent the part that they 
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import itertools
 import threading
 import traceback
+import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeAlias
@@ -52,7 +55,7 @@ class Side:
     program
         What is called with the inputs.
     module
-        Whose submodules are looked at; None: those of the program, if it is a module.
+        Whose submodules are looked at; None: see `module_of`.
     """
 
     def __init__(
@@ -71,8 +74,8 @@ class Side:
             raise ArgumentError(
                 f"compare: module= is the module to look into, got {type(module).__name__}"
             )
-        if module is None and isinstance(program, torch.nn.Module):
-            module = program
+        if module is None:
+            module = module_of(program)
         self.program, self.module, self.loss = program, module, loss
         self.backward_wanted = backward
         self.recorder = ActivationRecorder(backward) if recorder is None else recorder
@@ -82,6 +85,7 @@ class Side:
         self.lost: list[tuple[str, str]] = []  # where autograd ends at a collective: name, place
         self._result: Any = None
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []  # with what they held before
+        self._grads: list[tuple[torch.Tensor, torch.Tensor | None]] = []
 
     @property
     def device(self) -> torch.device:
@@ -146,6 +150,9 @@ class Side:
         kwargs = {key: replaced(value, key, made) for key, value in kwargs.items()}
         if self.module is not None:
             self._buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
+            self._grads = [
+                (p, None if p.grad is None else p.grad.clone()) for p in self.module.parameters()
+            ]
         before = self._versions()
         with (
             seeded(seed, self.device),
@@ -185,6 +192,9 @@ class Side:
                 buffer, before = self._buffers.pop()
                 if not torch.equal(buffer, before):
                     buffer.copy_(before)
+            while self._grads:
+                parameter, grad = self._grads.pop()
+                parameter.grad = grad
         self._result = None
 
     def backward(
@@ -223,6 +233,17 @@ class Side:
         finally:
             for leaf, grad in kept:
                 leaf.grad = grad
+
+    @property
+    def ran_backward(self) -> bool:
+        """Whether the program itself has run backward, as a step of training does."""
+        return any(e.gradient.order > 0 for e in self.recorder.entries.values())
+
+    def take_own_gradients(self) -> None:
+        """Take what the program's own backward has left."""
+        self._result = None
+        self.recorder.take_parameter_gradients(self.module)
+        self.recorder.join_gradients()
 
     def _from_result(self, result: Any, seed: int, starts: Mapping[str, Any]) -> None:
         tensors, grads = [], []
@@ -306,6 +327,39 @@ class Side:
             assert value is not None
             return value
         return self.recorder.entries[key].snapshot.value
+
+
+def module_of(program: Any) -> torch.nn.Module | None:
+    """The module into which to look: the program, or the one that it holds if it is a function.
+
+    That is an argument of a `functools.partial`, the owner of a method, a variable of a closure or
+    a global one that the function uses. None if there is none, or several of which none has the
+    others in it.
+    """
+    found = {id(module): module for module in _held_modules(program)}
+    outer = [
+        module
+        for module in found.values()
+        if not any(o is not module and module in o.modules() for o in found.values())
+    ]
+    return outer[0] if len(outer) == 1 else None
+
+
+def _held_modules(program: Any) -> Iterator[torch.nn.Module]:
+    if isinstance(program, torch.nn.Module):
+        yield program
+    elif isinstance(program, functools.partial):
+        for held in (program.func, *program.args, *program.keywords.values()):
+            if isinstance(held, torch.nn.Module) or held is program.func:
+                yield from _held_modules(held)
+    elif isinstance(program, types.MethodType):
+        if isinstance(program.__self__, torch.nn.Module):
+            yield program.__self__
+    elif isinstance(program, types.FunctionType):
+        variables = inspect.getclosurevars(program)
+        for held in (*variables.nonlocals.values(), *variables.globals.values()):
+            if isinstance(held, torch.nn.Module):
+                yield held
 
 
 class _Step:
@@ -450,6 +504,12 @@ def run_backward(side: Side, seed: int, starts: dict[str, Any]) -> list[Fact]:
     return side.gradient_facts()
 
 
+def own_gradients(side: Side) -> list[Fact]:
+    """What the program's own backward has left."""
+    side.take_own_gradients()
+    return side.gradient_facts()
+
+
 def facts(side: Side, kinds: tuple[str, ...]) -> list[Fact]:
     """See `Side.facts`."""
     return side.facts(kinds)
@@ -584,6 +644,7 @@ _COMMANDS: dict[Any, str] = {  # what status calls them
     hold: "the inputs of a comparison",
     run_forward: "the comparison's forward",
     run_backward: "the comparison's backward",
+    own_gradients: "a look at what was recorded",
     run_operations: "a second look of a comparison",
     operations: "a look at what was recorded",
     rename_operations: "a look at what was recorded",
@@ -654,6 +715,10 @@ class WorkerSides:
         """Run backward; gives the facts of each worker's gradients."""
         plain = {leaf: (shape, lay.plain, number) for leaf, (shape, lay, number) in starts.items()}
         return self._ask(run_backward, seed, plain)
+
+    def own_gradients(self) -> list[list[Fact]]:
+        """The facts of the gradients that each worker's program has left itself."""
+        return self._ask(own_gradients)
 
     def without_reference(self, token: str) -> list[int]:
         """The workers that can't see the reference's side, as it is in another process."""

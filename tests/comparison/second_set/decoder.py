@@ -1,5 +1,7 @@
 """A decoder of the Llama kind: grouped queries, rotary positions, SwiGLU, vocabulary over workers."""
 
+# ruff: noqa: E501 - a bug is a piece of the text, as it stands there
+
 from __future__ import annotations
 
 from functools import partial
@@ -11,7 +13,6 @@ from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
 from discolab import Session, ccl, compare, current_worker, note
 from discolab.ccl import autograd as dist_fn
-
 from tests.comparison.second_set.planted import Bug
 
 WIDTH, HEADS, KV, VOCAB, HIDDEN, DEPTH, LENGTH = 64, 16, 8, 48, 96, 2, 8
@@ -29,7 +30,9 @@ class RMSNorm(nn.Module):
 def rotate(x: Tensor, start: int = 0) -> Tensor:
     """Turn the halves of each head by an angle that grows with the position."""
     half = x.shape[-1] // 2
-    angle = torch.outer(torch.arange(start, start + x.shape[-2]), 10000.0 ** -(torch.arange(half) / half))
+    angle = torch.outer(
+        torch.arange(start, start + x.shape[-2]), 10000.0 ** -(torch.arange(half) / half)
+    )
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     a, b = x[..., :half], x[..., half:]
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
@@ -157,7 +160,11 @@ class ShardedMLP(nn.Module):
         self.down.weight = part(whole.down.weight, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = dist_fn.gather_from_sequence_region(x, 1) if self.sequence else dist_fn.copy_to_region(x)
+        x = (
+            dist_fn.gather_from_sequence_region(x, 1)
+            if self.sequence
+            else dist_fn.copy_to_region(x)
+        )
         gate, up = self.gate_up(x).chunk(2, -1)
         y = self.down(silu(gate) * up)
         if self.sequence:
@@ -317,9 +324,13 @@ def step(model: Decoder, sharded: bool, ids: Tensor, targets: Tensor) -> Tensor:
     loss_of(model, sharded, ids, targets).backward()
     if sharded:
         split = {id(p) for name, p in model.named_parameters() if "norm" not in name}
-        squares = sum((p.grad.pow(2).sum() for p in model.parameters() if id(p) in split), torch.zeros(()))
+        squares = sum(
+            (p.grad.pow(2).sum() for p in model.parameters() if id(p) in split), torch.zeros(())
+        )
         squares = ccl.all_reduce(squares)
-        squares = squares + sum(p.grad.pow(2).sum() for p in model.parameters() if id(p) not in split)
+        squares = squares + sum(
+            p.grad.pow(2).sum() for p in model.parameters() if id(p) not in split
+        )
     else:
         squares = sum((p.grad.pow(2).sum() for p in model.parameters()), torch.zeros(()))
     norm = note("norm", squares.sqrt())

@@ -3,6 +3,8 @@
 By DTensor, by hand over heads, as a pipeline of four stages, in DDP and in FSDP.
 """
 
+# ruff: noqa: E501 - a bug is a piece of the text, as it stands there
+
 from __future__ import annotations
 
 from functools import partial
@@ -20,7 +22,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from discolab import Session, compare, current_worker
 from discolab.ccl import autograd as dist_fn
-
 from tests.comparison.second_set.planted import Bug
 
 WIDTH, HEADS, HIDDEN, WORDS, BUCKETS, LENGTH = 32, 8, 64, 40, 8, 6
@@ -57,7 +58,7 @@ class Attention(nn.Module):
         if self.kind != "cross":
             scores = scores + self.bias(x.shape[1])
         if self.kind == "causal":
-            scores = scores + torch.full(scores.shape[-2:], -torch.inf).triu(1)
+            scores = scores + torch.full_like(scores, -torch.inf).triu(1)
         return self.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
     def split(self, x: Tensor) -> Tensor:
@@ -71,7 +72,10 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, HIDDEN, bias=False), nn.Linear(HIDDEN, WIDTH, bias=False)
+        self.up, self.down = (
+            nn.Linear(WIDTH, HIDDEN, bias=False),
+            nn.Linear(HIDDEN, WIDTH, bias=False),
+        )
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -186,11 +190,16 @@ class Mixed(nn.Module):
 
     def __init__(self, whole: FeedForward) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, HIDDEN, bias=False), nn.Linear(HIDDEN, WIDTH, bias=False)
+        self.up, self.down = (
+            nn.Linear(WIDTH, HIDDEN, bias=False),
+            nn.Linear(HIDDEN, WIDTH, bias=False),
+        )
         self.load_state_dict(whole.state_dict())
         mesh = init_device_mesh("cpu", (world(),))
         parallelize_module(self.up, mesh, ColwiseParallel(use_local_output=False))
-        parallelize_module(self.down, mesh, RowwiseParallel(output_layouts=Partial(), use_local_output=False))
+        parallelize_module(
+            self.down, mesh, RowwiseParallel(output_layouts=Partial(), use_local_output=False)
+        )
         self.mesh = mesh
 
     def forward(self, x: Tensor) -> Tensor:
@@ -286,7 +295,9 @@ class Stage(nn.Module):
             self.memory = Norm()
         if rank == 3:
             self.norm, self.head = Norm(), nn.Linear(WIDTH, WORDS, bias=False)
-        self.load_state_dict({k: v for k, v in whole.state_dict().items() if k in self.state_dict()})
+        self.load_state_dict(
+            {k: v for k, v in whole.state_dict().items() if k in self.state_dict()}
+        )
 
     def forward(self, source: Tensor, target: Tensor, x: Tensor, memory: Tensor) -> Any:
         rank = me()
@@ -365,7 +376,12 @@ def pipeline(sess: Session) -> Any:
 RIGHT = ["over_heads", "with_dropout", "dtensor", "ddp", "fsdp", "pipeline"]
 
 HARMLESS = [
-    Bug("FSDP keeps its parameters", "fsdp", "mp_policy=policy)", "mp_policy=policy, reshard_after_forward=False)"),
+    Bug(
+        "FSDP keeps its parameters",
+        "fsdp",
+        "mp_policy=policy)",
+        "mp_policy=policy, reshard_after_forward=False)",
+    ),
     Bug(
         "DTensor's sum in two steps",
         "dtensor",
@@ -396,7 +412,7 @@ BUGS = [
     Bug(
         "decoder uses the encoder's distances",
         "over_heads",
-        "        rows = bucket(length, length, self.kind == \"encoder\")\n        every",
+        '        rows = bucket(length, length, self.kind == "encoder")\n        every',
         "        rows = bucket(length, length, True)\n        every",
         "decoder.0.attn.distance: output (or input), forward",
         "all",
@@ -450,8 +466,8 @@ BUGS = [
     Bug(
         "last layer of the memory left out by a stage",
         "pipeline",
-        "            return self.memory(self.encoder[\"1\"](x))",
-        "            return self.encoder[\"1\"](x)",
+        '            return self.memory(self.encoder["1"](x))',
+        '            return self.encoder["1"](x)',
         "memory not run; or decoder.0.cross: input, forward",
         "(1,) or (2,)",
         "worker 1 skips memory",

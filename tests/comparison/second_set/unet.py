@@ -3,6 +3,8 @@
 Over the height of the picture (with halos), over channels, data-parallel with an average of weights.
 """
 
+# ruff: noqa: E501 - a bug is a piece of the text, as it stands there
+
 from __future__ import annotations
 
 import copy
@@ -16,7 +18,6 @@ from torch.nn.functional import conv2d, interpolate, pad, silu
 
 from discolab import Session, ccl, compare, current_worker, note
 from discolab.ccl import autograd as dist_fn
-
 from tests.comparison.second_set.planted import Bug
 
 CHANNELS, GROUPS, SIZE = 16, 8, 16
@@ -69,7 +70,9 @@ class UNet(nn.Module):
         self.last = Conv(CHANNELS, 3)
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        time = torch.cat([(time[:, None] * 2.0 ** torch.arange(4)).sin(), time[:, None].expand(-1, 4)], 1)
+        time = torch.cat(
+            [(time[:, None] * 2.0 ** torch.arange(4)).sin(), time[:, None].expand(-1, 4)], 1
+        )
         skip = self.first(x)
         h = self.down(nn.functional.avg_pool2d(skip, 2), time)
         h = interpolate(h, scale_factor=2.0)
@@ -155,7 +158,9 @@ def height(sess: Session) -> Any:
     sharded = sess.call_packed(over_height, model)
     run = sess.call_packed(partial, backward, sharded, True, time)
     layouts = {"input": Shard(2)}
-    return compare(partial(backward, model, False, time), run, picture, module=sharded, layouts=layouts)
+    return compare(
+        partial(backward, model, False, time), run, picture, module=sharded, layouts=layouts
+    )
 
 
 def backward(model: UNet, sharded: bool, time: Tensor, picture: Tensor) -> Tensor:
@@ -179,7 +184,7 @@ def train(model: UNet, sharded: bool, picture: Tensor) -> Tensor:
     if sharded:
         picture = picture.chunk(world())[me()]
     time = torch.linspace(0, 1, len(picture)) * 0 + 0.5
-    for count in range(2):
+    for _ in range(2):
         optimizer.zero_grad()
         loss = (model(picture, time) ** 2).mean()
         loss.backward()
@@ -215,7 +220,12 @@ HARMLESS = [
         else:
             spread = self.average(grouped.pow(2).mean((2, 3, 4), keepdim=True)) - mean**2""",
     ),
-    Bug("a sum and a division", "training", 'ccl.all_reduce(p.grad, "avg")', "ccl.all_reduce(p.grad / world())"),
+    Bug(
+        "a sum and a division",
+        "training",
+        'ccl.all_reduce(p.grad, "avg")',
+        "ccl.all_reduce(p.grad / world())",
+    ),
 ]
 
 BUGS = [
