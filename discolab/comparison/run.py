@@ -77,7 +77,8 @@ def compare(
     session
         Needed where no DRef tells it.
     module
-        If `sharded` is a function: the worker's module whose inner modules it runs (a DRef).
+        If `sharded` is a function: the worker's module whose inner modules it runs (a DRef). None:
+        the one that it holds, as an argument of a `functools.partial` or in a closure.
     layouts
         How values lie over the workers, where that should not be inferred:
         ``{"*.qkv.weight": "shard(0, segments=3)", "input": Shard(0)}``. Names are ``a.b`` (what
@@ -91,7 +92,7 @@ def compare(
         Two numbers agree if ``|a - b| <= atol + rtol * |b|``. With `rtol` alone, `atol` is that
         times a typical element of the value. None: by the dtype, see docs/compare.md.
     backward
-        Whether to compare gradients.
+        Whether to compare gradients. Those that the program's own backward leaves, if it runs one.
     loss
         A function of the program's result that gives a scalar, for both; or two, of the reference
         and of the workers. None: backward starts from random gradients of the result.
