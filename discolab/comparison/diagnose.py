@@ -372,6 +372,7 @@ def _finding(
         point = replace(point, ranks=tuple(sorted(pair.held)), agrees=False)
     else:
         causes += _dtypes(pair)
+        causes += _coarser_inside(matcher, points[:number], point)
         evidence = _gather(matcher, compared, points, number, pair, point, summed_later)
         if evidence is not None:
             known = causes_of(evidence)
@@ -446,6 +447,29 @@ def _dtypes(pair: Pair) -> Iterator[str]:
     if len(groups) > 1:
         words = ", ".join(f"{format_workers(ranks)} {dtype}" for dtype, ranks in groups.items())
         yield f"dtypes differ: {words}; the reference {pair.point.dtype}"
+
+
+def _coarser_inside(matcher: Matcher, before: Sequence[Point], point: Point) -> Iterator[str]:
+    """Where a module that differs computes in a dtype with fewer digits, if that may be why.
+
+    That is said if all inside agrees, for the dtype that it has, and what comes out is off by no
+    more than the rounding of that dtype.
+    """
+    if point.kind != "output" or point.gradient or not point.module:
+        return
+    inner = f"{point.module}."
+    inside = [p for p in before if p.module.startswith(inner) and p.kind in ("input", "output")]
+    for first in inside:
+        theirs = {fact[2] for fact in matcher.pairs[first.key].held.values()}
+        dtype = getattr(torch, next(iter(theirs)), None) if len(theirs) == 1 else None
+        if first.problem or dtype not in (torch.bfloat16, torch.float16) or first.dtype in theirs:
+            continue
+        if all(p.agrees for p in inside) and point.relative <= _ROUNDINGS * torch.finfo(dtype).eps:
+            yield (
+                f"is computed in {next(iter(theirs))} from the {first.words} on, by the reference "
+                f"in {first.dtype}, and off by no more than that"
+            )
+        return
 
 
 # -- place -----------------------------------------------------------------------------------------

@@ -179,7 +179,8 @@ class Matcher:
         points = self._compare(self.ours.gradient_facts(), held)
         if parts < 2 or not any(map(_differs, points)):
             return points, []
-        if self.ours.loss is not None:  # else backward starts from the same gradients on both sides
+        if self.ours.loss is not None or self.ours.ran_backward:
+            # else backward starts from the same gradients on both sides
             with _scaled_gradients(self.ours, parts, of_parameters=False) as keep:
                 scaled = self._compare(self.ours.gradient_facts(), held)
                 if _first_fits(points, scaled):
@@ -204,10 +205,15 @@ class Matcher:
         return self._compare(self.ours.gradient_facts(), held), []
 
     def count_of_parts(self, cuts: Sequence[ShardLayout], points: Sequence[Point]) -> int:
-        """Over how many workers the batch is spread: as inputs, or along dim 0 of the result."""
+        """Over how many workers the batch is spread: as inputs, or along dim 0 of the result.
+
+        A program that runs backward itself may take its part itself, and give a loss: then along
+        dim 0 of what goes through its modules.
+        """
         counts = [_count_of_parts(layout, None) for layout in cuts]
+        kinds = ("result", "input", "output") if self.ours.ran_backward else ("result",)
         for point in points:
-            if point.kind == "result" and not point.problem and point.layout:
+            if point.kind in kinds and not point.problem and point.layout:
                 layouts = self.pairs[point.key].layouts
                 counts += [
                     _count_of_parts(each, 0) for each in layouts if each.words == point.layout

@@ -39,7 +39,7 @@ from ..views.facts.tensors import is_dtensor
 from ..views.formats import format_shape
 from .measure import MOST_SAMPLES, Row, Tolerance, difference, sample
 from .operations import Operation, OperationRecorder
-from .recorder import ActivationRecorder, Entry, leaves, replaced
+from .recorder import ActivationRecorder, Entry, Gradient, leaves, replaced
 
 _MOST_CHARACTERS = 60  # of an argument's repr in an error
 
@@ -240,8 +240,15 @@ class Side:
         return any(e.gradient.order > 0 for e in self.recorder.entries.values())
 
     def take_own_gradients(self) -> None:
-        """Take what the program's own backward has left."""
+        """Take what the program's own backward has left.
+
+        The gradient of what it is called with is nothing that a step of training has; each worker
+        may use its part of it.
+        """
         self._result = None
+        for entry in self.recorder.entries.values():
+            if entry.kind == "argument":
+                entry.gradient = Gradient()
         self.recorder.take_parameter_gradients(self.module)
         self.recorder.join_gradients()
 
