@@ -383,6 +383,7 @@ BUGS = [
         "embed, forward",
         "all",
         "each worker looks up its row 0 for words it has not; these are added into the sum",
+        found="embed",
     ),
     Bug(
         "vocabulary starts one too late",
@@ -392,6 +393,7 @@ BUGS = [
         "embed, forward",
         "all",
         "a word's row is that of its neighbour, at the borders none or two",
+        found="embed",
     ),
     Bug(
         "heads of keys repeated in the wrong order",
@@ -405,6 +407,7 @@ BUGS = [
         "blocks.0.attn: input of o (operation: repeat), forward",
         "all",
         "queries look at the keys of another group: order of heads",
+        found=r"blocks\.0\.attn\.o\.input",
     ),
     Bug(
         "fused gate and up cut in one piece",
@@ -414,6 +417,8 @@ BUGS = [
         "blocks.0.mlp.gate_up.weight, parameter",
         "all",
         "rows of gate and up are mixed: segments=2",
+        found=r"blocks\.0\.mlp\.(down\.input|gate_up\.weight)",
+        accept=r"gate_up\.weight is split in contiguous pieces.*segments=2",
     ),
     Bug(
         "silu on the other half",
@@ -423,6 +428,7 @@ BUGS = [
         "blocks.0.mlp: input of down, forward",
         "all",
         "gate and up are swapped",
+        found=r"blocks\.0\.mlp\.down\.input",
     ),
     Bug(
         "norms in the sequence-parallel region not summed",
@@ -432,6 +438,8 @@ BUGS = [
         "blocks.1.norm2.weight, gradient",
         "all",
         "each worker's gradient is of its part of the sequence: sum missing",
+        found=r"blocks\.1\.norm2\.weight\.grad",
+        accept="all-reduce of this gradient is missing",
     ),
     Bug(
         "gradient through the keys not summed",
@@ -441,6 +449,8 @@ BUGS = [
         "blocks.1.attn: gradient of the input (of k)",
         "all",
         "the gradient of the keys' path lacks its sum over the workers",
+        found=r"blocks\.1\.attn(\.k)?\.input\.grad",
+        accept="all-reduce is missing in backward",
     ),
     Bug(
         "largest logit of each worker alone",
@@ -450,6 +460,8 @@ BUGS = [
         "note top, forward",
         "all",
         "the maximum is not reduced over the workers",
+        found="top",
+        accept="largest over the workers",
     ),
     Bug(
         "targets of other workers counted",
@@ -459,6 +471,7 @@ BUGS = [
         "note loss, forward",
         "all",
         "the sum has a wrong logit of each worker that hasn't the target",
+        found="loss",
     ),
     Bug(
         "norm of gradients is local",
@@ -468,6 +481,7 @@ BUGS = [
         "note norm, in the program",
         "all",
         "squares of split gradients aren't summed over the workers",
+        found="norm",
     ),
     Bug(
         "norm counts replicated gradients on each worker",
@@ -477,6 +491,7 @@ BUGS = [
         "note norm, in the program",
         "all",
         "the gradients of norms are summed though all workers have the same",
+        found="norm",
     ),
     Bug(
         "residual inside the sum, functional",
@@ -486,6 +501,8 @@ BUGS = [
         "output of block 0 (operation: the last sum), forward",
         "all",
         "the residual is added by each worker before the sum: n times",
+        found=r"blocks\.1\.norm1\.input",
+        accept=r"3 × the input of blocks\.0\.norm2.*before the sum",
     ),
     Bug(
         "tied head trains its own copy",
@@ -495,5 +512,6 @@ BUGS = [
         "embed.weight, gradient",
         "all",
         "the gradient through the head is missing: the weights aren't tied",
+        found=r"embed\.weight\.grad",
     ),
 ]

@@ -237,6 +237,7 @@ BUGS = [
         "first: output (operation: cat), forward",
         "all",
         "the rows above and below are swapped",
+        found="first",
     ),
     Bug(
         "no halos at all",
@@ -246,6 +247,7 @@ BUGS = [
         "first: output (operation: cat), forward",
         "all",
         "rows of neighbours are taken as zero",
+        found="first",
     ),
     Bug(
         "group norm of each piece alone",
@@ -255,6 +257,7 @@ BUGS = [
         "down.norm: output (operation: mean), forward",
         "all",
         "statistics are not averaged over the workers",
+        found=r"down\.norm",
     ),
     Bug(
         "squares averaged with the local mean",
@@ -264,6 +267,7 @@ BUGS = [
         "down.norm: output (operation: mean), forward",
         "all",
         "the mean is that of each worker's piece",
+        found=r"down\.norm",
     ),
     Bug(
         "groups aren't divided among the workers",
@@ -273,6 +277,7 @@ BUGS = [
         "down.norm: output, forward",
         "all",
         "each worker norms over groups that are too small",
+        found=r"down\.norm",
     ),
     Bug(
         "Adam starts anew on worker 1",
@@ -282,6 +287,7 @@ BUGS = [
         "note weight#2, in the program",
         (1,),
         "worker 1 lost its moments (a resume without the optimizer)",
+        found="weight#2",
     ),
     Bug(
         "the average of weights has another rate",
@@ -291,6 +297,7 @@ BUGS = [
         "note average, in the program",
         "all",
         "decay and 1 - decay are swapped",
+        found="average",
     ),
     Bug(
         "every worker trains on the same pictures",
@@ -300,5 +307,7 @@ BUGS = [
         "first: input, forward",
         (1, 2, 3),
         "workers hold worker 0's part of the batch",
+        found=r"input(\.0)?|first\.input",
+        accept="workers 1-3 hold worker 0's part",
     ),
 ]
