@@ -5,6 +5,8 @@ from __future__ import annotations
 import dis
 from types import CodeType
 
+from .comprehensions import inner_offsets
+
 _OPTIMIZED = 1  # of `co_flags`: a function's code
 _STORES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF")
 
@@ -40,7 +42,10 @@ def _lines_that_set(code: CodeType) -> dict[int, set[str]]:
     """The lines that assign variables; the heads of loops, which may not, are none."""
     found: dict[int, set[str]] = {}
     loops = set()
+    inner = inner_offsets(code)
     for one in dis.get_instructions(code):
+        if one.offset in inner:
+            continue
         line = one.positions.lineno if one.positions is not None else None
         if line is None:
             continue

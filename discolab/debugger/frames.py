@@ -25,9 +25,10 @@ from ..runtime.user_code import is_user
 from ..runtime.worker import Worker
 from ..views import describe
 from ..views.facts.guard import type_name
+from .comprehensions import is_comprehension
 from .given import GIVEN, given_here
 from .records import Spot
-from .watch import is_comprehension, watch_of
+from .watch import watch_of
 
 Record = dict[str, object]
 

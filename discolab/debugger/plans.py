@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..runtime.user_code import is_user
 from .breaks import Break
+from .comprehensions import inner_offsets, is_comprehension
 from .loops import Loop, loops_of
-from .watch import is_comprehension
 
 if TYPE_CHECKING:
     from .port import Port
@@ -31,6 +31,8 @@ class Plan(NamedTuple):
         Whether it is a module that is being imported: then nothing is done with its lines.
     loops, heads
         Those of the code (loops.py), and by their first lines.
+    inner
+        The instructions of comprehensions that are part of the code (comprehensions.py).
     """
 
     breaks: Mapping[int, tuple[Break, ...]] = MappingProxyType({})
@@ -38,6 +40,7 @@ class Plan(NamedTuple):
     imports: bool = False
     loops: tuple[Loop, ...] = ()
     heads: Mapping[int, int] = MappingProxyType({})
+    inner: Mapping[int, bool] = MappingProxyType({})
 
 
 class Plans:
@@ -73,7 +76,8 @@ class Plans:
         if users or breaks:
             imports = users and code.co_name == "<module>" and _is_import(frame.f_back)
             loops = loops_of(code)
-            plan = Plan(breaks, users and not comprehension, imports, loops, dict(loops))
+            inner = inner_offsets(code)
+            plan = Plan(breaks, users and not comprehension, imports, loops, dict(loops), inner)
         self.known[id(code)] = plan
         self._codes.append(code)
         return plan

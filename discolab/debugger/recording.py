@@ -31,9 +31,10 @@ from ..runtime.errors import ArgumentError
 from ..runtime.failures import safe_str
 from ..runtime.worker import Worker
 from .codes import Code
+from .comprehensions import is_comprehension
 from .frames import names_in_cell
 from .kept import Gone, Kept, is_same, is_shown, mark_of
-from .watch import is_class_body, is_comprehension, watch_of
+from .watch import is_class_body, watch_of
 
 CAPACITY = 10_000
 MOST_BYTES = 32 * 2**20

@@ -255,15 +255,17 @@ class Tracer:
             return
         if self.port.pause_wanted and self.worker.interrupts:
             raise WorkerInterrupted("interrupted")
-        if self.on_line is not None:
+        # None: not within a comprehension; otherwise whether breakpoints of the line hold in it
+        inner = watch.inner.get(frame.f_lasti)
+        if self.on_line is not None and inner is None:
             self.on_line(frame)
         if self.port.breaks.version != self.version:
             self._read_breaks(frame)
         if self.port.ahead is not None:
             order, self.port.ahead, self.port.pause_wanted = self.port.ahead, None, False
             self._obey(order, watch, frame)
-        wanted = self._mode and self._wants(watch, frame, line)
-        there = watch.breaks.get(line)
+        wanted = self._mode and inner is None and self._wants(watch, frame, line)
+        there = watch.breaks.get(line) if inner is not False else None
         fired, error = self._fired(there, frame) if there else ((), "")
         if fired:
             self._stop(watch, frame, "break", _names(fired), error=error)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from .tracer import Tracer
 
 _ENDS_OF_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
-_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _OPTIMIZED = 1  # of `co_flags`: a function, not the body of a class or a module
 
 
@@ -30,7 +29,7 @@ class Watch:
         The last line that it has come to.
     trips
         First line of a loop -> how often the frame has come to it since it has entered the loop.
-    loops, heads, breaks, steps
+    inner, loops, heads, breaks, steps
         See `Plan`; the last two may change.
     call
         The how-manieth call of the line that runs in `parent` it is.
@@ -51,6 +50,7 @@ class Watch:
         "call",
         "calls",
         "heads",
+        "inner",
         "line",
         "loops",
         "parent",
@@ -64,7 +64,7 @@ class Watch:
 
     def __init__(self, tracer: Tracer, plan: Plan) -> None:
         self.tracer = tracer
-        self.breaks, self.steps, _, self.loops, self.heads = plan
+        self.breaks, self.steps, _, self.loops, self.heads, self.inner = plan
         self.line = 0
         self.trips: dict[int, int] = {}
         self.call = 1
@@ -83,11 +83,15 @@ class Watch:
                 again = line <= self.line <= self.heads[line]
                 self.trips[line] = self.trips.get(line, 0) + 1 if again else 1
             self.line = line
-            self.calls = 0
             tracer = self.tracer
             port = tracer.port
+            if self.inner and frame.f_lasti in self.inner:
+                attentive = False  # part of a line that has begun
+            else:
+                attentive = tracer.attentive
+                self.calls = 0
             if (
-                tracer.attentive
+                attentive
                 or port.pause_wanted
                 or line in self.breaks
                 or port.breaks.version != tracer.version
@@ -140,11 +144,6 @@ def headline(exc: BaseException) -> str:
     """``ValueError: text``."""
     text = safe_str(exc)
     return f"{type(exc).__name__}: {text}" if text else type(exc).__name__
-
-
-def is_comprehension(code: CodeType) -> bool:
-    """Whether a code object is a comprehension's or a generator expression's."""
-    return code.co_name in _COMPREHENSIONS
 
 
 def is_class_body(code: CodeType) -> bool:

@@ -151,8 +151,8 @@ def test_a_file_that_can_not_be_compiled_is_named(tmp_path: Path) -> None:
         parse_break(f"{path}:1")
     path = tmp_path / "empty.py"
     path.write_text("")
-    with pytest.raises(ArgumentError, match=r"source of .*empty\.py can't be read"):
-        parse_break(f"{path}:1")
+    with pytest.raises(ArgumentError, match=r"empty\.py (can't be read|.*no line of it has any)"):
+        parse_break(f"{path}:1")  # to Python 3.13 and later an empty file has a line
     path = tmp_path / "comment.py"
     path.write_text("#\n#\n")
     with pytest.raises(ArgumentError, match="no line of it has any"):

@@ -391,6 +391,54 @@ def test_a_line_with_a_comprehension_is_one_stop() -> None:
     assert [(a.here.line, a.fired) for a in port.arrivals] == [(3, True), (6, False), (6, True)]
 
 
+def test_a_comprehension_within_a_function_is_one_step() -> None:
+    """On no line twice, whichever elements it has, nor as an error passes through it."""
+    program = Program("""
+        def g(n, rows):
+            try:
+                a = [[i / n for i in row] for row in rows]
+                b = {i: [j for j in range(i)] for i in a[0]}
+            except ZeroDivisionError:
+                a = b = None
+            return {k for k in (a, b) if k is None}, n
+
+        x = g(1, [[], [1, 2], [3]])
+        y = g(0, [[1]])
+        z = [
+            i
+            for i in x
+        ]
+    """)
+    port = program.run(then="step")
+    first, second = (2, 3, 4, 7), (2, 3, 5, 6, 7)
+    assert port.places[:13] == [
+        "<module>:1", "<module>:9", *(f"g:{line}" for line in first),
+        "<module>:10", *(f"g:{line}" for line in second), port.places[12],
+    ]  # fmt: skip
+    assert all(place.startswith("<module>") for place in port.places[12:])
+
+
+def test_a_pause_and_a_break_point_are_seen_within_a_comprehension() -> None:
+    program = Program("""
+        port = None
+        def f():
+            for i in [
+                setattr(port, "pause_wanted", i == 2) or
+                i
+                for i in range(5)
+            ]:
+                pass
+        f()
+    """)
+
+    def know(frame: Any, arrival: Any) -> None:
+        frame.f_globals["port"] = program.port
+
+    port = program.run(know, mode="continue", breaks=[program.stop(9), program.stop(5, "i == 4")])
+    fired = [(a.here.function in ("f", "<listcomp>"), a.reason) for a in port.arrivals if a.fired]
+    assert fired == [(False, "break"), (True, "pause"), (True, "break")]
+
+
 def test_several_break_points_of_a_line_are_one_stop() -> None:
     program = Program("x = 1\ny = 2")
     breaks = [program.stop(2, "x == 1", 1), program.stop(2, "x == 2", 2), program.stop(2, "", 3)]
