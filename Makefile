@@ -16,6 +16,8 @@ STAMP := $(VENV)/.installed
 DEMO := build/demo
 DEMO_NOTEBOOKS := notebooks/01_quickstart.ipynb notebooks/02_tensor_parallel.ipynb \
   notebooks/07_seeing_shards.ipynb
+# Another Python, for `make test-python`: PY=/path/to/python3.13
+PY ?=
 # More arguments for the unit tests: make test PYTEST_ARGS="-m 'not browser'"
 PYTEST_ARGS ?=
 # How many processes run tests at a time, but for those that need the machine for themselves
@@ -37,10 +39,10 @@ export PYTHONNOUSERSITE := 1
 unexport PYTHONHOME
 unexport PYTHONPATH
 
-.PHONY: help demo test test-all soak test-tvm compat lab pictures docs dist lint clean
+.PHONY: help demo test test-all test-python units soak test-tvm compat lab pictures docs dist lint clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 # The interpreter is looked up past any environment that is active, .venv itself included.
 $(STAMP): pyproject.toml constraints.txt
@@ -51,13 +53,13 @@ $(STAMP): pyproject.toml constraints.txt
 	    "name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }; \
 	base=$$("$(PYTHON)" -c 'import sys; print(sys._base_executable)'); \
 	"$(BIN)/python" -m pip --version >/dev/null 2>&1 || { \
-	  echo "making .venv with $$base ($$version)"; \
+	  echo "making $(notdir $(VENV)) with $$base ($$version)"; \
 	  rm -rf "$(VENV)"; \
 	  "$$base" -m venv "$(VENV)" || { rm -rf "$(VENV)"; \
-	    echo "error: '$$base' cannot make .venv; Debian and Ubuntu need the package python3-venv" >&2; \
+	    echo "error: '$$base' cannot make $(VENV); Debian and Ubuntu need the package python3-venv" >&2; \
 	    exit 1; }; \
 	}
-	@echo "installing discolab and its tools into .venv (a few minutes the first time)"
+	@echo "installing discolab and its tools into $(notdir $(VENV)) (a few minutes the first time)"
 	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check \
 	  -e '.[test,lab,dev]' -c constraints.txt
 	@touch $@
@@ -77,10 +79,15 @@ demo: $(STAMP) ## run the demo, then the first notebooks, to HTML pages in build
 	@echo; echo "Open in a browser:"
 	@for nb in $(DEMO_NOTEBOOKS); do echo "  $(CURDIR)/$(DEMO)/$$(basename "$$nb" .ipynb).html"; done
 
-# Tests that may run side by side, those that need the machine, notebooks against stored outputs
-define RUN_TESTS
+# Tests that may run side by side, then those that need the machine
+define RUN_UNITS
 OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest -n $(JOBS) --dist loadfile --part together $(1) $(PYTEST_ARGS)
 "$(BIN)/python" -m pytest --part alone $(1) $(PYTEST_ARGS)
+endef
+
+# Those, then notebooks against stored outputs
+define RUN_TESTS
+$(call RUN_UNITS,$(1))
 OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= "$(BIN)/python" -m pytest -p no:cacheprovider \
   -o timeout=0 -o faulthandler_timeout=0 \
   --nbval --nbval-current-env --nbval-sanitize-with tests/nbval_sanitize.cfg \
@@ -92,6 +99,15 @@ test: lint ## lint, the tests to run often, the demo's notebooks against their s
 
 test-all: lint docs ## lint, docs, all tests on all engines, all notebooks
 	$(call RUN_TESTS,--all,notebooks/)
+
+test-python: ## the tests that need no browser, on another Python: make test-python PY=python3.13
+	@version=$$("$(PY)" -c 'import sys; print("%d.%d" % sys.version_info[:2])') || { \
+	  echo "error: cannot run '$(PY)'; name a Python: make test-python PY=/path/to/python3.13" >&2; \
+	  exit 1; }; \
+	"$(MAKE)" --no-print-directory units PYTHON="$(PY)" VENV="$(CURDIR)/build/python$$version"
+
+units: $(STAMP)
+	$(call RUN_UNITS,-m 'not browser')
 
 soak: $(STAMP) ## use discolab at random, SECONDS on each engine: threads, processes, sockets
 	@for engine in threads processes sockets; do \
