@@ -3,15 +3,22 @@
 Since 3.12 (PEP 709) the code of a list, set or dict comprehension stands in the code around it.
 Generator expressions are frames everywhere. Either way a comprehension is one step: `Plan.inner`
 tells the tracer which line events come from within one.
+
+The variables of a comprehension in a module or a class stand beside the namespace then, as fast
+variables. `scope_of` has both. CPython 3.12 spoils them if `f_locals` is read meanwhile: as the
+trace function ends they are None.
 """
 
 from __future__ import annotations
 
+import ctypes
 import dis
 import functools
+import inspect
 import itertools
 from collections.abc import Mapping
-from types import CodeType, MappingProxyType
+from types import CodeType, FrameType, MappingProxyType
+from typing import Any
 
 _NAMES = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _BEGINS = "LOAD_FAST_AND_CLEAR"  # saves a variable of the name that the comprehension uses
@@ -56,6 +63,30 @@ def inner_offsets(code: CodeType) -> Mapping[int, bool]:
             inner[one.offset] = _ends(one)[0][0]
     outer = {_ends(one)[0][0] for one in instructions if one.offset not in inner}
     return {offset: line not in outer for offset, line in inner.items()}
+
+
+def scope_of(frame: FrameType) -> Mapping[str, Any]:
+    """The variables of a frame, which are not to be changed here.
+
+    Of a class within a comprehension those of the class are missing, and the module's are there.
+    """
+    own = {} if frame.f_code.co_flags & inspect.CO_OPTIMIZED else fast_variables(frame)
+    return {**frame.f_globals, **own} if own else frame.f_locals
+
+
+def fast_variables(frame: FrameType) -> dict[str, Any]:
+    """Those that a comprehension has in the code of a module or a class; empty outside of it."""
+    found: dict[str, Any] = {}
+    if not frame.f_code.co_varnames:  # always so before 3.12
+        return found
+    get = ctypes.pythonapi.PyFrame_GetVar
+    get.restype, get.argtypes = ctypes.py_object, (ctypes.py_object, ctypes.py_object)
+    for name in frame.f_code.co_varnames:
+        try:
+            found[name] = get(frame, name)
+        except NameError:  # it has no value now
+            pass
+    return found
 
 
 def _ends(one: dis.Instruction) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -25,7 +25,7 @@ from ..runtime.user_code import is_user
 from ..runtime.worker import Worker
 from ..views import describe
 from ..views.facts.guard import type_name
-from .comprehensions import is_comprehension
+from .comprehensions import fast_variables, is_comprehension, scope_of
 from .given import GIVEN, given_here
 from .records import Spot
 from .watch import watch_of
@@ -190,7 +190,7 @@ def _is_plain(value: Any) -> bool:
 def _own_names(frame: FrameType, scope: Mapping[str, Any]) -> list[str]:
     """The names that the user made, functions and classes last."""
     names = list(scope)
-    if frame.f_locals is frame.f_globals:  # of cells that ran before, too: first this one's
+    if frame.f_code.co_name == "<module>":  # of cells that ran before, too: first this one's
         used = dict.fromkeys(name for name in frame.f_code.co_names if name in scope)
         names = [*used, *(name for name in names if name not in used)]
         if issubclass(type(scope.get("worker")), Worker):
@@ -210,7 +210,7 @@ def _own_names(frame: FrameType, scope: Mapping[str, Any]) -> list[str]:
 
 def names_in_cell(frame: FrameType) -> list[str]:
     """The variables that the code of a cell mentions; what every cell is given is left out."""
-    scope = frame.f_locals
+    scope = scope_of(frame)
     given = _GIVEN if issubclass(type(scope.get("worker")), Worker) else ()
     return [
         name
@@ -292,10 +292,10 @@ def assign(frame: FrameType, name: str, expression: str) -> None:
         return
     code = frame.f_code
     fast = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
-    if target.id in fast:
+    if not code.co_flags & _OPTIMIZED:
+        _set_in_namespace(frame, target.id, value)
+    elif target.id in fast:
         _set_fast(frame, target.id, value)
-    elif not code.co_flags & _OPTIMIZED:
-        frame.f_locals[target.id] = value
     elif target.id in frame.f_globals:
         frame.f_globals[target.id] = value
     else:
@@ -306,10 +306,18 @@ def assign(frame: FrameType, name: str, expression: str) -> None:
 
 def _locals_of(frame: FrameType) -> dict[str, Any]:
     """A copy of its variables; of a comprehension also those of the function that it is in."""
-    names = dict(frame.f_locals)
+    names = dict(scope_of(frame))
     if is_comprehension(frame.f_code) and frame.f_back is not None and is_user(frame.f_back.f_code):
         return {**_locals_of(frame.f_back), **names}
     return names
+
+
+def _set_in_namespace(frame: FrameType, name: str, value: Any) -> None:
+    """Set a variable of a module or of the body of a class."""
+    own = fast_variables(frame)
+    if name in own:
+        raise ArgumentError(f"{name!r} is the variable of a comprehension, which can't be set")
+    (frame.f_globals if own else frame.f_locals)[name] = value
 
 
 def _set_fast(frame: FrameType, name: str, value: Any) -> None:

@@ -31,7 +31,7 @@ from ..runtime.errors import ArgumentError
 from ..runtime.failures import safe_str
 from ..runtime.worker import Worker
 from .codes import Code
-from .comprehensions import is_comprehension
+from .comprehensions import is_comprehension, scope_of
 from .frames import names_in_cell
 from .kept import Gone, Kept, is_same, is_shown, mark_of
 from .watch import is_class_body, watch_of
@@ -238,7 +238,7 @@ class Recorder:
     def _changes(
         self, state: _Frame, frame: FrameType, sets: Collection[str]
     ) -> dict[str, Kept | Gone]:
-        scope = frame.f_locals
+        scope = scope_of(frame)
         if sets and _has_raised(frame):
             sets = ()  # the line has not come to its end
         call = self._last_call()

@@ -20,6 +20,7 @@ keeps a variable's value until the next event of that frame.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -421,7 +422,8 @@ def _take_over(frame: FrameType) -> None:
     It writes the dict of the frame's variables back when the trace function ends; reading the dict
     fills it anew.
     """
-    _ = frame.f_locals
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # others' variables are in no second place
+        _ = frame.f_locals
 
 
 def _names(breaks: Sequence[Break]) -> str:

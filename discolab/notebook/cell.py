@@ -19,6 +19,7 @@ from typing import Any
 
 from ..debugger import assertions as _assertions  # noqa: F401 - gives cells `disco_assert`
 from ..debugger import raised
+from ..debugger.comprehensions import scope_of
 from ..debugger.fingerprints import note_cell
 from ..debugger.given import GIVEN, given_here, given_names
 from ..runtime.dref import DRef
@@ -146,12 +147,12 @@ def complete_on_worker(text: str) -> list[str]:
 def complete_at_raise(text: str) -> list[str]:
     """The same where the last cell failed on this worker (a worker function); [] if none did."""
     frame = raised.frame_kept()
-    return [] if frame is None else completions(text, {**frame.f_globals, **frame.f_locals})
+    return [] if frame is None else completions(text, {**frame.f_globals, **scope_of(frame)})
 
 
 def complete_in_frame(worker: Worker, frame: FrameType, text: str) -> list[str]:
     """The same in the frame in which a worker stands: a question of the debugger, see `Port`."""
-    return completions(text, {**given_here(), **frame.f_globals, **frame.f_locals})
+    return completions(text, {**given_here(), **frame.f_globals, **scope_of(frame)})
 
 
 def completions(text: str, names: dict[str, Any]) -> list[str]:

@@ -4,6 +4,7 @@ import gc
 import sys
 import threading
 import traceback
+import warnings
 import weakref
 from pathlib import Path
 from typing import Any
@@ -416,6 +417,40 @@ def test_a_comprehension_within_a_function_is_one_step() -> None:
         "<module>:10", *(f"g:{line}" for line in second), port.places[12],
     ]  # fmt: skip
     assert all(place.startswith("<module>") for place in port.places[12:])
+
+
+def test_variables_of_a_comprehension_and_those_around_it_are_known_within_it() -> None:
+    """Also in a module, where CPython 3.12 keeps the former apart and spoils them if looked at."""
+    program = Program("""
+        n = 5
+        def f(i):
+            return i
+        x = [
+            f(
+                i + n
+            )
+            for i in range(3)
+        ]
+    """)
+    seen = []
+
+    def look(frame: Any, arrival: Any) -> None:
+        around = frame if frame.f_code.co_name != "f" else frame.f_back
+        names = [
+            frames.evaluate(around, text) for text in ("i", "n", "f(i) + n", "[i for _ in 'a']")
+        ]
+        seen.append((arrival.here.function, names))
+        if around is frame:
+            assert {"i", "n"} <= set(frames.variables(frame))
+
+    stops = [program.stop(6, "i + n < 7"), program.stop(3, "i == 7", 2)]  # arrivals all the same
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        program.run(*[look] * 6, mode="continue", breaks=stops)
+    assert [names for _, names in seen[::2]] == [[i, 5, i + 5, [i]] for i in range(3)]
+    assert [where for where, _ in seen[1::2]] == ["f"] * 3
+    assert program.namespace["x"] == [5, 6, 7]
+    assert "i" not in program.namespace
 
 
 def test_a_pause_and_a_break_point_are_seen_within_a_comprehension() -> None:
