@@ -19,6 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
+from ..runtime.interrupts import plain_lock
 from ..views.facts.tensors import is_dtensor
 
 V = TypeVar("V")
@@ -113,7 +114,7 @@ class ActivationRecorder:
         self._calls: dict[tuple[str, str], int] = {}
         self._numbers = 0
         self._order = 0
-        self._lock = threading.Lock()  # gradients may come on several threads
+        self._lock = plain_lock()  # gradients may come on several threads
 
     # -- while it runs -------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
@@ -11,6 +10,7 @@ from typing import Any
 
 from ..runtime.errors import WorkerInterrupted
 from ..runtime.failures import safe_str
+from ..runtime.interrupts import plain_lock
 from ..runtime.user_code import is_user
 from ..runtime.worker import Worker, current_worker
 from . import nan_hunt, raised, recording
@@ -21,7 +21,7 @@ from .records import Arrival, Options
 from .tracer import Tracer
 
 _STANCE = "discolab.debugger.stance"
-_switching = threading.Lock()  # guards the stance of torch.compile, which is the process's
+_switching = plain_lock()  # guards the stance of torch.compile, which is the process's
 
 
 class Stepped:

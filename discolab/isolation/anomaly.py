@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 import weakref
 from collections.abc import Callable
 
 import torch
 
+from ..runtime.interrupts import plain_lock
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .patches import Patches
 from .table import Row, Treatment
 
-_lock = threading.Lock()
+_lock = plain_lock()
 _wishes: weakref.WeakKeyDictionary[Worker, tuple[bool, bool]] = weakref.WeakKeyDictionary()
 _notebooks: tuple[bool, bool] = False, True
 _set_process: Callable[[bool, bool], None] = torch._C.set_anomaly_enabled
@@ -87,7 +87,7 @@ def _put_back() -> None:
 def _after_fork() -> None:
     """A child must not wait for a thread that only its parent has."""
     global _lock
-    _lock = threading.Lock()
+    _lock = plain_lock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..runtime.interrupts import plain_lock
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .imports import import_turn
@@ -32,7 +33,7 @@ from .table import Row, Treatment
 _LIMITS = {"recompile_limit": 8, "accumulated_recompile_limit": 256}
 _SESSIONS = 8  # so many of this size, whose versions are still kept
 
-_guard = threading.Lock()  # of the next two
+_guard = plain_lock()  # of the next two
 _counter = itertools.count(1)
 _numbers: weakref.WeakKeyDictionary[Worker, int] = weakref.WeakKeyDictionary()
 
@@ -40,7 +41,7 @@ _numbers: weakref.WeakKeyDictionary[Worker, int] = weakref.WeakKeyDictionary()
 def _after_fork() -> None:
     """A child must not wait for a thread that only its parent has."""
     global _guard
-    _guard = threading.Lock()
+    _guard = plain_lock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -36,6 +36,7 @@ from torch.overrides import (
 
 from ..runtime import worker as workers
 from ..runtime.errors import SessionError
+from ..runtime.interrupts import plain_lock
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .patches import Patches
@@ -43,7 +44,7 @@ from .table import Row, Treatment
 
 _process_dtype: Callable[[], torch.dtype] = torch.get_default_dtype
 _thread = threading.local()  # .mode: the calling thread's `_Mode`, if it has one
-_reaching = threading.Lock()  # guards what is done in `_reach_constructor`
+_reaching = plain_lock()  # guards what is done in `_reach_constructor`
 _patches: Patches | None = None  # while the row is installed
 _notebook: _Mode | None = None  # the one that was set last on a thread that is no worker's
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import threading
 import weakref
 from collections import ChainMap
 from collections.abc import Callable, Iterator, MutableMapping
 from types import FunctionType, ModuleType
 from typing import Any, Generic, TypeVar
 
+from ..runtime.interrupts import plain_lock
 from ..runtime.worker import Worker, current_worker_or_none
 from .imports import worker_unless_importing
 from .patches import Patches
@@ -24,7 +24,7 @@ T = TypeVar("T")
 # In `Worker.process_state`: names of what a script's end puts back as it was begin with this.
 OF_SCRIPT = "of the script: "
 
-_guard = threading.Lock()
+_guard = plain_lock()
 
 
 class PerWorker(Generic[T]):
@@ -220,7 +220,7 @@ def inherit_variables(module: str, worker: Worker) -> None:
 def _after_fork() -> None:
     """A child must not wait for a thread that only its parent has."""
     global _guard
-    _guard = threading.Lock()
+    _guard = plain_lock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..runtime.errors import SessionError, WaitTimeoutError
 from ..runtime.failures import name_ranks
-from ..runtime.interrupts import waiter_here
+from ..runtime.interrupts import reentrant_lock, waiter_here
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .patches import Patches
@@ -36,7 +36,7 @@ _SETTINGS = ("record_shapes", "profile_memory", "with_stack", "with_flops", "wit
 shared: set[Worker] = set()
 """The workers that profile in a shared run."""
 
-_lock = threading.RLock()
+_lock = reentrant_lock()
 
 
 class _Run:
@@ -112,7 +112,7 @@ def _leave(worker: Worker) -> None:
 def _after_fork() -> None:
     """A child has no profiler, and must not wait for a thread that only its parent has."""
     global _lock, _run, _elsewhere
-    _lock, _run, _elsewhere = threading.RLock(), None, False
+    _lock, _run, _elsewhere = reentrant_lock(), None, False
     shared.clear()
     _runs.clear()
 

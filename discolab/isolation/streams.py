@@ -8,17 +8,17 @@ guards the placing of routers; a worker's own values are in its `process_state`.
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
+from ..runtime.interrupts import plain_lock
 from ..runtime.worker import current_worker_or_none
 from . import table
 from .patches import ModuleOfWorkers, Patches
 from .table import Row, Treatment
 
-_lock = threading.Lock()
+_lock = plain_lock()
 _dict = vars(sys)
 
 

@@ -43,7 +43,7 @@ import torch.backends
 from ..runtime import contexts
 from ..runtime.actions import Command
 from ..runtime.errors import SessionError
-from ..runtime.interrupts import waiter_here
+from ..runtime.interrupts import reentrant_lock, waiter_here
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .imports import is_importing
@@ -238,7 +238,7 @@ class _Values:
             self.in_force = session
 
 
-_lock = threading.RLock()
+_lock = reentrant_lock()
 _values: _Values | None = None  # None: all have the same
 _wishes: dict[Worker, dict[Switch, Any]] = {}
 _traced: dict[Switch, tuple[Any, Any]] = {}
@@ -624,7 +624,7 @@ def as_before() -> Iterator[None]:
 def _after_fork() -> None:
     """A child must not wait for a thread that only its parent has."""
     global _lock
-    _lock = threading.RLock()
+    _lock = reentrant_lock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -30,6 +30,7 @@ from importlib.util import module_from_spec, resolve_name
 from types import ModuleType
 from typing import Any, cast
 
+from ..runtime.interrupts import plain_lock, reentrant_lock
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .patches import ModuleOfWorkers, Patches
@@ -44,8 +45,8 @@ _REPLACES_ITSELF = re.compile(r"sys\.modules\[__name__\]\s*(=|\.__class__)|modul
 
 _path_before: list[str] | None = None  # `sys.path` before scripts ran; None: none runs
 _locks: weakref.WeakKeyDictionary[Worker, Any] = weakref.WeakKeyDictionary()
-_notebooks_lock = threading.RLock()
-_guard = threading.Lock()
+_notebooks_lock = reentrant_lock()
+_guard = plain_lock()
 # under the worker's lock: by module and worker, the thread that makes it
 _makers: dict[Any, int] = {}
 _of_process: set[str] = set()  # modules beside scripts that are one for all workers
@@ -118,7 +119,7 @@ def _lock_of(worker: Worker | None) -> Any:
     if worker is None:
         return _notebooks_lock
     with _guard:
-        return _locks.setdefault(worker, threading.RLock())
+        return _locks.setdefault(worker, reentrant_lock())
 
 
 def _make(shell: WorkerModule, worker: Worker | None) -> ModuleType:
@@ -331,7 +332,7 @@ def _in_child(worker: Worker) -> None:
     """The worker's modules become the process's."""
     global _guard, _notebooks_lock
     _makers.clear()
-    _guard, _notebooks_lock = threading.Lock(), threading.RLock()
+    _guard, _notebooks_lock = plain_lock(), reentrant_lock()
     for name, shell in tuple(sys.modules.items()):
         if type(shell) is WorkerModule:
             module = _module_of(shell, worker)

@@ -13,7 +13,6 @@ import math
 import mmap as _mmap
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
@@ -22,7 +21,7 @@ import torch
 
 from ..layouts.layout import REPLICATE, Cut, Workers
 from ..layouts.layout import cut as cut_of
-from ..runtime.interrupts import shield
+from ..runtime.interrupts import plain_lock, shield
 from .catalog import Entry, File, Shape
 from .copies import Copy, c_strides, copies
 from .errors import CheckpointError
@@ -212,7 +211,7 @@ class _Mapping:
 
 
 _mappings: weakref.WeakValueDictionary[tuple[int, ...], _Mapping] = weakref.WeakValueDictionary()
-_mapping_lock = threading.Lock()  # guards `_mappings`
+_mapping_lock = plain_lock()  # guards `_mappings`
 _NORESERVE = 0x4000 if sys.platform == "linux" else 0  # Python 3.11 and 3.12 do not have its name
 
 

@@ -11,7 +11,6 @@ which thread has it; the thread takes it up first and looks at `given_up` then. 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -30,7 +29,7 @@ from ..runtime.errors import (
 )
 from ..runtime.failures import Failure, safe_str
 from ..runtime.functions import find_func
-from ..runtime.interrupts import shield
+from ..runtime.interrupts import plain_lock, shield
 from . import lending, node_protocol
 from .errors import error_of, original_type, session_over, state_of
 from .names import format_rank
@@ -456,7 +455,7 @@ class OutgoingCall(Call):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._opening = threading.Lock()
+        self._opening = plain_lock()
 
     def _hand_over(self, tracked: tuple[int, ...], fork: Fork | None, lend: bool) -> None:
         node = self.node

@@ -13,9 +13,9 @@ To a node: ``("open", token, how, keys)``, where `how` is "local", "tcp" or "bot
 from __future__ import annotations
 
 import os
-import threading
 from typing import Any, NamedTuple
 
+from ..runtime.interrupts import plain_lock
 from ..runtime.restart import remarks
 from ..runtime.services import SERVICES, Service
 from ..transport.handshake import Keys, new_token
@@ -83,7 +83,7 @@ class RpcService(Service):
 
     def __init__(self, exchange: Any) -> None:
         self._exchange = exchange
-        self._lock = threading.Lock()
+        self._lock = plain_lock()
         self._token = new_token()
         self._keys: dict[str, str] = {}  # of all nodes, made if there is TCP
         self._route = os.environ.get(ROUTE, "")

@@ -7,7 +7,6 @@ a thread of the caller's rank does. `wait` waits for the call itself, never for 
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 from ..runtime.actions import function_text
 from ..runtime.controller import check_timeout
 from ..runtime.errors import ArgumentError, DiscoError
-from ..runtime.interrupts import Count
+from ..runtime.interrupts import Count, plain_lock
 from ..runtime.worker import bind_thread, current_worker_or_none
 from .calls import Call, start
 from .node import Node, Place, bind_place, bound_place
@@ -43,7 +42,7 @@ class Future(torch.futures.Future):  # type: ignore[type-arg]
 
     def __init__(self) -> None:
         super().__init__()
-        self._completing = threading.Lock()
+        self._completing = plain_lock()
         self._completed = False
         self._outcome: Outcome = _Own()
         self._node: Node | None = None

@@ -27,7 +27,7 @@ import torch
 
 from ..runtime.controller import check_timeout
 from ..runtime.errors import DiscoError, SessionError, session_closed
-from ..runtime.interrupts import shield
+from ..runtime.interrupts import reentrant_lock, shield
 from ..runtime.worker import Worker, current_worker_or_none
 from . import node_protocol
 from .errors import WorkerLostError, session_over
@@ -147,7 +147,7 @@ class Node:
         self.num_workers = num_workers
         self.workers = dict(workers)
         self.alone = len(workers) == num_workers
-        self.lock = threading.RLock()
+        self.lock = reentrant_lock()
         self.closed = False
         self.default_timeouts: dict[int, float | None] = {}
         self.names: dict[int, str] = {}

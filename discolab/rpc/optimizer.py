@@ -6,13 +6,13 @@ Each owner of parameters has a `LocalOptimizer` with a torch optimizer of its ow
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..runtime.errors import ArgumentError, WorkerError
+from ..runtime.interrupts import plain_lock
 from .autograd import Context, context_for, get_gradients
 from .futures import Future, call_later
 from .names import format_rank
@@ -115,7 +115,7 @@ class LocalOptimizer:
     ) -> None:
         self.parameters = parameters
         self.optimizer = optimizer_class(parameters, *args, **kwargs)
-        self.lock = threading.Lock()
+        self.lock = plain_lock()
 
     def step(self, context: Context) -> None:
         """Apply that context's gradients."""

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from ..runtime.errors import DiscoError
+from ..runtime.interrupts import plain_lock
 from ..runtime.serialize import Message
 from ..runtime.worker import Worker, bind_thread
 from ..transport.connection import Connection, Port
@@ -56,7 +57,7 @@ class _Peer:
     __slots__ = ("connection", "gone", "lock", "same_gpus", "waiting")
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = plain_lock()
         self.connection: Connection | None = None
         self.waiting: deque[Message] = deque()  # until the connection is known
         self.gone = False
@@ -116,7 +117,7 @@ class Router:
         self._leaving: dict[int, tuple[str, float]] = {}  # dead nodes: reason, since when
         self.loop = EventLoop()
         self._closing = False
-        self._start = threading.Lock()
+        self._start = plain_lock()
         self._late: queue.SimpleQueue[tuple[_Peer, Message, Later] | None] = queue.SimpleQueue()
         self._sender: threading.Thread | None = None
         self._thread = self._new_thread(self._run, "discolab-rpc-receiver")

@@ -9,7 +9,6 @@ a stream ends when its handle is dropped.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -17,7 +16,7 @@ from typing import Any
 
 from ..runtime.errors import ArgumentError, DiscoError
 from ..runtime.failures import safe_str
-from ..runtime.interrupts import shield
+from ..runtime.interrupts import plain_lock, shield
 from . import node_protocol
 from .calls import Call, IncomingCall, receive_call, start
 from .names import format_rank
@@ -34,7 +33,7 @@ class Producer:
     def __init__(self, call: Call, buffer: int) -> None:
         self._call = call
         self._room = buffer
-        self._lock = threading.Lock()
+        self._lock = plain_lock()
         self._sleeper: Any = None
 
     def pump(self, iterable: Iterable[Any]) -> None:

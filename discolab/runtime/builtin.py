@@ -8,7 +8,6 @@ import importlib.util
 import itertools
 import os
 import sys
-import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,10 +17,11 @@ import torch
 from . import tvm_modules
 from .errors import ArgumentError
 from .functions import register_func
+from .interrupts import plain_lock
 from .tvm_modules import TVMModule
 from .worker import current_worker
 
-_export_lock = threading.Lock()  # torch.export keeps the package that it reads in a global
+_export_lock = plain_lock()  # torch.export keeps the package that it reads in a global
 
 _files_run = itertools.count(1)  # makes the module names of loaded files unique
 

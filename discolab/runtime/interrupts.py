@@ -20,7 +20,7 @@ something written in C. A store, and one call of C code that calls several thing
 not cut. The thread itself never runs Python code while it holds its guard, so the guard is not left
 locked; any other thread that takes it is in a shield of its own. `with lock:` alone is not safe on
 a thread that can be interrupted: CPython 3.14 looks after the call of ``lock.__enter__``, so that
-an exception leaves the lock taken for ever. `reentrant_lock` makes one that is.
+an exception leaves the lock taken for ever. `reentrant_lock` and `plain_lock` make such that are.
 
 Ownership: a thread itself writes `running`, `waiting_for`, `ended` and `_shields`. `_guard` guards
 `interrupts`, `_async_sent` and `_late`. Other threads may call `interrupt`, `announce_interrupt`,
@@ -209,6 +209,11 @@ class _SignalShield(AbstractContextManager[None]):
 def reentrant_lock() -> AbstractContextManager[Any]:
     """Make a reentrant lock that an interrupt in ``with lock:`` leaves either taken or free."""
     return _ReentrantLock() if sys.version_info >= (3, 14) else threading.RLock()
+
+
+def plain_lock() -> threading.Lock:
+    """The same for a lock that no thread takes twice; a thread that did would hang before 3.14."""
+    return _ReentrantLock() if sys.version_info >= (3, 14) else threading.Lock()
 
 
 class _ReentrantLock(type(threading.RLock())):  # type: ignore[misc]  # its `__exit__` stays C code

@@ -24,6 +24,7 @@ import torch
 
 from . import functions
 from .errors import ArgumentError, WorkerInterrupted
+from .interrupts import plain_lock
 from .tvm_values import from_tvm, to_tvm
 from .worker import current_worker_or_none
 
@@ -36,7 +37,7 @@ _CALLED = (
     *("recv_from_worker", "recv_from_worker0", "worker_id", "worker_rank", "world_size", "device"),
 )
 
-_lock = threading.Lock()
+_lock = plain_lock()
 _libraries: dict[str, tuple[tuple[int, ...], Any]] = {}  # by path: which file it was, the library
 _replaced = False
 _local = threading.local()

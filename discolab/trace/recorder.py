@@ -29,7 +29,7 @@ from typing import Any, Self, TypeVar
 from ..ccl.call import Call
 from ..runtime.actions import Command, DiscoAction, attribute, function_text
 from ..runtime.arguments import Register
-from ..runtime.interrupts import shield
+from ..runtime.interrupts import plain_lock, shield
 from ..runtime.worker import Worker, current_worker, current_worker_or_none
 from .events import COMMAND, DONE, FAILED, INTERNAL, MARK, SPAN, STOPPED
 
@@ -192,7 +192,7 @@ def recorder_of(worker: Worker) -> Recorder | None:
 
 
 _recording: weakref.WeakSet[Recorder] = weakref.WeakSet()  # those that are on, of this process
-_switching = threading.Lock()  # guards it, and that `Call.watch` is set while there are any
+_switching = plain_lock()  # guards it, and that `Call.watch` is set while there are any
 
 
 def _watch(call: Call) -> None:

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -376,3 +377,41 @@ def test_a_lock_whose_taking_is_interrupted_is_free() -> None:
     with pytest.raises(KeyboardInterrupt):
         take()
     assert not lock._is_owned()
+
+
+@pytest.mark.parametrize("make", [interrupts.plain_lock, interrupts.reentrant_lock])
+def test_no_interrupt_leaves_a_lock_taken(make: Callable[[], Any]) -> None:
+    """Wherever it lands in ``with lock:``; CPython 3.14 looks for it just before the block, too."""
+
+    class Interrupted(Exception):
+        pass
+
+    def hold() -> None:
+        while not ended:
+            try:
+                while not ended:
+                    with lock:
+                        pass
+                    turns.add()
+            except Interrupted:
+                caught.add()
+
+    def wait_for(happens: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 10
+        while not happens():
+            assert time.monotonic() < deadline
+            time.sleep(0)
+
+    lock, turns, caught = make(), Count(), Count()
+    ended: list[bool] = []
+    thread = threading.Thread(target=hold, daemon=True)
+    thread.start()
+    for number in range(60):
+        before = turns.value
+        wait_for(lambda: turns.value > before)  # noqa: B023
+        assert thread.ident is not None
+        interrupts.raise_in_thread(thread.ident, Interrupted)
+        wait_for(lambda: caught.value > number)  # noqa: B023
+    ended.append(True)
+    thread.join(10)
+    assert not thread.is_alive()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -11,6 +10,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import torch
 from torch._C import _distributed_c10d as c10d
 
+from ...runtime.interrupts import plain_lock
 from ...runtime.worker import Worker
 from ..call import Call
 from ..rendezvous.conductor import ProcessGroup
@@ -54,7 +54,7 @@ def connect(store: Any, place: int, size: int, host: str) -> ProcessGroup:
 
 # A device listens on a port, to which anybody on the machine can connect: it goes with the last
 # process group that uses it. `_lock` guards the making of one.
-_lock = threading.Lock()
+_lock = plain_lock()
 _devices: WeakValueDictionary[tuple[str, int], Any] = WeakValueDictionary()
 _device_of: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -34,7 +33,7 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from ...runtime.errors import CollectiveAborted, CollectiveError, SessionError
-from ...runtime.interrupts import TICK
+from ...runtime.interrupts import TICK, plain_lock
 from ...runtime.worker import Worker
 from ..backend import Backend, BackendStatistics, Tensor, Tensors
 from ..board.handles import GroupHandle, GroupHandles
@@ -80,7 +79,7 @@ class ProcessGroupBackend(Backend):
     def __init__(self, local: LocalBackend) -> None:
         self._local = local
         self._rendezvous = local.rendezvous
-        self._lock = threading.Lock()
+        self._lock = plain_lock()
         self._members: dict[int, _Member] = {}
         self._handles = _Handles(self._close, self._files)
         # by the numbers of process groups; each is held by what is under way

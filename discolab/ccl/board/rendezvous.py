@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -22,6 +21,7 @@ import torch
 
 from ...runtime.errors import CollectiveAborted, CollectiveError
 from ...runtime.failures import name_ranks
+from ...runtime.interrupts import plain_lock
 from ..call import DONE, FAILED, WAITING, Call, reception_title
 from ..groups import Group
 from .p2p_queue import MessageQueue, Pair
@@ -246,7 +246,7 @@ class Board:
     """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = plain_lock()
         self.open: dict[Key, PendingCollective] = {}
         self.failed: dict[Key, PendingCollective] = {}
         self.messages = MessageQueue()

@@ -22,18 +22,19 @@ from ...isolation.own import DictOfWorkers
 from ...isolation.patches import Patches, refused
 from ...isolation.table import Row, Treatment
 from ...runtime.errors import SessionError
+from ...runtime.interrupts import plain_lock, reentrant_lock
 from ...runtime.worker import Worker, current_worker_or_none
 from . import registry
 from .world import world_here
 
-_lock = threading.Lock()
+_lock = plain_lock()
 _in_loss_parallel: set[Worker | None] = set()
 
 
 def _after_fork() -> None:
     """A child must not wait for a thread that only its parent has."""
     global _lock
-    _lock = threading.Lock()
+    _lock = plain_lock()
     _in_loss_parallel.clear()
 
 
@@ -43,7 +44,7 @@ if hasattr(os, "register_at_fork"):
 
 def _sharding_prop(module: ModuleType, patches: Patches) -> None:
     """DTensor works out shapes in a fake mode that only one thread at a time may be in."""
-    patches.replace(module.ShardingPropagator, "_fake_mode_lock", lambda _: threading.RLock())
+    patches.replace(module.ShardingPropagator, "_fake_mode_lock", lambda _: reentrant_lock())
 
 
 def _loss_parallel(module: ModuleType, patches: Patches) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch.distributed.distributed_c10d
 
+from ...runtime.interrupts import plain_lock
 from ...runtime.worker import Worker, current_worker_or_none
 from ..rendezvous.store import store_of
 from .process_group import NAME, WorkerGroup
@@ -35,13 +36,13 @@ _OF_A_COMMAND = ("pg_coalesce_state",)  # what a failed command leaves there is 
 _INIT_WRITES = ("_backend", "_default_pg_init_method")  # global variables of torch
 
 _numbers = itertools.count(1)
-_init_lock = threading.Lock()  # while init_process_group writes them
+_init_lock = plain_lock()  # while init_process_group writes them
 
 
 def _after_fork() -> None:
     """A child must not wait for a thread that only its parent has."""
     global _init_lock
-    _init_lock = threading.Lock()
+    _init_lock = plain_lock()
 
 
 if hasattr(os, "register_at_fork"):

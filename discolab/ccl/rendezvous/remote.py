@@ -22,6 +22,7 @@ from ...runtime.errors import (
     WorkerInterrupted,
 )
 from ...runtime.failures import name_ranks
+from ...runtime.interrupts import plain_lock
 from ..call import Call
 from ..coordinator import protocol
 from ..work import CallWork
@@ -151,7 +152,7 @@ class RemoteWork(RemoteWait, CallWork):
         self.job = job
         self._state = WAITING
         self._given: list[Sequence[bytes]] = []  # until somebody takes it, under `_absorbing`
-        self._absorbing = threading.Lock()
+        self._absorbing = plain_lock()
         self._missing: tuple[int, ...] = ()
         self._polled = 0.0
         self._adopted = False

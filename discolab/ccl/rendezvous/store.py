@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed.distributed_c10d
 
 from ...runtime.errors import CollectiveError, SessionError, WaitTimeoutError
-from ...runtime.interrupts import TICK
+from ...runtime.interrupts import TICK, plain_lock
 from ...runtime.worker import Worker, current_worker_or_none
 from ..coordinator import protocol
 from ..coordinator.store import KeyValues
@@ -110,7 +110,7 @@ class SessionStore(WorkerStore):
     def __init__(self) -> None:
         super().__init__()
         self._values = KeyValues()
-        self._lock = threading.Lock()
+        self._lock = plain_lock()
         self._waiting: set[Worker] = set()
 
     def _ask(self, what: str, keys: Sequence[str], *args: Any) -> Any:

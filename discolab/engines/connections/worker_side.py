@@ -18,6 +18,7 @@ from typing import Any
 from ...runtime import serialize
 from ...runtime.actions import Command, DiscoAction
 from ...runtime.failures import Failure
+from ...runtime.interrupts import plain_lock
 from ...runtime.services import SERVICE as PROBES
 from ...runtime.services import Dispatcher
 from ...runtime.services import answer as probe_answer
@@ -110,7 +111,7 @@ class WorkerLink:
         self.host = host
         self._beat = min(HEARTBEAT, heartbeat / 4)
         self._end, self._shared = end, end.shared
-        self._out = threading.Lock()
+        self._out = plain_lock()
         self._heard = threading.Condition()
         self._announced = 0
         self._told_in = -1  # the last call that has told something

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from ...runtime.interrupts import plain_lock
 from ...runtime.worker import current_worker_or_none
 from .. import table
 from ..imports import is_importing
@@ -93,7 +94,7 @@ def _rank_zero(module: ModuleType, patches: Patches) -> None:
     patches.replace(module, "rank_zero_only", _RankZeroOnly, everywhere=True)
 
 
-_loaders = threading.Lock()
+_loaders = plain_lock()
 
 
 class _Recording(threading.local):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections import ChainMap
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from ...runtime.interrupts import plain_lock
 from .. import table
 from ..imports import worker_unless_importing
 from ..own import DictOfWorkers
@@ -37,7 +37,7 @@ _NAMES = {  # by module: its class, and what each method writes to
         },
     ),
 }
-_guard = threading.Lock()  # guards the making of a class's own table
+_guard = plain_lock()  # guards the making of a class's own table
 
 
 class _Resolvers(ChainMap[Any, Any]):

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from ...runtime.errors import SessionError
-from ...runtime.interrupts import shield
+from ...runtime.interrupts import plain_lock, reentrant_lock, shield
 from ...runtime.serialize import register_plain
 from .. import node_protocol
 from ..context import current_node
@@ -116,7 +116,7 @@ class NodeContext:
     def __init__(self, node: Node, id: int) -> None:
         self.node = node
         self.id = id
-        self.lock = threading.RLock()
+        self.lock = reentrant_lock()
         self.closed = False
         self.peers: set[int] = set()
         self.sends: dict[int, Send] = {}
@@ -188,7 +188,7 @@ class Contexts:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.lock = threading.Lock()
+        self.lock = plain_lock()
         self.table: dict[int, NodeContext] = {}
         self._over: OrderedDict[int, None] = OrderedDict()
 

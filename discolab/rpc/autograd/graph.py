@@ -13,6 +13,7 @@ import torch
 from torch.autograd.graph import GradientEdge, Node
 
 from ...runtime.errors import SessionError
+from ...runtime.interrupts import plain_lock
 from ..outcome import Outcome
 from .contexts import Context, Gradients, Recv
 from .gates import make_room
@@ -261,7 +262,7 @@ def _is_expanded(tensor: Tensor) -> bool:
 
 # -- what torch imports in a process's first backward --------------------------------------------
 
-_importing = threading.Lock()
+_importing = plain_lock()
 _imported: Outcome | None = None
 
 

@@ -8,7 +8,6 @@ rank 0: each calls it with what it has to say, and is answered once all have com
 from __future__ import annotations
 
 import re
-import threading
 import time
 import uuid
 import weakref
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...runtime.errors import ArgumentError, SessionError, WaitTimeoutError
-from ...runtime.interrupts import shield, wait_in_shield
+from ...runtime.interrupts import plain_lock, shield, wait_in_shield
 from ..context import current_node, place_here
 from ..futures import Future, async_execution, call_later
 from ..names import CONTROLLER
@@ -30,7 +29,7 @@ _NAME = re.compile(r"[A-Za-z0-9_:-]{1,127}")
 _LOOK = 0.002  # seconds between two looks at calls that are under way
 _LEAVE_WITHIN = 2.0  # seconds that rank 0 may take to hear that a member waits no more
 
-_lock = threading.Lock()
+_lock = plain_lock()
 _members: weakref.WeakKeyDictionary[Node, dict[int, Member]] = weakref.WeakKeyDictionary()
 
 
