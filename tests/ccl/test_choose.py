@@ -163,7 +163,8 @@ def test_torch_without_nccl(start: Any) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(
-    not (torch.cuda.is_available() and torch.distributed.is_nccl_available()), reason="needs NCCL"
+    not (torch.distributed.is_nccl_available() and torch.cuda.is_available()),
+    reason="needs NCCL and a GPU",
 )
 def test_nccl() -> None:
     n = torch.cuda.device_count()
