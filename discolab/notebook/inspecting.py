@@ -19,6 +19,7 @@ from IPython.core import page
 from IPython.core.oinspect import Inspector, OInfo
 from IPython.utils.tokenutil import token_at_cursor
 
+from ..debugger.comprehensions import scope_of
 from ..debugger.debugger import debugger_of
 from ..runtime.errors import DiscoError
 from ..runtime.failures import name_ranks
@@ -52,7 +53,7 @@ inspect_on_worker.disco_command = "the look at what a name stands for"  # type: 
 
 def inspect_in_frame(_worker: Worker, frame: FrameType, *question: Any) -> dict[str, str] | None:
     """The same in the frame in which a worker stands: a question of the debugger, see `Port`."""
-    return described({**frame.f_globals, **frame.f_locals}, *question)
+    return described({**frame.f_globals, **scope_of(frame)}, *question)
 
 
 def described(
