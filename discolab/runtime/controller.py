@@ -58,6 +58,7 @@ _OWN_MODULES = __name__.partition(".")[0] + "."
 _MOST_QUEUED = 16_384  # commands a worker may be behind before calls wait for it
 _RETRY = 0.2  # seconds for what cleans up, before an interrupt is sent again: it may be swallowed
 _SYNC = DiscoAction.SYNC_WORKER
+_ENDED_WORK = "_discolab_ended_work"  # attribute of a KeyboardInterrupt
 _LOOK_EVERY = 512  # calls between two looks at that
 
 
@@ -480,16 +481,11 @@ class Controller:
         With `interrupt` false, Ctrl-C ends the wait and leaves the workers to their work.
         `meanwhile` is called every 50 ms, as `tick`; what it raises ends the wait.
         """
-        if not interrupt:
-            return self._wait(ticket, timeout, meanwhile)
-        return self._interrupting(lambda: self._wait(ticket, timeout, meanwhile))
-
-    def _interrupting(self, work: Callable[[], R]) -> R:
-        """Do something that asks workers and waits for them: Ctrl-C ends what they run too."""
         try:
-            return work()
-        except KeyboardInterrupt:
-            self._after_ctrl_c()
+            return self._wait(ticket, timeout, meanwhile)
+        except KeyboardInterrupt as stop:
+            if interrupt:
+                self._after_ctrl_c(stop)
             raise
 
     def _wait(
@@ -531,7 +527,11 @@ class Controller:
     def tick(self) -> None:
         """Called every 50 ms on a thread that waits; a notebook shows live output from here."""
 
-    def _after_ctrl_c(self) -> None:
+    def _after_ctrl_c(self, stop: KeyboardInterrupt) -> None:
+        """End what the workers run: once, however many callers `stop` passes on its way."""
+        if _ENDED_WORK in vars(stop):
+            return
+        vars(stop)[_ENDED_WORK] = True
         stuck = self.interrupt()
         if stuck:
             states = [str(s) for s in self.status() if s.rank in stuck]
@@ -576,8 +576,8 @@ class Controller:
                     ticket = Ticket(behind, "room in the queue")
                     raise WaitTimeoutError(self._timeout_text(ticket, self.timeout))
                 time.sleep(0.002)
-        except KeyboardInterrupt:
-            self._after_ctrl_c()
+        except KeyboardInterrupt as stop:
+            self._after_ctrl_c(stop)
             raise
 
 

@@ -19,6 +19,7 @@ from .contexts import from_torch_function
 from .drawn import Drawn
 from .errors import ArgumentError
 from .failures import Failure
+from .interrupts import ends_work
 from .worker import current_worker
 
 if TYPE_CHECKING:
@@ -140,6 +141,7 @@ class DRef(Drawn, _NotATensor):
 
     # -- values ------------------------------------------------------------------------------
 
+    @ends_work
     def debug_get_from_remote(self, worker_id: int, timeout: float | None = None) -> Any:
         """Fetch a copy of the value that one worker holds.
 
@@ -158,16 +160,21 @@ class DRef(Drawn, _NotATensor):
         """
         return self.session.fetch(self, [worker_id], timeout)[0]
 
+    @ends_work
     def debug_get_from_all(self, timeout: float | None = None) -> list[Any]:
         """Fetch a copy from every worker, in rank order. Raises as `debug_get_from_remote`."""
         return self.session.fetch(self, None, timeout)
 
+    @ends_work
     def debug_copy_from(self, worker_id: int, value: Any, timeout: float | None = None) -> None:
         """Set the value on one worker.
 
         A tensor is copied *into* the tensor held there, so dtype and number of elements must match.
         """
         self.session.set_value(self, worker_id, value, timeout)
+
+    def _after_ctrl_c(self, stop: KeyboardInterrupt) -> None:
+        self.session._after_ctrl_c(stop)
 
     # -- torch and operators -----------------------------------------------------------------
 

@@ -30,6 +30,7 @@ Ownership: a thread itself writes `running`, `waiting_for`, `ended` and `_shield
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import operator
 import signal
@@ -42,9 +43,13 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import repeat
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
 from .errors import WaitTimeoutError, WorkerInterrupted
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S", bound="EndsWork")
 
 TICK = 0.05  # seconds between two looks at interrupts and deadlines while waiting
 HOLD_BACK = 10.0  # seconds for which a shield delays an interrupt at most
@@ -201,6 +206,30 @@ class _SignalShield(AbstractContextManager[None]):
             for number, handler in self._handlers.items():
                 if _get_handler(number) is self:  # not if the block has set another one
                     _set_handler(number, handler)
+
+
+class EndsWork(Protocol):
+    """What waits for workers on the controller's side."""
+
+    def _after_ctrl_c(self, stop: KeyboardInterrupt) -> None: ...
+
+
+def ends_work(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """Have Ctrl-C in a method that asks workers and waits for them end what they run.
+
+    For the methods that users call: an exception of Ctrl-C may come as any function begins, so what
+    catches it must be the outermost one of ours.
+    """
+
+    @functools.wraps(method)
+    def asks_and_waits(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(self, *args, **kwargs)
+        except KeyboardInterrupt as stop:
+            self._after_ctrl_c(stop)
+            raise
+
+    return asks_and_waits
 
 
 # -- locks and counts that interrupts do not break ------------------------------------------------

@@ -44,6 +44,7 @@ from .dref import DModule, DPackedFunc, DRef, FreedDRef, freed_text, put_failure
 from .errors import ArgumentError, ForeignDRefError, WorkerError
 from .failures import Failure
 from .functions import is_own
+from .interrupts import ends_work
 from .mesh import Mesh, make_mesh, set_mesh
 from .registers import Site
 from .restart import (
@@ -305,6 +306,7 @@ class Session(Drawn, Controller):
 
     # -- values ------------------------------------------------------------------------------
 
+    @ends_work
     def fetch(
         self, ref: DRef, ranks: Sequence[int] | None = None, timeout: float | None = None
     ) -> list[Any]:
@@ -322,6 +324,7 @@ class Session(Drawn, Controller):
             raise self.report(failures)
         return [values[int(rank)] for rank in (range(self.num_workers) if ranks is None else ranks)]
 
+    @ends_work
     def peek(
         self,
         ref: DRef,
@@ -334,7 +337,7 @@ class Session(Drawn, Controller):
         For views: with `tell` false nothing counts as reported, so a later sync still raises it.
         """
         check_timeout(timeout)
-        return self._interrupting(lambda: self._wait(self.request(ref, ranks, tell), timeout))
+        return self._wait(self.request(ref, ranks, tell), timeout)
 
     def request(
         self,
@@ -356,6 +359,7 @@ class Session(Drawn, Controller):
         what = what or f"register {int(reg)}"
         return self._ask(ranks, DiscoAction.DEBUG_GET_FROM_REMOTE, what, (reg, tell), check=tell)
 
+    @ends_work
     def set_value(self, ref: DRef, worker_id: int, value: Any, timeout: float | None) -> None:
         """Set the value of a DRef on one worker; see `DRef.debug_copy_from`."""
         check_timeout(timeout)
@@ -369,9 +373,8 @@ class Session(Drawn, Controller):
         elif isinstance(value, np.ndarray):
             value = as_tensor(value, "debug_copy_from: value")
         action = DiscoAction.DEBUG_SET_REGISTER
-        reply = self._interrupting(
-            lambda: self._wait(self._ask([rank], action, "debug_copy_from", (reg, value)), timeout)
-        )[rank]
+        ticket = self._ask([rank], action, "debug_copy_from", (reg, value))
+        reply = self._wait(ticket, timeout)[rank]
         if self._book is not None:
             self._book.values_set += 1
         if isinstance(reply, Failure):
@@ -434,14 +437,17 @@ class Session(Drawn, Controller):
         self._copy_worker0(DiscoAction.COPY_TO_WORKER0, host, remote, timeout)
         return remote
 
+    @ends_work
     def sync_worker_0(self, timeout: float | None = None) -> None:
         """Wait until worker 0 has done all that was asked so far, and raise what failed there."""
         self._sync([0], timeout)
 
+    @ends_work
     def sync_worker(self, worker_id: int, timeout: float | None = None) -> None:
         """As `sync_worker_0`, for any worker."""
         self._sync([self._check_rank(worker_id)], timeout)
 
+    @ends_work
     def sync_all(self, timeout: float | None = None) -> None:
         """As `sync_worker_0`, for all workers."""
         self._sync(range(self.num_workers), timeout)
@@ -887,9 +893,7 @@ class Session(Drawn, Controller):
 
     def _sync(self, ranks: Sequence[int], timeout: float | None) -> None:
         check_timeout(timeout)
-        replies = self._interrupting(
-            lambda: self._wait(self._ask(ranks, DiscoAction.SYNC_WORKER, "sync", (0,)), timeout)
-        )
+        replies = self._wait(self._ask(ranks, DiscoAction.SYNC_WORKER, "sync", (0,)), timeout)
         failures = [f for unreported in replies.values() for f in unreported]
         if failures:
             raise self.report(failures)

@@ -309,7 +309,7 @@ def test_ctrl_c_in_the_first_moments_of_a_fetch_ends_the_work(
         ref = pair.call_packed(spin)
         with pytest.raises(KeyboardInterrupt) as info:
             fetch(ref, 1e-5 + number * 2e-5)
-        if any(entry.name == "_interrupting" for entry in info.traceback):
+        if any(entry.name == "fetch" for entry in info.traceback):
             within += 1
         else:
             pair.interrupt()  # it came before the fetch
