@@ -6,6 +6,7 @@ What engines of this kind have in common. An engine says how its processes come 
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
@@ -120,7 +121,7 @@ class RemoteSession(Session):
                 self.call_without_result(torch.set_default_dtype, self._dtype)
             if self.respawn:
                 connections.when_lost = partial(_respawn, weakref.ref(self))
-        except BaseException:
+        except BaseException as exc:
             self._closed = connections.closing = True
             for worker in self._local.workers:
                 worker.interrupt()
@@ -128,6 +129,11 @@ class RemoteSession(Session):
             self._local.join(_END_GRACE)
             self._processes.end()
             connections.stop()
+            if isinstance(exc, OSError) and exc.errno == errno.EMFILE:
+                raise DiscoError(
+                    f"{self.num_workers} workers need more open files than this process may have: "
+                    "raise the limit (ulimit -n 4096), or take fewer workers, or threads"
+                ) from exc
             raise
 
     def _await_workers(self) -> None:

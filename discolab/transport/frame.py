@@ -26,6 +26,7 @@ import fcntl
 import itertools
 import mmap
 import os
+import resource
 import struct
 import tempfile
 import threading
@@ -308,8 +309,9 @@ def unpack(
     """The body and the parts of a frame, as views on `data` and on the buffer; closes `fd`.
 
     `dropped` is called with a buffer's number, on any thread, once nothing of it is held here.
-    With `copied`, what is in a buffer without a number is copied: each one that is held takes a
-    file descriptor.
+    Each buffer that is held takes a file descriptor, here and in its sender. So once half of those
+    that this process may have are taken, what is in a buffer is copied; with `copied`, what is in
+    one without a number always is.
 
     Raises
     ------
@@ -325,8 +327,10 @@ def unpack(
     try:
         if fd is not None:
             size = os.fstat(fd).st_size
-            if size and copied and not number:
+            if size and ((copied and not number) or _are_many_open(fd)):
                 mapping = _read(fd, size)
+                if dropped is not None and number:
+                    dropped(number)
             elif size:
                 held = _Mapping(fd, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
                 if dropped is not None and number:
@@ -347,6 +351,11 @@ def unpack(
     for index in range(count):
         size, offset = _PART.unpack_from(data, _SIZE + index * _PART.size)
         whole, start = (view, place) if offset == -1 else (mapping, offset)
+        if offset != -1 and fd is None:
+            raise FrameError(
+                "the shared memory of a frame did not arrive, as it does where a process has as "
+                f"many files open as it may ({_most_descriptors()}, see ulimit -n)"
+            )
         if whole is None or start < 0 or size > len(whole) - start:
             raise FrameError(f"part {index} of a frame claims {size} bytes that are not there")
         parts.append(whole[start : start + size])
@@ -356,6 +365,23 @@ def unpack(
         raise FrameError(f"a frame of {total} bytes has {total - place} too many")
     body, *rest = parts
     return body, _scatter(rest) if kind == MANY else rest
+
+
+def _most_descriptors() -> int:
+    """How many files this process may have open."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def _are_many_open(fd: int) -> bool:
+    """Whether half of the files are open that this process may have; a new one gets the lowest
+    number that is free, and `fd` has come where one was free before.
+    """
+    try:
+        another = os.dup(fd)
+    except OSError:
+        return True
+    os.close(another)
+    return another > _most_descriptors() // 2
 
 
 def _read(fd: int, size: int) -> memoryview:

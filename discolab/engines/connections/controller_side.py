@@ -486,9 +486,14 @@ class WorkerConnections:
             if done is not None:
                 self.channels[rank].done = done[1]
                 self._deliver(rank, done[0], [])
-            else:
-                self._take(rank, serialize.decode(*unpack(data, fd, self._droppers[rank])))
-        except (FrameError, serialize.ProtocolError) as exc:
+                return
+            parts = unpack(data, fd, self._droppers[rank])
+        except (FrameError, OSError, MemoryError) as exc:  # else what waits for it waits for ever
+            self._lose(rank, f"sent something that can't be received ({exc})")
+            return
+        try:
+            self._take(rank, serialize.decode(*parts))
+        except serialize.ProtocolError as exc:
             self._lose(rank, f"said something that is no message of ours ({exc})")
         except Exception:
             if not self._stopped:
