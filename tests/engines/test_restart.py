@@ -680,12 +680,23 @@ def test_a_worker_of_a_node_is_replaced_by_its_node(two_nodes: SocketSession, ra
 
 
 @pytest.mark.parametrize(
-    ("seed", "deaths"), [(1, 20), pytest.param(2, 100, marks=pytest.mark.slow)]
+    ("on", "seed", "deaths"),
+    [
+        ("processes", 1, 20),
+        pytest.param("processes", 2, 100, marks=pytest.mark.slow),
+        pytest.param("sockets", 3, 100, marks=pytest.mark.slow),
+    ],
 )
-def test_deaths_at_random_moments_cost_one_worker_each(seed: int, deaths: int) -> None:
+@pytest.mark.timeout(600)
+def test_deaths_at_random_moments_cost_one_worker_each(on: str, seed: int, deaths: int) -> None:
     """Whatever dies when: the session goes on, what is restored is equal, nothing is left."""
     chance = random.Random(seed)
-    session = ProcessSession(3, devices="cpu", timeout=20, respawn=True)
+    session: ProcessSession | SocketSession
+    if on == "processes":
+        session = ProcessSession(3, devices="cpu", timeout=20, respawn=True)
+    else:
+        session = SocketSession(4, nodes="local:2", devices="cpu", timeout=20, respawn=True)
+    ranks = range(session.num_workers)
     fds, threads = len(os.listdir("/dev/fd")), 0
     value = torch.randn(1000)
     slowest = 0.0
@@ -695,7 +706,7 @@ def test_deaths_at_random_moments_cost_one_worker_each(seed: int, deaths: int) -
         fds, threads = len(os.listdir("/dev/fd")), threading.active_count()
         registers = session.statistics().live_registers
         for death in range(deaths):
-            rank = chance.choice((1, 2))
+            rank = chance.choice(ranks[1:])
             pid = session.processes()[rank]
             timer = threading.Timer(chance.random() * 0.02, os.kill, (pid, signal.SIGKILL))
             timer.start()
@@ -705,7 +716,7 @@ def test_deaths_at_random_moments_cost_one_worker_each(seed: int, deaths: int) -
             wait_for_restart(session, death + 1)
             _settle(session)
             slowest = max(slowest, time.monotonic() - began)
-            assert session.call_packed(my_rank).debug_get_from_all() == [0, 1, 2]
+            assert session.call_packed(my_rank).debug_get_from_all() == [*ranks]
             assert all(torch.equal(held, value) for held in equal.debug_get_from_all())
             result = session.restarts[-1]
             assert result.rank == rank

@@ -99,8 +99,6 @@ class Loops:
     def _workers_have_stopped(self, where: traceback.StackSummary) -> None:
         if len([frame for frame in where if "/tests/soak/" not in frame.filename]) < 2:
             self.counts["before the fetch"] += 1  # or as its first function begins
-                1  # or as its first function begins, which is the same
-            )
             self._session.interrupt()
         busy = [str(status) for status in self._session.status() if status.state != "idle"]
         if busy:
