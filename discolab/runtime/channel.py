@@ -20,20 +20,25 @@ def _itself(failure: Any) -> Any:
     return failure
 
 
+_numbers = itertools.count(1)
+
+
 class Ticket:
     """One question to some workers: collects a reply from each, and wakes the thread that waits.
 
     `deliver` runs on any thread; `acquire` on the one that asked. `values` is written by
     `deliver` alone, one key a worker, and read once all have come. `of_lost` makes the reply of a
-    worker that has died, of the failure that describes this.
+    worker that has died, of the failure that describes this. `number` stands for it on its way to
+    another process. No other ticket ever has it: a reply of a worker that has died may come late.
     """
 
-    __slots__ = ("_arrived", "_done", "asked", "of_lost", "values", "what")
+    __slots__ = ("_arrived", "_done", "asked", "number", "of_lost", "values", "what")
 
     def __init__(
         self, asked: Iterable[int], what: str, of_lost: Callable[[Any], Any] = _itself
     ) -> None:
         self.asked = tuple(asked)
+        self.number = next(_numbers)
         self.what = what
         self.of_lost = of_lost
         self.values: dict[int, Any] = {}

@@ -102,9 +102,17 @@ class Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """As usual; classes with their code become the worker's own."""
         found = super().find_class(module, name)
+        if found is torch._utils._rebuild_tensor_v3:
+            return _rebuild_tensor_without_storage_type
         if module == cloudpickle.cloudpickle.__name__ and name in _SKELETONS:
             return _with_own_id(found, _SKELETONS[name], self._token)
         return found
+
+
+def _rebuild_tensor_without_storage_type(storage: torch.UntypedStorage, *args: Any) -> Any:
+    """A float8 tensor, say: pickled with an untyped storage, and unpickled from a typed one."""
+    typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=torch.uint8, _internal=True)
+    return torch._utils._rebuild_tensor_v3(typed, *args)
 
 
 def _with_own_id(build: Callable[..., Any], place: int, token: str) -> Callable[..., Any]:

@@ -28,6 +28,7 @@ from discolab import (
 from discolab.engines import SocketSession
 from discolab.engines.remote_session import RemoteSession
 from discolab.engines.threads import ThreadedSession
+from discolab.runtime.channel import Ticket
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
@@ -695,7 +696,7 @@ def test_deaths_at_random_moments_cost_one_worker_each(on: str, seed: int, death
     if on == "processes":
         session = ProcessSession(3, devices="cpu", timeout=20, respawn=True)
     else:
-        session = SocketSession(4, nodes="local:2", devices="cpu", timeout=20, respawn=True)
+        session = SocketSession(2, 2, devices="cpu", timeout=20, spawn_nodes=True, respawn=True)
     ranks = range(session.num_workers)
     fds, threads = len(os.listdir("/dev/fd")), 0
     value = torch.randn(1000)
@@ -767,3 +768,18 @@ def _until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_a_late_reply_of_the_dead_is_taken_for_no_other(respawning: ProcessSession) -> None:
+    """The next question may have the place in memory of one that was answered for the dead."""
+    connections = respawning._connections
+    for _ in range(20):
+        first = Ticket([1], "something")
+        number = connections.number_of(first)
+        connections._deliver(1, number, [])
+        del first
+        second = Ticket([1], "something else")
+        connections.number_of(second)
+        connections._deliver(1, number, [])
+        assert second.missing == [1]
+        connections._deliver(1, connections.number_of(second), [])

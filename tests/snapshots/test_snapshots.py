@@ -59,6 +59,7 @@ meta = nn.Linear(3, 3, device="meta")
 generator = torch.Generator().manual_seed(5 + rank)
 mine = f"of worker {rank}"
 half = torch.full((3,), 1.5, dtype=torch.bfloat16)
+eighth = torch.ones(4).to(torch.float8_e4m3fn)
 sparse = torch.eye(3).to_sparse()
 empty = torch.empty(0, 3)
 torch.manual_seed(rank); np.random.seed(rank); random.seed(rank)
@@ -76,7 +77,8 @@ base[4] = 77.0
  view[1].item() == base2[0, 1].item() == 77.0,
  holder["arr"] is arr, holder["itself"] is holder, arr.flags.writeable,
  meta.weight.is_meta, mine == f"of worker {rank}",
- half.dtype == torch.bfloat16, sparse.to_dense().sum().item() == 3.0, empty.shape == (0, 3),
+ half.dtype == torch.bfloat16, eighth.float().sum().item() == 4.0,
+ sparse.to_dense().sum().item() == 3.0, empty.shape == (0, 3),
  isinstance(model, Net), step.__globals__ is globals(), scale == 2.0)
 """
 
@@ -99,7 +101,7 @@ def test_what_comes_back_is_what_was_there(make: Callable[..., Session], tmp_pat
     restored = second.restore(tmp_path / "setup")
     assert restored.left_out == {}
     assert cell(second, DRAW) == expected
-    assert cell(second, SAME) == [(True,) * 16] * 2
+    assert cell(second, SAME) == [(True,) * 17] * 2
     # a function of a cell sees what later cells bind
     cell(second, "scale = 0.0")
     assert cell(second, "step()") == [0.0, 0.0]

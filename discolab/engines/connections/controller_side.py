@@ -298,8 +298,8 @@ class WorkerConnections:
             self.send_all((DiscoAction.KILL_REG, 0, ids))
 
     def number_of(self, ticket: Ticket) -> int:
-        """A ticket's number on its way: its id, as it is kept here until all have replied."""
-        number = id(ticket)
+        """A ticket's number on its way; the ticket is kept here until all have replied."""
+        number = ticket.number
         if number not in self._tickets:
             self._tickets[number] = ticket, [rank for rank in ticket.asked if rank]
         return number
