@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ..runtime.errors import ArgumentError
 from ..runtime.session import Session
-from .breaks import Break, parse_break
+from .breaks import Break, check_hits, check_log, parse_break
 from .looking import ANSWER, Looking, Ranks
 from .named import line_in_file, locate, locate_in_frame, read_name
 
@@ -25,7 +25,16 @@ class Breaking(Looking):
         self._own: dict[int, Break] = {}  # those of the program alone
         self._next_break = 1
 
-    def break_at(self, text: str, file: str = "", ranks: Ranks = None) -> Break:
+    def break_at(
+        self,
+        text: str,
+        file: str = "",
+        ranks: Ranks = None,
+        *,
+        hits: str = "",
+        log: str = "",
+        timeout: float | None = None,
+    ) -> Break:
         """Set a breakpoint: ``model.py:12``, ``12 if rank == 2 and loss.isnan().any()``, or, where
         a function begins, ``Block.forward``.
 
@@ -38,15 +47,26 @@ class Breaking(Looking):
             For a line alone; "": the file in which the workers stand.
         ranks
             On which workers its condition counts; None: all.
+        hits
+            At which of the times that a worker would stop it does: ``3``, ``>= 3``, ``% 10`` for
+            each tenth.
+        log
+            Each worker prints this instead of stopping, with values for ``{expressions}``.
+        timeout
+            Seconds to wait for the workers if one must be asked where a function is; None: the
+            session's.
 
         Raises
         ------
         ArgumentError
             If there is no such line or file, or the condition can't be compiled.
         """
+        if hits:
+            check_hits(hits)
+        check_log(log)
         chosen = None if ranks is None else tuple(self._ranks(ranks))
-        found = replace(self._parse(text, file or self._here()), ranks=chosen)
-        found = replace(found, number=self._number())
+        found = self._parse(text, file or self._here(), timeout)
+        found = replace(found, number=self._number(), ranks=chosen, hits=hits, log=log)
         self.breaks[found.number] = found
         self._tell_breaks()
         return found
@@ -75,7 +95,7 @@ class Breaking(Looking):
         own = self._own if self.is_active else {}
         return [one for _, one in sorted({**self.breaks, **own}.items())]
 
-    def _parse(self, text: str, file: str) -> Break:
+    def _parse(self, text: str, file: str, timeout: float | None = None) -> Break:
         """A breakpoint in words, which may be the name of a function."""
         named = read_name(text) if isinstance(text, str) else None
         if named is None:
@@ -83,14 +103,14 @@ class Breaking(Looking):
         name, condition = named
         line = line_in_file(file, name) if file else None
         if line is None:
-            file, line = self._locate(name)
+            file, line = self._locate(name, timeout)
         return parse_break(f"{line}{condition}", file, is_file=True)
 
-    def _locate(self, name: str) -> tuple[str, int]:
+    def _locate(self, name: str, timeout: float | None) -> tuple[str, int]:
         """Where a function of the workers begins."""
         if not self.is_active:
             found = self.session.call_packed(locate, name)
-            file, line, why = found.debug_get_from_remote(0)
+            file, line, why = found.debug_get_from_remote(0, timeout)
             if why:
                 raise ArgumentError(f"breakpoint: {why}")
             return file, line

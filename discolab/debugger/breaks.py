@@ -10,11 +10,12 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
+import operator
 import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass
 from types import CodeType, MappingProxyType
 from typing import Any
@@ -27,6 +28,16 @@ _HERE = re.compile(r"(?P<line>\d+)(?:\s+if\b(?P<condition>.*))?", re.DOTALL)
 _THERE = re.compile(
     r"(?P<file>.+?)(?::|, line )\s*(?P<line>\d+)(?:\s+if\b(?P<condition>.*))?", re.DOTALL
 )
+_HITS = re.compile(r"\s*(==|>=|<=|>|<|%)?\s*(\d+)\s*")
+_COMPARED: Mapping[str, Callable[[int, int], bool]] = {
+    "==": operator.eq,
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+    "%": lambda hit, every: hit % every == 0,
+}
+_SHOWN = re.compile(r"\{([^{}]*)\}")
 _FORMS = "LINE, FILE:LINE or a function's name, and maybe: if CONDITION"
 _PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
 
@@ -45,6 +56,11 @@ class Break:
         An expression; "" for none.
     ranks
         The workers on which it counts, None for all. The others come to it only to meet them.
+    hits
+        At which of the times that it would stop a worker it does: ``3``, ``>= 3``, ``% 10`` for
+        each tenth; "": at all.
+    log
+        What it prints instead of stopping, with values of expressions in braces; "": it stops.
     """
 
     number: int
@@ -52,11 +68,15 @@ class Break:
     line: int
     condition: str = ""
     ranks: tuple[int, ...] | None = None
+    hits: str = ""
+    log: str = ""
 
     def __str__(self) -> str:
         condition = f" if {self.condition}" if self.condition else ""
         whose = "" if self.ranks is None else f" on {name_ranks(self.ranks)}"
-        return f"{place(self.file, self.line)}{condition}{whose}"
+        hits = f", hit {self.hits}" if self.hits else ""
+        log = f", logs {self.log!r}" if self.log else ""
+        return f"{place(self.file, self.line)}{condition}{whose}{hits}{log}"
 
     def is_in(self, filename: str) -> bool:
         """Whether it is in the source file of that name."""
@@ -75,8 +95,8 @@ class Break:
 
 def break_of(packed: Any) -> Break:
     """What `Break.packed` has made."""
-    number, file, line, condition, ranks = packed
-    return Break(number, file, line, condition, None if ranks is None else tuple(ranks))
+    number, file, line, condition, ranks, hits, log = packed
+    return Break(number, file, line, condition, None if ranks is None else tuple(ranks), hits, log)
 
 
 # -- on the worker -------------------------------------------------------------------------------
@@ -122,7 +142,31 @@ def compiled(condition: str) -> CodeType:
     return compile(condition, "<condition>", "eval")
 
 
+def is_hit(hits: str, count: int) -> bool:
+    """Whether a hit condition holds at the `count`-th time."""
+    match = _HITS.fullmatch(hits)
+    return match is None or _COMPARED[match[1] or "=="](count, int(match[2]))
+
+
+def log_text(log: str, value_of: Callable[[str], object]) -> str:
+    """The message of a logpoint, with each ``{expression}`` replaced by what `value_of` gives."""
+    return _SHOWN.sub(lambda match: str(value_of(match[1])), log)
+
+
 # -- on the controller ---------------------------------------------------------------------------
+
+
+def check_hits(hits: str) -> None:
+    """Raise an ArgumentError if this is no hit condition."""
+    match = _HITS.fullmatch(hits)
+    if match is None or (match[1] == "%" and not int(match[2])):
+        raise ArgumentError(f"the hit condition {hits!r} can't be read: write 3, >= 3 or % 10")
+
+
+def check_log(log: str) -> None:
+    """Raise an ArgumentError if an expression in the message of a logpoint can't be compiled."""
+    for expression in _SHOWN.findall(log):
+        _check_condition(expression.strip(), f"{{{expression}}}")
 
 
 def parse_break(

@@ -75,13 +75,26 @@ class Debugger(Breaking):
         The breakpoints, by number; of programs that begin later too.
     program
         The last one that `start` has begun.
+    stops_all
+        Whether every cell that begins is stepped, so that it can be paused later; front ends set
+        it while they are attached.
+    stops_on
+        Failures at which the programs that begin from now on stop: "raised" (`pm`), "non-finite"
+        (`nan`).
     """
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self.program: Program | None = None
+        self.stops_all = False
+        self.stops_on: frozenset[str] = frozenset()
 
     # -- programs ----------------------------------------------------------------------------
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a cell must be stepped though its own options do not ask for it."""
+        return bool(self.breaks or self.stops_all or self.stops_on)
 
     def prepare(
         self,
@@ -137,6 +150,7 @@ class Debugger(Breaking):
         own = [replace(one, number=self._number()) for one in own]
         chosen = parse_ranks(ranks, self.session.num_workers, self.session.current_mesh)
         packed = tuple(one.packed() for one in (*self.breaks.values(), *own))
+        pm, nan = pm or "raised" in self.stops_on, nan or "non-finite" in self.stops_on
         options = Options(step, packed, None if trace is None else tuple(trace), pm, nan, capacity)
         self._own = {one.number: one for one in own}
         self._seen.clear()

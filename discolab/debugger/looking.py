@@ -48,12 +48,19 @@ class _Seen:
 
 
 class Looking:
-    """A session's program, to be looked at."""
+    """A session's program, to be looked at.
+
+    Attributes
+    ----------
+    edits
+        Counts the variables that were set, for who shows them.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self._station = Station(session)
         self._seen: dict[tuple[int, int], _Seen] = {}  # by rank and frame
+        self.edits = 0
         session.held_up = self._why_held_up
         self._station.send_all("attach", True)
 
@@ -181,6 +188,9 @@ class Looking:
     ) -> Evaluated:
         """Give a variable a new value on each worker that stands; that value."""
         answers = self._ask(self._paused(ranks), "assign", (frame, name, expression), timeout)
+        with self._station.lock:
+            self.edits += 1
+            self._station._has_changed()
         return Evaluated(name, _told(answers))
 
     def ask(

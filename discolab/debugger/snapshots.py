@@ -54,7 +54,8 @@ def _worker_at(lockstep: Lockstep, rank: int) -> WorkerAt:
         raising = f"raising {at.raising}" if at.raising and at.reason != "raised" else ""
         words = "stands at a breakpoint until the others have come" if state is HELD else ""
         note = "; ".join(filter(None, [note, raising]))
-        return WorkerAt(rank, shown, at.stack, words, note=note, error=at.error)
+        reason = at.reason if at.fired else ""
+        return WorkerAt(rank, shown, at.stack, words, note=note, error=at.error, reason=reason)
     wait = lockstep.waits.get(rank)
     if wait is not None:
         return WorkerAt(rank, shown, (), wait.words, wait.whom)

@@ -42,6 +42,8 @@ class WorkerAt:
         How many variables there are beyond those.
     found
         Of a NaN hunt: the operation, ``aten.div``, and its inputs and output by name.
+    reason
+        Why it stopped, as `records.Arrival.reason`; "" if it had none of its own.
     """
 
     rank: int
@@ -55,6 +57,7 @@ class WorkerAt:
     changed: frozenset[str] = frozenset()
     more: int = 0
     found: tuple[str, Mapping[str, Record]] | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True, repr=False)

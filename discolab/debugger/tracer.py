@@ -28,8 +28,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..runtime.errors import WorkerInterrupted
+from ..runtime.failures import safe_str
 from . import frames
-from .breaks import Break, compiled
+from .breaks import Break, compiled, is_hit, log_text
 from .plans import Plan, Plans
 from .records import Arrival, Order
 from .watch import Watch, headline, is_class_body, raising_in, watch_of
@@ -81,6 +82,7 @@ class Tracer:
         self._standing = False
         self._arrivals: dict[tuple[str, int], int] = {}
         self._returned: dict[str, Any] = {}  # by the functions that were stepped out of
+        self._hits: dict[int, int] = {}  # how often each breakpoint would have stopped it
         self._rest()
 
     def _rest(self) -> None:
@@ -274,7 +276,7 @@ class Tracer:
             self._stop(watch, frame, "pause")
         elif wanted:
             self._stop(watch, frame, "entry" if self._entry else "step")
-        elif there:
+        elif there and any(not one.log for one in there):
             self._stop(watch, frame, "break", _names(there), fired=False)
 
     def _wants(self, watch: Watch, frame: FrameType, line: int) -> bool:
@@ -292,10 +294,15 @@ class Tracer:
         for one in there:
             if one.ranks is None or self.worker.worker_id in one.ranks:
                 holds, error = self._holds(one, frame) if one.condition else (True, "")
-                if holds:
-                    fired.append(one)
                 if error:
                     errors.append(error)
+                elif holds and one.hits:
+                    self._hits[one.number] = hit = self._hits.get(one.number, 0) + 1
+                    holds = is_hit(one.hits, hit)
+                if holds and one.log and not error:
+                    self._say(one, frame)
+                elif holds:
+                    fired.append(one)
         return fired, "; ".join(errors)
 
     def _holds(self, one: Break, frame: FrameType) -> tuple[bool, str]:
@@ -308,6 +315,25 @@ class Tracer:
             raise
         except BaseException as exc:
             return True, headline(exc)
+        finally:
+            self._standing = False
+            self.worker.alone = ""
+
+    def _say(self, one: Break, frame: FrameType) -> None:
+        """Print the message of a logpoint."""
+
+        def value_of(expression: str) -> object:
+            try:
+                return safe_str(frames.evaluate(frame, expression))
+            except WorkerInterrupted:
+                raise
+            except BaseException as exc:
+                return f"{{{expression}: {headline(exc)}}}"
+
+        self._standing = True
+        self.worker.alone = f"the message of breakpoint {one.number} is worked out"
+        try:
+            print(log_text(one.log, value_of))
         finally:
             self._standing = False
             self.worker.alone = ""

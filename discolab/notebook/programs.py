@@ -261,7 +261,7 @@ class Programs:
     def _begin(self, session: Session, program: Program, stepping: Stepping) -> Started:
         """Send a program, to be stepped if that was asked for or there are breakpoints."""
         debugger = debugger_of(session)
-        if not stepping.asked and not debugger.breaks:
+        if not stepping.asked and not debugger.is_wanted:
             return Started(program, program.send(program.func), False)
         stepped = debugger.prepare(
             program.func,

@@ -490,3 +490,41 @@ def test_what_was_returned_is_held_while_it_is_shown_only(dbg):
     dbg.next()
     gc.collect()
     assert [one() for one in program.__globals__["made"]] == [None] * 4
+
+
+def test_a_hit_condition_counts_the_times_that_a_worker_would_stop(dbg):
+    dbg.break_at("6 if rank != 1", "program.py", hits="% 2")
+    seen = []
+    stop = dbg.run(load(LOOP), 6)
+    while not stop.finished:
+        seen.append(dbg.eval("i", ranks=[0]).values[0][1]["repr"])
+        assert stop.workers[1].reason == ""
+        assert stop.workers[0].reason == "break"
+        stop = dbg.continue_()
+    assert seen == ["1", "3", "5"]
+    for wrong in ("x", "% 0", ">="):
+        with pytest.raises(ArgumentError, match="hit condition"):
+            dbg.break_at("6", "program.py", hits=wrong)
+
+
+def test_a_logpoint_prints_on_each_worker_and_stops_nobody(dbg, capsys):
+    dbg.break_at("6 if i > 0", "program.py", hits=">= 2", log="i={i} of {rank}, {nosuch}")
+    assert dbg.run(load(LOOP), 4, step=False).finished
+    lines = capsys.readouterr().out.splitlines()
+    told = [f"i={i} of {rank}, {{nosuch: NameError: name 'nosuch' is not defined}}"
+            for i in (2, 3) for rank in range(4)]  # fmt: skip
+    assert sorted(lines) == sorted(told)
+    with pytest.raises(ArgumentError, match="can't be compiled"):
+        dbg.break_at("6", "program.py", log="{1 +}")
+
+
+def test_every_cell_is_stepped_while_a_front_end_is_there_and_failures_stop(dbg):
+    assert not dbg.is_wanted
+    dbg.stops_on = frozenset({"raised"})
+    try:
+        assert dbg.is_wanted
+        stop = dbg.run(load(LOOP.replace("total += rank", "total += 1 // rank")), step=False)
+        assert stop.workers[0].reason == "raised"
+    finally:
+        dbg.stops_on = frozenset()
+    dbg.continue_()
