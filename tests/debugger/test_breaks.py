@@ -180,9 +180,10 @@ def test_of_a_cell_that_was_run_twice_the_later_counts(
 
 
 def test_a_break_point_comes_back_from_a_line() -> None:
-    for one in (Break(3, "a.py", 4, "x", (1, 2)), Break(1, "b.py", 2)):
+    for one in (Break(3, "a.py", 4, "x", (1, 2), ">= 3", "at {i}"), Break(1, "b.py", 2)):
         assert break_of(one.packed()) == one
-        assert break_of([*one.packed()[:4], list(one.ranks) if one.ranks else None]) == one
+        ranks = list(one.ranks) if one.ranks else None
+        assert break_of([*one.packed()[:4], ranks, one.hits, one.log]) == one
 
 
 def test_a_table_gives_the_break_points_of_a_code_object() -> None:

@@ -528,3 +528,5 @@ def test_every_cell_is_stepped_while_a_front_end_is_there_and_failures_stop(dbg)
     finally:
         dbg.stops_on = frozenset()
     dbg.continue_()
+    with pytest.raises(WorkerError, match="ZeroDivisionError"):
+        dbg.program.result()
