@@ -55,7 +55,7 @@ finally:
         gc.enable()
 
 if TYPE_CHECKING:
-    from . import debugger, rpc, snapshots, trace, views
+    from . import dap, debugger, rpc, snapshots, trace, views
     from .ccl.doctor import Diagnosis, doctor
     from .comparison import compare, note
     from .debugger import Debugger, DebuggerError, Evaluated, Stop, debugger_of
@@ -79,7 +79,7 @@ _LATER = {
     "plot": ".notebook.widgets.plot",
     "view": ".views",
 }
-_LATER_MODULES = ("debugger", "rpc", "snapshots", "trace", "views")
+_LATER_MODULES = ("dap", "debugger", "rpc", "snapshots", "trace", "views")
 
 
 def __getattr__(name: str) -> Any:
@@ -167,6 +167,7 @@ __all__ = [
     "compare",
     "current_worker",
     "current_worker_or_none",
+    "dap",
     "debugger",
     "debugger_of",
     "disco_assert",

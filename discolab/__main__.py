@@ -1,4 +1,4 @@
-"""Command line: ``discolab demo``, ``node``, ``keys``; ``show`` and ``shard`` for checkpoints."""
+"""Command line: ``discolab demo``, ``node``, ``keys``, ``dap``; ``show``, ``shard`` for files."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_demo(commands)
     _add_node(commands)
     _add_keys(commands)
+    _add_dap(commands)
     _add_show(commands)
     _add_shard(commands)
     args = parser.parse_args(argv)
@@ -134,6 +135,33 @@ def _keys(_args: argparse.Namespace) -> int:
 
     load_keys()
     print(default_file())
+    return 0
+
+
+def _add_dap(commands: Any) -> None:
+    text = (
+        "Say how an editor attaches to the debugger of a session that is served (%disco_debug dap, "
+        "or discolab.dap.serve): the configuration for launch.json. With --stdio be the debug "
+        "adapter that an editor starts; with --vsix write the extension for VS Code."
+    )
+    dap = commands.add_parser(
+        "dap", help="attach an editor to the debugger of a session", description=text
+    )
+    dap.add_argument("--port", type=int, metavar="P", help="of the session (default: the one)")
+    dap.add_argument("--stdio", action="store_true", help="pass messages on, with the token")
+    dap.add_argument("--vsix", metavar="FILE", help="write the extension for VS Code here")
+    dap.set_defaults(run=_dap)
+
+
+def _dap(args: argparse.Namespace) -> int:
+    from .dap import relay, served, vscode
+
+    if args.vsix is not None:
+        print(f"install it with: code --install-extension {vscode.write_extension(args.vsix)}")
+    elif args.stdio:
+        relay.run(relay.the_one(args.port))
+    else:
+        print(served.told(args.port))
     return 0
 
 

@@ -29,6 +29,7 @@ LAYERS = (
     "trace",
     "comparison",
     "debugger",
+    "dap",
     "snapshots",
     "notebook",
 )

@@ -6,6 +6,7 @@ A table: what a row does is the command of the same name, most of them `Debuggin
 from __future__ import annotations
 
 import ast
+import json
 from argparse import Namespace
 from typing import Any
 
@@ -192,6 +193,39 @@ programs to come; a line alone is of the cell in which the workers stand.""",
     expands=False,
 ).enter()
 
+# -- other front ends ----------------------------------------------------------------------------
+
+
+def _dap(lab: Lab, port: int, close: bool, session: str | None) -> Any:
+    return lab.debugging.disco_dap(port, close=close, session=session)
+
+
+def _served(server: Any, _: Namespace) -> None:
+    if server is None:
+        print("editors can attach no more")
+        return
+    print(f"editors can attach to this session at {server.host}:{server.port}")
+    if server.file is not None:
+        print("`discolab dap` in a terminal prints what belongs into launch.json")
+    else:  # there is no place for the file that it reads
+        print(json.dumps(server.launch, indent=2))
+
+
+Magic(
+    name="disco_dap",
+    help="""Serve the debugger to VS Code and other editors: workers are threads there.
+
+It listens on this machine alone; an editor must show a token, which `discolab dap` prints.""",
+    examples=("%disco_dap", "%disco_dap --port 5678", "%disco_dap --close"),
+    options=(
+        argument("--port", type=int, default=0, metavar="P", help="where (default: a free one)"),
+        argument("--close", action="store_true", help="serve it no more"),
+        SESSION,
+    ),
+    call=_dap,
+    show=_served,
+).enter()
+
 # -- what is over --------------------------------------------------------------------------------
 
 
@@ -365,7 +399,7 @@ result; x is bound there. A dict alone, as `batch`, has the names of arguments a
 
 _WORDS = (
     "step", "next", "out", "until", "continue", "pause", "abort", "where", "eval", "set", "break",
-    "pm", "explain", "traceback", "history", "back", "forward", "compare",
+    "pm", "explain", "traceback", "history", "back", "forward", "compare", "dap",
 )  # fmt: skip
 Magic(
     name="disco_debug",

@@ -10,7 +10,9 @@ import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
+from .. import dap
 from ..debugger import post_mortem
 from ..debugger.breaks import Break
 from ..debugger.debugger import Debugger, debugger_of
@@ -76,6 +78,7 @@ class Debugging:
         self._sessions = sessions
         self._running = running
         self._programs = programs
+        self._servers: WeakKeyDictionary[Session, dap.Server] = WeakKeyDictionary()
         sessions.status_notes.append(_where_it_is_paused)
 
     disco_step = _moves(Debugger.step)
@@ -195,6 +198,45 @@ class Debugging:
             return [debugger.break_at(where, ranks=ranks)]
         return debugger.all_breaks()
 
+    # -- other front ends ---------------------------------------------------------------------
+
+    def disco_dap(
+        self,
+        port: int = 0,
+        *,
+        token: str | None = None,
+        close: bool = False,
+        session: str | None = None,
+    ) -> dap.Server | None:
+        """Serve the debugger to VS Code and other editors: see `dap.serve`.
+
+        Parameters
+        ----------
+        port, token
+            Where, and what the editor must show; 0 and None: chosen here.
+        close
+            Serve it no more.
+
+        Raises
+        ------
+        DebuggerError
+            With `close`, if it was not served.
+        DiscoError
+            If the port is taken, or the session is served at another.
+        """
+        sess = self._sessions.get(session)
+        known = self._servers.pop(sess, None)
+        if close:
+            if known is None or known.closed:
+                raise DebuggerError("this session is not served to editors")
+            known.close()
+            return None
+        server = dap.serve(sess, port, token)
+        self._servers[sess] = server
+        if known is not server:
+            self._sessions.output.listeners.append(_passing_output_on(sess, server, self._sessions))
+        return server
+
     # -- what is over --------------------------------------------------------------------------
 
     def disco_pm(
@@ -305,6 +347,21 @@ class Debugging:
         return debugger_of(self._sessions.get(session)).forward(n)
 
     disco_forth = disco_forward
+
+
+def _passing_output_on(
+    session: Session, server: dap.Server, sessions: Sessions
+) -> Callable[[int, int, Any], None]:
+    """What has an editor show what the workers of a session print, until it is served no more."""
+    own = id(session.workers_here()[0].shared)
+
+    def heard(key: int, rank: int, item: Any) -> None:
+        if key == own and item[0] in ("stdout", "stderr"):
+            server.put_out(rank, item[0], item[1])
+        if server.closed and heard in sessions.output.listeners:
+            sessions.output.listeners.remove(heard)
+
+    return heard
 
 
 def _where_it_is_paused(session: Session) -> str:

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
@@ -98,7 +98,13 @@ class WorkerOutput(Service):
 
 
 class OutputCapture:
-    """Keeps the output of all workers and shows it when told to."""
+    """Keeps the output of all workers and shows it when told to.
+
+    Attributes
+    ----------
+    listeners
+        Called with the session's key, the rank and what was put out, on any thread: be quick.
+    """
 
     def __init__(self, shell: Any, config: Disco) -> None:
         self._shell = shell
@@ -112,6 +118,7 @@ class OutputCapture:
         )  # when the first was kept that nobody has seen, the last
         self._grouping = "order"
         self._pictures: dict[int, Counter[int]] = {}  # so many came in this cell, by rank
+        self.listeners: list[Callable[[int, int, Item], None]] = []
         self._publish: Any = None
         self._clear: Any = None
         self._service_before: Any = None
@@ -198,6 +205,8 @@ class OutputCapture:
         if _is_picture(item):
             self._pictures.setdefault(key, Counter())[rank] += 1
         self._of(key).setdefault(rank, []).append(item)
+        for listener in tuple(self.listeners):
+            listener(key, rank, item)
         self._newest = time.monotonic()
         self._oldest = self._oldest or self._newest
 

@@ -1,0 +1,175 @@
+"""Tells a client what happens: stops, going on, breakpoints of others, output, the session's end.
+
+What the debugger's listeners hear is only that something has changed; this thread then looks how
+things are and tells what is new. A program that stops and goes on faster than it looks is told of
+as it is then.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import TYPE_CHECKING, Any
+
+from ..debugger.lockstep import PAUSED, RUNNING
+from ..debugger.stops import Stop, WorkerAt
+
+if TYPE_CHECKING:
+    from .client import Client
+
+_TICK = 0.25  # seconds until it is looked whether the session is there
+_MOST = 10_000  # pieces of output that wait for a slow client
+
+_REASONS = {
+    "raised": "exception",
+    "assert": "exception",
+    "non-finite": "exception",
+    "break": "breakpoint",
+    "breakpoint()": "breakpoint",
+    "entry": "entry",
+    "step": "step",
+    "pause": "pause",
+}
+"""Why a worker stands -> the protocol's word; the strongest first."""
+
+
+class Teller:
+    """See the module; `changed` and `output` are for any thread, the rest is its own."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._debugger = client.debugger
+        self._changed = threading.Event()
+        self._leaving = False
+        self._thread: threading.Thread | None = None
+        self._output: queue.SimpleQueue[tuple[int, str, str]] = queue.SimpleQueue()
+        self._stop: Any = None  # the program, its stop and who stands, as the client was told
+        self._edits = self._debugger.edits
+        before = self._debugger.stop
+        self._ended: Any = self._debugger.lockstep if before and before.finished else None
+
+    def start(self) -> None:
+        """Begin; the client is told of a stop at which the workers stand already."""
+        if self._thread is None and not self._leaving:
+            self._thread = threading.Thread(target=self._run, name="discolab-dap-events")
+            self._thread.daemon = True
+            self._debugger.listeners.append(self.changed)
+            self._changed.set()
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End, soon."""
+        self._leaving = True
+        if self._thread is not None:
+            self._debugger.listeners.remove(self.changed)
+            self._thread = None
+        self._changed.set()
+
+    def changed(self) -> None:
+        """Something has happened; on any thread, also under the debugger's lock."""
+        self._changed.set()
+
+    def put_out(self, rank: int, category: str, text: str) -> None:
+        """A worker has printed something."""
+        if self._output.qsize() < _MOST:
+            self._output.put((rank, category, text))
+            self._changed.set()
+
+    # -- on its own thread -----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        client, debugger = self._client, self._debugger
+        try:
+            while not self._leaving:
+                self._changed.wait(_TICK)
+                self._changed.clear()
+                if debugger.session.closed:
+                    self._tell_output()
+                    client.end("the session was shut down")
+                    return
+                self._tell_breakpoints()
+                self._tell_output()
+                self._tell_program()
+                if debugger.edits != self._edits:
+                    self._edits = debugger.edits
+                    self._invalidate("variables")
+        except OSError:  # it is gone; who reads from it sees that, too
+            client.close()
+
+    def _tell_breakpoints(self) -> None:
+        for reason, one in self._client.breakpoints.changes():
+            self._client.tell("breakpoint", reason=reason, breakpoint=one)
+
+    def _tell_output(self) -> None:
+        while not self._output.empty():
+            rank, category, text = self._output.get()
+            text = "".join(f"worker {rank}: {line}\n" for line in text.splitlines() if line.strip())
+            if text:
+                self._client.tell("output", category=category, output=text)
+
+    def _tell_program(self) -> None:
+        stop, program = self._debugger.stop, self._debugger.lockstep
+        if stop is None:
+            return
+        standing = [worker.rank for worker in stop.workers if worker.state == PAUSED]
+        settled = all(worker.state != RUNNING for worker in stop.workers)
+        if standing and settled:
+            key = program, stop.number, tuple(standing)
+            if key != self._stop:
+                first = self._stop is None or key[:2] != self._stop[:2]
+                self._stop = key
+                self._client.values.clear()
+                self._client.tell("stopped", **self._stopped(stop), preserveFocusHint=not first)
+            return
+        if self._stop is not None:
+            self._tell_going_on(standing)
+        if stop.finished and self._ended is not program:
+            self._ended = program
+            for worker in stop.workers:
+                if worker.error:
+                    self._client.say(f"worker {worker.rank}: {worker.error}", "important")
+            self._client.say(f"{stop.name} has ended")
+
+    def _tell_going_on(self, standing: list[int]) -> None:
+        _, _, before = self._stop
+        self._stop = None
+        self._client.values.clear()
+        movers = [rank for rank in before if rank not in standing]
+        for rank in movers if standing else movers[:1]:
+            self._client.tell("continued", threadId=rank + 1, allThreadsContinued=not standing)
+
+    def _stopped(self, stop: Stop) -> dict[str, Any]:
+        worker = _most_to_say(stop, self._debugger)
+        here = worker.stack[-1]
+        hit = [
+            one.number
+            for one in self._debugger.all_breaks()
+            if worker.reason == "break" and one.line == here.line and one.is_in(here.file)
+        ]
+        text = "; ".join(filter(None, [worker.note, worker.error]))
+        return {
+            "reason": _REASONS.get(worker.reason, "pause"),
+            "description": stop.reason,
+            "threadId": worker.rank + 1,
+            "allThreadsStopped": True,
+            **({"text": text} if text else {}),
+            **({"hitBreakpointIds": hit} if hit else {}),
+        }
+
+    def _invalidate(self, *areas: str) -> None:
+        if self._client.features.get("supportsInvalidatedEvent") is True:
+            self._client.tell("invalidated", areas=list(areas))
+
+
+def _most_to_say(stop: Stop, debugger: Any) -> WorkerAt:
+    """The worker whose stop is the strongest news; else the one that is furthest behind."""
+    lockstep = debugger.lockstep
+    new = lockstep.stopped if lockstep is not None else ()
+    ranks = [rank for group in stop.groups for rank in group]
+    strength = list(_REASONS).index
+
+    def key(rank: int) -> tuple[bool, int]:
+        reason = stop.workers[rank].reason
+        return rank not in new, strength(reason) if reason in _REASONS else len(_REASONS)
+
+    return stop.workers[min(ranks, key=key)]
