@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..debugger.lockstep import PAUSED, RUNNING
@@ -139,7 +140,9 @@ class Teller:
             self._client.tell("continued", threadId=rank + 1, allThreadsContinued=not standing)
 
     def _stopped(self, stop: Stop) -> dict[str, Any]:
-        worker = _most_to_say(stop, self._debugger)
+        lockstep = self._debugger.lockstep
+        new = lockstep.stopped if lockstep is not None else ()
+        worker = _most_to_say(stop, new)
         here = worker.stack[-1]
         hit = [
             one.number
@@ -148,7 +151,7 @@ class Teller:
         ]
         text = "; ".join(filter(None, [worker.note, worker.error]))
         return {
-            "reason": _REASONS.get(worker.reason, "pause"),
+            "reason": _REASONS.get(worker.reason, "pause") if worker.rank in new else "pause",
             "description": stop.reason,
             "threadId": worker.rank + 1,
             "allThreadsStopped": True,
@@ -161,10 +164,8 @@ class Teller:
             self._client.tell("invalidated", areas=list(areas))
 
 
-def _most_to_say(stop: Stop, debugger: Any) -> WorkerAt:
+def _most_to_say(stop: Stop, new: Sequence[int]) -> WorkerAt:
     """The worker whose stop is the strongest news; else the one that is furthest behind."""
-    lockstep = debugger.lockstep
-    new = lockstep.stopped if lockstep is not None else ()
     ranks = [rank for group in stop.groups for rank in group]
     strength = list(_REASONS).index
 
