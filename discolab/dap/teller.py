@@ -44,6 +44,7 @@ class Teller:
         self._leaving = False
         self._thread: threading.Thread | None = None
         self._output: queue.SimpleQueue[tuple[int, str, str]] = queue.SimpleQueue()
+        self._pieces: dict[tuple[int, str], str] = {}  # lines that have not ended
         self._stop: Any = None  # the program, its stop and who stands, as the client was told
         self._edits = self._debugger.edits
         before = self._debugger.stop
@@ -102,11 +103,15 @@ class Teller:
             self._client.tell("breakpoint", reason=reason, breakpoint=one)
 
     def _tell_output(self) -> None:
+        """Whole lines: a `print` comes in pieces."""
         while not self._output.empty():
             rank, category, text = self._output.get()
-            text = "".join(f"worker {rank}: {line}\n" for line in text.splitlines() if line.strip())
-            if text:
-                self._client.tell("output", category=category, output=text)
+            self._pieces[rank, category] = self._pieces.get((rank, category), "") + text
+        for (rank, category), text in self._pieces.items():
+            *lines, self._pieces[rank, category] = text.split("\n")
+            if lines:
+                told = "".join(f"worker {rank}: {line}\n" for line in lines)
+                self._client.tell("output", category=category, output=told)
 
     def _tell_program(self) -> None:
         stop, program = self._debugger.stop, self._debugger.lockstep
@@ -149,10 +154,12 @@ class Teller:
             for one in self._debugger.all_breaks()
             if worker.reason == "break" and one.line == here.line and one.is_in(here.file)
         ]
+        # where one place is, the client shows it
+        reason = stop.reason.rpartition(" at ")[0] if len(stop.groups) == 1 else stop.reason
         text = "; ".join(filter(None, [worker.note, worker.error]))
         return {
             "reason": _REASONS.get(worker.reason, "pause") if worker.rank in new else "pause",
-            "description": stop.reason,
+            "description": reason or stop.reason,
             "threadId": worker.rank + 1,
             "allThreadsStopped": True,
             **({"text": text} if text else {}),
