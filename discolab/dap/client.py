@@ -182,6 +182,7 @@ class Client:
             self.attached = False
             self.debugger.stops_all, self.debugger.stops_on = False, frozenset()
             self.breakpoints.leave()
+            self.server.left(self)  # the next one may come at once
 
     def close(self) -> None:
         """End the connection; on any thread."""

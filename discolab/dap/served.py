@@ -52,12 +52,9 @@ def publish(port: int, token: str, workers: int) -> Path | None:
 
 
 def withdraw(file: Path | None) -> None:
-    """Remove the file of a server."""
-    if file is not None:
-        try:
-            file.unlink(missing_ok=True)
-        except OSError:
-            pass
+    """Remove the file of a server of this process; a process forked from it leaves it alone."""
+    if file is not None and file.name.startswith(f"{os.getpid()}-"):
+        _remove(file)
 
 
 def all_served() -> list[Served]:
@@ -71,8 +68,15 @@ def all_served() -> list[Served]:
         if psutil.pid_exists(one.pid):
             found.append(one)
         else:
-            withdraw(file)
+            _remove(file)
     return sorted(found, key=lambda one: one.port)
+
+
+def _remove(file: Path) -> None:
+    try:
+        file.unlink(missing_ok=True)
+    except OSError:
+        pass
 
 
 def told(port: int | None = None) -> str:

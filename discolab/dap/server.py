@@ -58,6 +58,7 @@ class Server:
         self._listener.settimeout(_TICK)
         self.port: int = self._listener.getsockname()[1]
         self.file: Path | None = publish(self.port, self.token, session.num_workers)
+        weakref.finalize(self, withdraw, self.file)  # also where the process ends first
         threading.Thread(target=self._accept, name="discolab-dap", daemon=True).start()
 
     def __repr__(self) -> str:

@@ -97,6 +97,8 @@ class Teller:
                     self._invalidate("variables")
         except OSError:  # it is gone; who reads from it sees that, too
             client.close()
+        except Exception as exc:  # or the client would wait for events that never come
+            client.end(f"the debugger can't be watched any more: {type(exc).__name__}: {exc}")
 
     def _tell_breakpoints(self) -> None:
         for reason, one in self._client.breakpoints.changes():

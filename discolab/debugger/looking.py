@@ -224,6 +224,7 @@ class Looking:
                 if not missing:
                     return dict(sorted(station.answers(number).items()))
                 self._tick()
+                self.session._check_open()
                 self.session._check_alive()
                 if time.monotonic() > deadline:
                     break

@@ -62,6 +62,13 @@ def test_one_client_at_a_time(connect, server):
     connect().begin(server.token)
 
 
+def test_the_next_client_may_come_at_once(connect, server):
+    for _ in range(20):
+        client = connect()
+        client.begin(server.token)
+        client.ask("disconnect")
+
+
 def test_connections_that_do_not_attach_are_limited_and_do_not_hold_the_seat(connect, server):
     for _ in range(7):
         connect()
@@ -310,6 +317,17 @@ def test_the_command_prints_the_configuration_from_a_private_file(server):
     found = subprocess.run([*command, "--port", "1"], capture_output=True, text=True, timeout=60)
     assert found.returncode == 1
     assert "no session is served at port 1" in found.stderr
+
+
+def test_the_file_goes_with_a_process_that_just_ends(tmp_path):
+    code = (
+        "from discolab import ThreadedSession, dap\n"
+        "s = ThreadedSession(1)\n"
+        "print(dap.serve(s).file.exists())\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert told.stdout == "True\n", told.stderr
+    assert not list((tmp_path / "home" / "dap").iterdir())
 
 
 def test_the_command_is_an_adapter_on_its_standard_streams(server):
