@@ -65,6 +65,7 @@ class Station:
         self.version = 0
         self.listeners: list[Callable[[], None]] = []
         self._ordinals: dict[int, int] = {}  # in which call each worker runs the program
+        self._pausing: set[int] = set()  # who shall stop as soon as it has begun
         self._begun_by_itself = False  # by `breakpoint()`, in a call that was not to be stepped
         self._still = False
         self._numbers = itertools.count(1)
@@ -98,6 +99,7 @@ class Station:
             self.lockstep = Lockstep(ranks, self.session.num_workers)
             self.name, self.file, self.breaks = name, file, None
             self._ordinals.clear()
+            self._pausing.clear()
             self._begun_by_itself = False
             self._has_changed()
             if not self._watching:
@@ -127,6 +129,8 @@ class Station:
             if self.lockstep is not None:
                 for rank in self.lockstep.ranks(RUNNING):
                     self.send(rank, "pause")
+                    if rank not in self._ordinals:  # it has not begun, and beginning forgets that
+                        self._pausing.add(rank)
 
     def close(self, stuck: Collection[int] = ()) -> None:
         """The program was ended on all workers, whatever is known of them; some still run."""
@@ -162,6 +166,9 @@ class Station:
                 return
             if what == "begin":
                 self._ordinals[rank] = rest[0]
+                if rank in self._pausing:
+                    self._pausing.discard(rank)
+                    self.send(rank, "pause")
                 if self.breaks is not None:
                     self.send(rank, "breaks", self.breaks)
             elif what == "arrive":

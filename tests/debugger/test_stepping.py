@@ -530,3 +530,13 @@ def test_every_cell_is_stepped_while_a_front_end_is_there_and_failures_stop(dbg)
     dbg.continue_()
     with pytest.raises(WorkerError, match="ZeroDivisionError"):
         dbg.program.result()
+
+
+def test_a_pause_before_the_workers_have_begun_is_not_lost(dbg, sess):
+    sess.call_packed(time.sleep, 0.3)
+    dbg.start(load(LOOP), 10**7, step=False)
+    dbg.pause_soon()
+    stop = dbg.wait(10)
+    assert states_of(stop) == ["paused"] * 4
+    assert set(lines_of(stop).values()) == {3}
+    dbg.abort()
