@@ -70,6 +70,7 @@ disco_back = _function(Debugging, Debugging.disco_back)
 disco_break = _function(Debugging, Debugging.disco_break)
 disco_compare = _function(Comparing, Comparing.disco_compare)
 disco_continue = _function(Debugging, Debugging.disco_continue)
+disco_dap = _function(Debugging, Debugging.disco_dap)
 disco_debugger = _function(Panels, Panels.disco_debugger)
 disco_devices = _function(Panels, Panels.disco_devices)
 disco_doctor = _function(Sessions, Sessions.disco_doctor)
@@ -110,6 +111,7 @@ __all__ = [
     "disco_break",
     "disco_compare",
     "disco_continue",
+    "disco_dap",
     "disco_debugger",
     "disco_devices",
     "disco_doctor",
