@@ -9,63 +9,43 @@ Neither thread takes `turn` while it holds a lock of the debugger.
 
 from __future__ import annotations
 
-import itertools
 import socket
-import threading
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..debugger.debugger import Debugger
 from ..runtime.errors import ArgumentError, DiscoError
 from ..runtime.failures import safe_str
 from .arguments import Arguments
-from .breakpoints import Breakpoints
-from .framing import BrokenStreamError, Reader, framed, message_of
+from .framing import BrokenStreamError, Reader, message_of
+from .peer import Peer
 from .requests import GOING_ON, REQUESTS, UNATTACHED
-from .sources import Sources
 from .teller import Teller
-from .values import Values
 
-if TYPE_CHECKING:
-    from .server import Server
-
-_TICK = 10.0  # seconds until a client that does not read is taken for dead
 _TO_ATTACH = 60.0  # seconds that a connection has to say who it is
 
 
-class Client:
+class Client(Peer):
     """See the module.
 
     Attributes
     ----------
-    debugger, sources, breakpoints, values
-    server
-    name
-        What it calls itself: ``Visual Studio Code``.
-    features
-        What it said of itself in ``initialize``.
-    attached
-        Whether it has shown the token and holds the session's seat.
-    first_line
-        What it adds to a line to have it count as the protocol does: lines from 1, or from 0.
+    teller
+        Its events.
     """
 
-    def __init__(self, server: Server, debugger: Debugger, connection: socket.socket) -> None:
-        self.server = server
-        self.debugger = debugger
-        self.sources = Sources()
-        self.breakpoints = Breakpoints(debugger, self.sources)
-        self.values = Values(debugger)
+    def __init__(
+        self,
+        debugger: Debugger,
+        connection: socket.socket,
+        admit: Callable[[Any, str], None],
+        left: Callable[[Any], None],
+    ) -> None:
+        super().__init__(debugger, connection, admit, left)
         self.teller = Teller(self)
-        self.name = "a client"
-        self.features: dict[str, Any] = {}
-        self.attached = self.closing = False
-        self.turn = threading.RLock()
-        self._connection = connection
-        self._numbers = itertools.count(1)
         self._until = time.monotonic() + _TO_ATTACH
-        connection.settimeout(_TICK)
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -85,7 +65,7 @@ class Client:
             self.teller.stop()
             if self.attached:
                 self.leave()
-            self.server.left(self)
+            self._left(self)
 
     def _receive(self, size: int) -> bytes:
         while True:
@@ -118,7 +98,7 @@ class Client:
                 body = {"error": {"id": 1, "format": words, "showUser": True}}
             answer = {"request_seq": number, "success": not refused, "command": command}
             more = {"message": refused} if refused else {}
-            self._send({"type": "response", **answer, **more, "body": body})
+            self.send({"type": "response", **answer, **more, "body": body})
         if command == "attach":
             self.closing = self.closing or not self.attached  # no second guess on one connection
         if not refused:
@@ -142,56 +122,6 @@ class Client:
             self.tell("terminated")
         elif command == "disconnect":
             self.closing = True
-
-    # -- events ----------------------------------------------------------------------------------
-
-    def tell(self, event: str, **body: Any) -> None:
-        """Send an event.
-
-        Raises
-        ------
-        OSError
-            If the client is gone.
-        """
-        self._send({"type": "event", "event": event, "body": body})
-
-    def say(self, text: str, category: str = "console") -> None:
-        """Have the client show a line."""
-        self.tell("output", category=category, output=f"{text}\n")
-
-    def _send(self, message: dict[str, Any]) -> None:
-        with self.turn:
-            self._connection.sendall(framed({"seq": next(self._numbers), **message}))
-
-    # -- the end ---------------------------------------------------------------------------------
-
-    def end(self, words: str) -> None:
-        """Tell the client that there is nothing to debug any more, and close; on any thread."""
-        try:
-            with self.turn:
-                if self.attached and not self.closing:
-                    self.say(words)
-                    self.tell("terminated")
-        except OSError:
-            pass
-        self.close()
-
-    def leave(self) -> None:
-        """Take back what the client has set; the program stays as it is. Any number of times."""
-        if self.attached:
-            self.attached = False
-            self.debugger.stops_all, self.debugger.stops_on = False, frozenset()
-            self.breakpoints.leave()
-            self.server.left(self)  # the next one may come at once
-
-    def close(self) -> None:
-        """End the connection; on any thread."""
-        self.closing = True
-        try:
-            self._connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-        self._connection.close()
 
 
 def _head(message: dict[str, Any]) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""The requests: a table of functions that take the client and the arguments and give the body.
+"""The requests: a table of functions that take a client's line and arguments, and give the body.
 
 A thread of the protocol is a worker, its id the rank + 1. Frames are numbered by rank and depth.
 What goes on goes on in lockstep, as the debugger decides; with ``singleThread`` that worker alone.
@@ -7,7 +7,7 @@ What goes on goes on in lockstep, as the debugger decides; with ``singleThread``
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..debugger.breaks import lines_with_code
 from ..debugger.debugger import Debugger
@@ -18,12 +18,10 @@ from ..runtime.errors import ArgumentError
 from ..runtime.failures import name_ranks
 from .arguments import Arguments
 from .console import command_in, run_command
-
-if TYPE_CHECKING:
-    from .client import Client
+from .peer import Peer
 
 Body = dict[str, Any] | None
-Handler = Callable[["Client", Arguments], Body]
+Handler = Callable[[Peer, Arguments], Body]
 
 REQUESTS: dict[str, Handler] = {}
 UNATTACHED = frozenset({"initialize", "attach", "launch", "disconnect"})
@@ -50,7 +48,7 @@ def _request(command: str) -> Callable[[Handler], Handler]:
 
 
 @_request("initialize")
-def _initialize(client: Client, arguments: Arguments) -> Body:
+def _initialize(client: Peer, arguments: Arguments) -> Body:
     client.name = arguments.text("clientName", arguments.text("clientID", "a client"))[:60]
     if not arguments.flag("linesStartAt1", True) or not arguments.flag("columnsStartAt1", True):
         raise ArgumentError("initialize: lines and columns that start at 0 are not supported")
@@ -84,24 +82,24 @@ def _initialize(client: Client, arguments: Arguments) -> Body:
 
 
 @_request("attach")
-def _attach(client: Client, arguments: Arguments) -> Body:
-    client.server.seat(client, arguments.text("token", ""))
+def _attach(client: Peer, arguments: Arguments) -> Body:
+    client.admit(arguments.text("token", ""))
     client.debugger.stops_all = arguments.flag("stepAll", True)
     return None
 
 
 @_request("launch")
-def _launch(client: Client, arguments: Arguments) -> Body:
+def _launch(client: Peer, arguments: Arguments) -> Body:
     raise ArgumentError('discolab attaches to a session that runs: "request": "attach"')
 
 
 @_request("configurationDone")
-def _configuration_done(client: Client, arguments: Arguments) -> Body:
+def _configuration_done(client: Peer, arguments: Arguments) -> Body:
     return None
 
 
 @_request("disconnect")
-def _disconnect(client: Client, arguments: Arguments) -> Body:
+def _disconnect(client: Peer, arguments: Arguments) -> Body:
     if not client.attached:
         return None
     debugger = client.debugger
@@ -114,7 +112,7 @@ def _disconnect(client: Client, arguments: Arguments) -> Body:
 
 
 @_request("terminate")
-def _terminate(client: Client, arguments: Arguments) -> Body:
+def _terminate(client: Peer, arguments: Arguments) -> Body:
     if client.debugger.is_active:
         stuck = client.debugger.abort()
         if stuck:
@@ -126,19 +124,19 @@ def _terminate(client: Client, arguments: Arguments) -> Body:
 
 
 @_request("setBreakpoints")
-def _set_breakpoints(client: Client, arguments: Arguments) -> Body:
+def _set_breakpoints(client: Peer, arguments: Arguments) -> Body:
     file = client.sources.file(arguments.object("source"))
     wanted = arguments.objects("breakpoints")
     return {"breakpoints": client.breakpoints.in_file(file, wanted)}
 
 
 @_request("setFunctionBreakpoints")
-def _set_function_breakpoints(client: Client, arguments: Arguments) -> Body:
+def _set_function_breakpoints(client: Peer, arguments: Arguments) -> Body:
     return {"breakpoints": client.breakpoints.at_functions(arguments.objects("breakpoints"))}
 
 
 @_request("setExceptionBreakpoints")
-def _set_exception_breakpoints(client: Client, arguments: Arguments) -> Body:
+def _set_exception_breakpoints(client: Peer, arguments: Arguments) -> Body:
     wanted = arguments.texts("filters")
     known = [name for name, _, _ in _FILTERS]
     client.debugger.stops_on = frozenset(name for name in wanted if name in known)
@@ -153,7 +151,7 @@ def _set_exception_breakpoints(client: Client, arguments: Arguments) -> Body:
 
 
 @_request("breakpointLocations")
-def _breakpoint_locations(client: Client, arguments: Arguments) -> Body:
+def _breakpoint_locations(client: Peer, arguments: Arguments) -> Body:
     first = arguments.number("line")
     last = arguments.number("endLine", first)
     lines = lines_with_code(client.sources.file(arguments.object("source")))
@@ -163,7 +161,7 @@ def _breakpoint_locations(client: Client, arguments: Arguments) -> Body:
 # -- going on ------------------------------------------------------------------------------------
 
 
-def _go(client: Client, arguments: Arguments, mode: str) -> Body:
+def _go(client: Peer, arguments: Arguments, mode: str) -> Body:
     rank = _rank(client, arguments.number("threadId"))
     alone = arguments.flag("singleThread")
     client.debugger.go(mode, None, [rank] if alone else None)
@@ -171,27 +169,27 @@ def _go(client: Client, arguments: Arguments, mode: str) -> Body:
 
 
 @_request("continue")
-def _continue(client: Client, arguments: Arguments) -> Body:
+def _continue(client: Peer, arguments: Arguments) -> Body:
     return _go(client, arguments, "continue")
 
 
 @_request("next")
-def _next(client: Client, arguments: Arguments) -> Body:
+def _next(client: Peer, arguments: Arguments) -> Body:
     return _go(client, arguments, "next")
 
 
 @_request("stepIn")
-def _step_in(client: Client, arguments: Arguments) -> Body:
+def _step_in(client: Peer, arguments: Arguments) -> Body:
     return _go(client, arguments, "step")
 
 
 @_request("stepOut")
-def _step_out(client: Client, arguments: Arguments) -> Body:
+def _step_out(client: Peer, arguments: Arguments) -> Body:
     return _go(client, arguments, "out")
 
 
 @_request("pause")
-def _pause(client: Client, arguments: Arguments) -> Body:
+def _pause(client: Peer, arguments: Arguments) -> Body:
     client.debugger.pause_soon()
     return None
 
@@ -200,7 +198,7 @@ def _pause(client: Client, arguments: Arguments) -> Body:
 
 
 @_request("threads")
-def _threads(client: Client, arguments: Arguments) -> Body:
+def _threads(client: Peer, arguments: Arguments) -> Body:
     stop = client.debugger.stop
     workers = range(client.debugger.session.num_workers)
     return {
@@ -212,7 +210,7 @@ def _threads(client: Client, arguments: Arguments) -> Body:
 
 
 @_request("stackTrace")
-def _stack_trace(client: Client, arguments: Arguments) -> Body:
+def _stack_trace(client: Peer, arguments: Arguments) -> Body:
     rank = _rank(client, arguments.number("threadId"))
     worker = _stop(client.debugger).workers[rank]
     if worker.state == RUNNING:
@@ -232,7 +230,7 @@ def _stack_trace(client: Client, arguments: Arguments) -> Body:
 
 
 @_request("scopes")
-def _scopes(client: Client, arguments: Arguments) -> Body:
+def _scopes(client: Peer, arguments: Arguments) -> Body:
     rank, depth = _frame_of(client, arguments.number("frameId"))
     if not _stop(client.debugger).workers[rank].stack and not _blocked(client, rank):
         return {"scopes": []}
@@ -240,27 +238,27 @@ def _scopes(client: Client, arguments: Arguments) -> Body:
 
 
 @_request("variables")
-def _variables(client: Client, arguments: Arguments) -> Body:
+def _variables(client: Peer, arguments: Arguments) -> Body:
     found = client.values.children(arguments.number("variablesReference"))
     start, count = arguments.number("start", 0), arguments.number("count", 0)
     return {"variables": found[start : start + count if count else None]}
 
 
 @_request("setVariable")
-def _set_variable(client: Client, arguments: Arguments) -> Body:
+def _set_variable(client: Peer, arguments: Arguments) -> Body:
     number, name = arguments.number("variablesReference"), arguments.text("name")
     return client.values.assign(number, name, arguments.text("value"))
 
 
 @_request("setExpression")
-def _set_expression(client: Client, arguments: Arguments) -> Body:
+def _set_expression(client: Peer, arguments: Arguments) -> Body:
     rank, depth = _frame_or_first(client, arguments)
     target, value = arguments.text("expression"), arguments.text("value")
     return client.values.assign_at(target, value, rank, depth)
 
 
 @_request("evaluate")
-def _evaluate(client: Client, arguments: Arguments) -> Body:
+def _evaluate(client: Peer, arguments: Arguments) -> Body:
     expression, context = arguments.text("expression"), arguments.text("context", "")
     command = command_in(expression) if context == "repl" else None
     if command is not None:
@@ -271,7 +269,7 @@ def _evaluate(client: Client, arguments: Arguments) -> Body:
 
 
 @_request("exceptionInfo")
-def _exception_info(client: Client, arguments: Arguments) -> Body:
+def _exception_info(client: Peer, arguments: Arguments) -> Body:
     rank = _rank(client, arguments.number("threadId"))
     worker = _stop(client.debugger).workers[rank]
     if worker.reason not in ("raised", "assert", "non-finite"):
@@ -285,14 +283,14 @@ def _exception_info(client: Client, arguments: Arguments) -> Body:
 
 
 @_request("source")
-def _source(client: Client, arguments: Arguments) -> Body:
+def _source(client: Peer, arguments: Arguments) -> Body:
     number = arguments.object("source").number("sourceReference", 0)
     text = client.sources.text(number or arguments.number("sourceReference"))
     return {"content": text, "mimeType": "text/x-python"}
 
 
 @_request("loadedSources")
-def _loaded_sources(client: Client, arguments: Arguments) -> Body:
+def _loaded_sources(client: Peer, arguments: Arguments) -> Body:
     return {"sources": client.sources.cells()}
 
 
@@ -312,18 +310,18 @@ def _aside(worker: WorkerAt) -> str:
     return f" · {words[worker.state]}" if worker.state in words else ""
 
 
-def _blocked(client: Client, rank: int) -> bool:
+def _blocked(client: Peer, rank: int) -> bool:
     return _stop(client.debugger).workers[rank].state == BLOCKED
 
 
-def _rank(client: Client, thread: int) -> int:
+def _rank(client: Peer, thread: int) -> int:
     workers = client.debugger.session.num_workers
     if not 1 <= thread <= workers:
         raise ArgumentError(f"there is no thread {thread}: the workers are threads 1 to {workers}")
     return thread - 1
 
 
-def _frame(client: Client, spot: Spot, rank: int, depth: int) -> dict[str, Any]:
+def _frame(client: Peer, spot: Spot, rank: int, depth: int) -> dict[str, Any]:
     return {
         "id": _frame_id(client, rank, depth),
         "name": spot.function,
@@ -333,11 +331,11 @@ def _frame(client: Client, spot: Spot, rank: int, depth: int) -> dict[str, Any]:
     }
 
 
-def _frame_id(client: Client, rank: int, depth: int) -> int:
+def _frame_id(client: Peer, rank: int, depth: int) -> int:
     return 1 + rank + depth * client.debugger.session.num_workers
 
 
-def _frame_of(client: Client, number: int) -> tuple[int, int]:
+def _frame_of(client: Peer, number: int) -> tuple[int, int]:
     """The rank and the depth of a frame."""
     if number < 1:
         raise ArgumentError(f"there is no frame {number}")
@@ -345,7 +343,7 @@ def _frame_of(client: Client, number: int) -> tuple[int, int]:
     return rank, depth
 
 
-def _frame_or_first(client: Client, arguments: Arguments) -> tuple[int, int]:
+def _frame_or_first(client: Peer, arguments: Arguments) -> tuple[int, int]:
     """The frame that is named, or the one at which the worker that is furthest behind stands."""
     number = arguments.number("frameId", 0)
     if number:

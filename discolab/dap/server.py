@@ -116,7 +116,6 @@ class Server:
             if other is not None and other is not client:
                 raise ArgumentError(f"attach: {other.name} is attached to this session already")
             self._attached = client
-            client.attached = True
 
     def left(self, client: Client) -> None:
         """A client is gone."""
@@ -143,7 +142,7 @@ class Server:
         self.close()
 
     def _begin(self, debugger: Debugger, connection: socket.socket) -> None:
-        client = Client(self, debugger, connection)
+        client = Client(debugger, connection, self.seat, self.left)
         with self._lock:
             if len(self._clients) >= _MOST:
                 client.close()

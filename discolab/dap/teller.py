@@ -10,13 +10,11 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..debugger.lockstep import PAUSED, RUNNING
 from ..debugger.stops import Stop, WorkerAt
-
-if TYPE_CHECKING:
-    from .client import Client
+from .peer import Peer
 
 _TICK = 0.25  # seconds until it is looked whether the session is there
 _MOST = 10_000  # pieces of output that wait for a slow client
@@ -37,7 +35,7 @@ _REASONS = {
 class Teller:
     """See the module; `changed` and `output` are for any thread, the rest is its own."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Peer) -> None:
         self._client = client
         self._debugger = client.debugger
         self._changed = threading.Event()
