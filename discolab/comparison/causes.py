@@ -162,7 +162,7 @@ def _as_sum(e: Evidence) -> Iterator[str]:
             "equals the reference once the largest over the workers is taken: "
             'an all-reduce with op "max" is missing'
         )
-    else:
+    elif len(e.odd) == e.count:  # a worker that holds the reference holds no term of it
         off = stacked.sum(0) - expected
         rank = e.ranks[0]
         fits = [

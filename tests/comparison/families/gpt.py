@@ -749,7 +749,7 @@ BUGS = (
         "weights",
         tp("other block's weights"),
         (r"blocks\.0\.mlp\.fc\.(weight|bias)",),
-        (),
+        (r"worker 3 holds the reference's blocks\.1\.mlp\.fc",),
         (3,),
     ),
     Bug(
@@ -1010,7 +1010,7 @@ BUGS = (
         "weights",
         pp("wrong block's weights"),
         (r"blocks\.3\..*(weight|bias)",),
-        (),
+        (r"worker 3 holds the reference's blocks\.2\.",),
         (3,),
     ),
     Bug(
