@@ -456,7 +456,7 @@ def test_a_member_that_died_ends_what_waits_for_it(trio: Session) -> None:
 
     ref = trio.call_packed(wait)
     later = trio.call_packed(ccl.barrier)  # sent before the new worker, reached after it
-    time.sleep(0.3)
+    _until(lambda: trio._dead() == [2])
     trio.restart_worker(2)
     for rank in (0, 1):
         with pytest.raises(WorkerError, match="has died"):
