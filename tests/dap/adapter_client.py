@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import jsonschema
 
@@ -70,28 +70,31 @@ class AdapterClient:
         self._thread.start()
 
     def _read(self) -> None:
-        stream = self._socket.makefile("rb")
         try:
-            while header := stream.readline():
-                length = int(header.split(b":")[1])
-                assert stream.readline() == b"\r\n"
-                message = json.loads(stream.read(length))
-                try:
-                    check(message)
-                except (AssertionError, jsonschema.ValidationError) as exc:
-                    self.wrong.append(exc)
-                with self._came:
-                    self.messages.append(message)
-                    if message["type"] == "event":
-                        self.events.append(message)
-                    else:
-                        self._of(message["request_seq"]).put(message)
-                    self._came.notify_all()
+            with self._socket.makefile("rb") as stream:
+                self._read_from(stream)
         except OSError:
             pass
         with self._came:
             self.ended = True
             self._came.notify_all()
+
+    def _read_from(self, stream: BinaryIO) -> None:
+        while header := stream.readline():
+            length = int(header.split(b":")[1])
+            assert stream.readline() == b"\r\n"
+            message = json.loads(stream.read(length))
+            try:
+                check(message)
+            except (AssertionError, jsonschema.ValidationError) as exc:
+                self.wrong.append(exc)
+            with self._came:
+                self.messages.append(message)
+                if message["type"] == "event":
+                    self.events.append(message)
+                else:
+                    self._of(message["request_seq"]).put(message)
+                self._came.notify_all()
 
     def _of(self, number: int) -> queue.Queue[dict[str, Any]]:
         return self._answers.setdefault(number, queue.Queue())
