@@ -16,6 +16,7 @@ from .framing import Reader, framed, message_of
 from .served import Served, chosen
 
 _AT_ONCE = 65536
+_LAST_ANSWERS = 10.0  # seconds that they may take once the editor has ended
 
 
 def the_one(port: int | None = None) -> Served:
@@ -46,7 +47,8 @@ def run(served: Served) -> None:
     except OSError as exc:
         raise DiscoError(f"the session at port {served.port} can't be reached: {exc}") from None
     server.settimeout(None)
-    threading.Thread(target=_back, args=(server,), daemon=True).start()
+    back = threading.Thread(target=_back, args=(server,), daemon=True)
+    back.start()
     reader = Reader(lambda size: os.read(sys.stdin.fileno(), size))
     while (content := reader.read()) is not None:
         message = message_of(content)
@@ -58,7 +60,11 @@ def run(served: Served) -> None:
             server.sendall(framed(message))
         except OSError:
             break
-    server.close()
+    try:
+        server.shutdown(socket.SHUT_WR)  # the editor says no more; the answers are still to come
+    except OSError:
+        return  # the server was the first to end
+    back.join(_LAST_ANSWERS)
 
 
 def _back(server: socket.socket) -> None:

@@ -176,7 +176,7 @@ def test_close_places_are_in_one_excerpt_far_ones_and_other_files_apart() -> Non
     assert "shop/net.py in forward" in text
     assert re.search(r"^ +2 → 20  +net_20", text, re.M)
     assert "cell_15" not in text
-    assert render_html(stop_parts(far)).count('<pre class="q">') == 3
+    assert render_html(stop_parts(far)).count('<pre class="q"') == 3
 
 
 def test_many_places_are_told_briefly() -> None:
@@ -369,7 +369,7 @@ def test_html_of_eight_workers_is_small() -> None:
         for _ in range(8)
     ]
     html = render_html(stop_parts(held(*values)))
-    assert len(html) < 26_000
+    assert len(html) < 28_000  # with each cell's label, for narrow windows
     assert html.count("<img") >= 24
     assert "<script" not in html
 
