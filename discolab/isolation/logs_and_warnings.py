@@ -312,6 +312,9 @@ def _in_child(worker: Worker) -> None:
 
 
 def _install_warnings(patches: Patches) -> None:
+    # before the module's class: a worker that starts a session would set these in its own copy
+    for name in ("simplefilter", "filterwarnings", "resetwarnings"):
+        patches.replace(warnings, name, _of_own_copy, everywhere=True)
     kind = type(warnings)
     warnings.__class__ = _Warnings
 
@@ -320,8 +323,6 @@ def _install_warnings(patches: Patches) -> None:
             object.__setattr__(warnings, "__class__", kind)
 
     patches.at_undo(put_back)
-    for name in ("simplefilter", "filterwarnings", "resetwarnings"):
-        patches.replace(warnings, name, _of_own_copy, everywhere=True)
 
 
 def _of_own_copy(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import warnings
 from typing import Any
 
 import pytest
@@ -24,6 +25,8 @@ NEEDED = {
     "selectors.EpollSelector.select",
     "selectors._PollLikeSelector.select",
     "selectors.SelectSelector.select",
+    "subprocess.Popen.__exit__",
+    "subprocess.Popen.__init__",
     "subprocess.Popen.communicate",
     "subprocess.Popen.wait",
     "threading.Condition.wait",
@@ -139,6 +142,10 @@ def test_sessions_in_a_worker_process_have_all(sess: Session) -> None:
 
         with ThreadedSession(2, devices="cpu", timeout=20) as inner:
             found: set[str] = inner.call_packed(replaced).debug_get_from_remote(0)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", BytesWarning)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BytesWarning)
         return found
 
     found = sess.call_packed(nested).debug_get_from_remote(1)
