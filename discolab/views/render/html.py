@@ -74,6 +74,7 @@ _CLASSES: dict[Role, str] = {
 }
 _WIDTH_STEP = 40  # pixels
 _AROUND, _PADDING, _RANK, _CHARACTER = 28, 12, 40, 7  # of a table, a cell, its ranks, a letter
+_FRAME = 12  # around a warning, and what its bold letters take
 _LONG = 28  # characters of a cell that is wrapped
 _WIDTHS = re.compile(r'<table class="d w(\d+)">')
 _CELL_SIDE, _SPAN_SIDE = 48, 28  # pixels of a thumbnail in a table, and of values side by side
@@ -205,8 +206,9 @@ def _data_table(heads: Iterable[Html], rows: Iterable[Html], width: int) -> Html
 def _width_of(cell: Cell) -> int:
     """About how many pixels a cell needs at least."""
     match cell:
-        case Text():
-            return min(len(cell.text), _LONG) * _CHARACTER
+        case Text(text, role):
+            wide = min(len(text), _LONG) * _CHARACTER
+            return wide + _FRAME if role in ("warning", "error") else wide
         case Badge(_, odd):
             return 48 if odd else 26
         case Heat():
@@ -226,8 +228,8 @@ def _table(table: Table) -> Html:
     ]
     width = _AROUND + (_RANK if ranked else 0)
     for place, column in enumerate(table.columns):
-        cells = [Text(column.title), *(row.cells[place] for row in rows)]
-        width += max(map(_width_of, cells)) + _PADDING
+        head = (len(column.title) * _CHARACTER * 9) // 8  # in bold
+        width += max([head, *(_width_of(row.cells[place]) for row in rows)]) + _PADDING
     body = []
     for row in rows:
         shown = [
