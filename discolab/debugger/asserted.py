@@ -17,6 +17,7 @@ import torch
 
 from ..runtime.arguments import as_tensor
 from ..runtime.errors import ArgumentError
+from ..runtime.regions import array_of
 from ..views.dref.contents import content_key
 from ..views.facts.describe import describe
 from ..views.facts.tensors import describe_tensor, digest_of, why_no_data
@@ -280,7 +281,7 @@ def _digest(tensor: torch.Tensor, dense: bool) -> int:
     if not dense or tensor.device.type != "cpu":
         return int(digest_of(tensor), 16) - 2**63
     flat = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return _hashed(flat.view(torch.uint8).numpy())
+    return _hashed(array_of(flat.view(torch.uint8)))
 
 
 def _number(text: str) -> int:

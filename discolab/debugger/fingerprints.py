@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..runtime.regions import array_of
 from ..runtime.worker import Worker
 from ..views.facts.tensors import why_no_data
 from .given import GIVEN
@@ -179,7 +180,7 @@ def _feed_tensor(tensor: torch.Tensor, found: list[bytes], whole: int) -> bool |
         flat = flat[:: max(1, flat.numel() // _SAMPLE)]
     if flat.is_floating_point() and flat.dtype not in _OF_NUMPY:
         flat = flat.float()
-    values = flat.numpy()
+    values = array_of(flat)
     found.append(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
     found.append(values.tobytes())
     return values.dtype.kind == "f" and bool(np.isnan(values).any())

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..runtime.regions import array_of
 from ..views.facts.describe import describe
 from ..views.facts.guard import FAILURES, Record
 from ..views.facts.tensors import describe_tensor, why_no_data
@@ -199,7 +200,7 @@ def _content_state(tensor: torch.Tensor) -> Any:
     if tensor.device.type != "cpu" or tensor.numel() * tensor.element_size() > READ:
         return None
     try:
-        data: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+        data: Any = array_of(tensor.contiguous().reshape(-1).view(torch.uint8))
         return zlib.crc32(data)
     except FAILURES:
         return None

@@ -13,7 +13,9 @@ import copy
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import torch
 
 ALIGN = 16  # bytes; the largest element
@@ -144,6 +146,15 @@ def bare(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_conj():
         tensor = tensor.conj()
     return torch._neg_view(tensor) if tensor.is_neg() else tensor
+
+
+def array_of(tensor: torch.Tensor) -> Any:
+    """The elements of a tensor on the CPU as an array of numpy, where they are.
+
+    After ``tensor.numpy()`` torch refuses for good to resize the storage, as FSDP2 does with
+    parameters; so whoever looks at a user's tensor takes this.
+    """
+    return np.from_dlpack(tensor.detach())
 
 
 def view_in(

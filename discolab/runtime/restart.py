@@ -36,6 +36,7 @@ from .failures import Failure
 from .functions import find_func
 from .interrupts import TICK
 from .mesh import set_mesh
+from .regions import array_of
 from .registers import OWN, Site
 from .services import RESTART, SERVICES, Service
 from .worker import Worker, current_worker
@@ -642,7 +643,7 @@ def _can_travel(value: Any) -> bool:
 
 def _digest(tensor: torch.Tensor) -> str:
     """Equal for tensors that are equal, bit by bit, with dtype and shape."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    flat = array_of(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)).data
     kind = f"{tensor.dtype} {tuple(tensor.shape)} {tensor.requires_grad}".encode()
     return hashlib.blake2b(flat, digest_size=16).hexdigest() + kind.decode()
 

@@ -39,7 +39,7 @@ import torch
 from .arguments import Pickled, Register
 from .errors import ArgumentError, DiscoError
 from .interrupts import shield
-from .regions import ALIGN, bare, dressed, find_regions, is_plain, span, view_in
+from .regions import ALIGN, array_of, bare, dressed, find_regions, is_plain, span, view_in
 
 Place = Callable[[torch.Tensor, torch.device], torch.Tensor]
 Reduction = tuple[Any, ...]
@@ -400,13 +400,13 @@ def _finish(file: io.BytesIO, beside: list[Any]) -> Message:
         if region is not None:
             if region.number is None:
                 region.number = len(frames)
-                frames.append(_view_of(region.memory().cpu().numpy()))
+                frames.append(_view_of(array_of(region.memory().cpu())))
             shared[i] = (region.number, *region.place_of(item))
         elif isinstance(item, torch.Tensor):
             data = bare(item).cpu().contiguous()
             # not reshape: with one element any stride is contiguous, and would stay
             flat = data.as_strided((data.numel(),), (1,))
-            frames.append(_view_of(flat.view(torch.uint8).numpy()))
+            frames.append(_view_of(array_of(flat.view(torch.uint8))))
         else:
             frames.append(item)
     body = file.getvalue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,3 +121,24 @@ def test_a_sparse_leaf_in_a_context_of_autograd(where: str) -> None:
     for of_leaf, of_factor in found:
         assert torch.equal(of_leaf * torch.eye(3), 2 * torch.eye(3))
         assert torch.equal(of_factor, torch.eye(3))
+
+
+@pytest.mark.parametrize("where", ["threads", "processes"])
+def test_a_tensor_that_was_looked_at_can_still_be_resized(
+    sessions: Any, where: str, tmp_path: Path
+) -> None:
+    """FSDP2 empties and fills the storages of parameters; `tensor.numpy()` would forbid that."""
+    sess = sessions[where]
+    ref = sess.call_packed(lambda: torch.arange(6.0))
+    ref.debug_get_from_all()
+    repr(ref)
+    ref._repr_mimebundle_()
+    sess.save(tmp_path / "saved", {"x": ref}, {"x": "replicate"})
+    sess.snapshot(tmp_path / "kept")
+
+    def resize(tensor: torch.Tensor) -> int:
+        discolab.disco_assert(tensor, "replicated")
+        tensor.untyped_storage().resize_(0)
+        return tensor.untyped_storage().size()
+
+    assert sess.call_packed(resize, ref).debug_get_from_all() == [0, 0]

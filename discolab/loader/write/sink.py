@@ -13,6 +13,7 @@ from typing import Self
 import torch
 
 from ...runtime.interrupts import shield
+from ...runtime.regions import array_of
 from ..catalog import Shape
 from ..copies import c_strides
 from ..errors import CheckpointError
@@ -114,7 +115,7 @@ class Sink:
         return fd
 
     def _write(self, fd: int, offset: int, part: torch.Tensor, stored: torch.dtype) -> None:
-        memory = _bytes(part, stored).numpy().data
+        memory = array_of(_bytes(part, stored)).data
         done = 0
         while done < len(memory):
             wrote = os.pwrite(fd, memory[done : done + BLOCK], offset + done)

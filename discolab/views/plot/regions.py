@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import torch
 
+from ...runtime.regions import array_of
 from ...runtime.worker import current_worker
 from ..facts.guard import FAILURES, Record, error_text, type_name
 from ..facts.tensors import describe_array, describe_tensor, is_dtensor, why_no_data
@@ -222,7 +223,7 @@ def _elements(plane: torch.Tensor) -> Record:
         plane = plane.abs()
     elif plane.is_floating_point() and plane.dtype != torch.float64:
         plane = plane.to(torch.float32)
-    values = plane.contiguous().cpu().numpy()
+    values = array_of(plane.contiguous().cpu())
     return {"values": values.tobytes(), "dtype": values.dtype.str}
 
 
