@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import threading
 from contextlib import suppress
-from types import CodeType
+from types import CodeType, TracebackType
 from typing import Any
 
 _kept = threading.local()
@@ -41,17 +41,29 @@ def run_code(body: CodeType, last: CodeType | None, names: dict[str, Any]) -> An
     if not any(code and code.co_flags & inspect.CO_COROUTINE for code in (body, last)):
         exec(body, names)
         return None if last is None else eval(last, names)
-    if not hasattr(_kept, "loop"):
+    if not hasattr(_kept, "loop") or _kept.loop.loop.is_closed():  # a cell may close its loop
         _kept.loop = _Loop()
     loop: asyncio.AbstractEventLoop = _kept.loop.loop
     task = loop.create_task(_awaited(body, last, names))
     try:
         return loop.run_until_complete(task)
+    except KeyboardInterrupt as stop:
+        if not task.done():  # the loop's own frames say nothing of where the cell was
+            stop.__traceback__ = _where(task.get_coro())
+        raise
     finally:
         if not task.done():  # interrupted: what it awaits must not go on in the next cell
             task.cancel()
             with suppress(BaseException):
                 loop.run_until_complete(task)
+
+
+def _where(waits: Any) -> TracebackType | None:
+    """The frames of a coroutine that waits, and of those that it awaits, as of an exception."""
+    frame = getattr(waits, "cr_frame", None)
+    if frame is None:
+        return None
+    return TracebackType(_where(waits.cr_await), frame, frame.f_lasti, frame.f_lineno)
 
 
 async def _awaited(body: CodeType, last: CodeType | None, names: dict[str, Any]) -> Any:

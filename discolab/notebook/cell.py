@@ -29,6 +29,7 @@ from ..runtime.registers import OWN
 from ..runtime.services import probe
 from ..runtime.session import Session
 from ..runtime.sources import place
+from ..runtime.user_code import is_user_file
 from ..runtime.worker import Worker, current_worker
 from .awaiting import run_code
 from .cells import keep_source
@@ -45,7 +46,9 @@ class CellInterrupted(KeyboardInterrupt):
         where: dict[str, list[int]] = {}
         for failure in failures:
             if failure.frames:
-                file, line, _ = failure.frames[0]
+                # the cell's own line, also below the loop in which it awaited
+                users = (frame for frame in failure.frames if is_user_file(frame[0]))
+                file, line, _ = next(users, failure.frames[0])
                 where.setdefault(place(file, line), []).append(failure.rank)
         places = [f"{name_ranks(ranks)} at {text}" for text, ranks in where.items()]
         text = "stopped " + "; ".join(places) if places else "stopped"

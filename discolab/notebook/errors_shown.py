@@ -8,6 +8,7 @@ all of them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import replace
 from itertools import dropwhile
@@ -20,6 +21,7 @@ from .running import doctor_hint
 
 _AROUND = 2  # source lines shown before and after the line of a cell
 _WHOLE = "%disco_traceback shows all"
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 _paint: Paint = plain
 _last: list[Failure] = []  # of the error that was shown last, without the exceptions themselves
@@ -90,7 +92,9 @@ def painter(shell: Any) -> Paint:
 
     def paint(role: str, text: str) -> str:
         if role == "code":
-            return str(shell.pycolorize(text)).rstrip("\n")
+            # of a line whose statement goes on in the next IPython says below it that it has no end
+            coloured = str(shell.pycolorize(text)).partition("\n")[0]
+            return coloured if _COLOUR.sub("", coloured) == text.expandtabs() else text
         theme = getattr(traceback, "_theme_name", None)
         if theme is not None:
             styled = [(getattr(PyColorize.Token, roles[role]), text)]  # type: ignore[attr-defined]

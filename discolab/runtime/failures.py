@@ -14,7 +14,7 @@ from itertools import takewhile
 from typing import Any
 
 from .sources import Paint, excerpt, is_cell, is_installed, is_own_file, place, plain
-from .user_code import is_library_file, library_module
+from .user_code import is_library_file, is_user_file, library_module
 
 _MOST_GROUPS = 4  # tracebacks shown of one error
 _MOST_FRAMES = 12  # frames shown of one traceback, a run of a library's as one
@@ -30,6 +30,7 @@ _AROUND = 2  # source lines shown before and after the line of a cell
 _TRACEBACK: Any = vars(BaseException)["__traceback__"]
 _CAUSE: Any = vars(BaseException)["__cause__"]
 _CONTEXT: Any = vars(BaseException)["__context__"]
+_PARTS: Any = vars(BaseExceptionGroup)["exceptions"]
 _SUPPRESS: Any = vars(BaseException)["__suppress_context__"]
 
 Frames = tuple[tuple[str, int, str], ...]
@@ -402,7 +403,10 @@ def _details(exc: BaseException, depth: int = 0) -> tuple[str, ...]:
     if issubclass(type(exc), BaseExceptionGroup) and depth < 3:
         assert isinstance(exc, BaseExceptionGroup)
         for part in exc.exceptions[:_MOST_GROUPS]:
-            lines += ["  | " + line for line in _details(part, depth + 1)]
+            frames = user_frames(part)
+            where = [frame for frame in frames if is_user_file(frame[0])] or frames
+            inner = [f"{place(file, line)}, in {name}" for file, line, name in where[-1:]]
+            lines += ["  | " + line for line in (*inner, *_details(part, depth + 1))]
     return tuple(lines)
 
 
@@ -488,3 +492,5 @@ def _drop_frames(exc: BaseException) -> None:
             _TRACEBACK.__set__(one, None)
             todo.append(_CAUSE.__get__(one))
             todo.append(_CONTEXT.__get__(one))
+            if isinstance(one, BaseExceptionGroup):
+                todo += _PARTS.__get__(one)

@@ -64,10 +64,11 @@ def place(filename: str, line: int | None) -> str:
 def excerpt(filename: str, line: int | None, around: int, paint: Paint = plain) -> list[str]:
     """Source lines around `line`, numbered, the line itself marked with an arrow.
 
-    An interrupt can land where Python knows no line: nothing then.
+    An interrupt can land where Python knows no line, and code that was given to `exec` has no
+    source: nothing then.
     """
     found: list[str] = []
-    if line is None:
+    if line is None or not linecache.getline(filename, line):
         return found
     for number in range(max(1, line - around), line + around + 1):
         text = linecache.getline(filename, number).rstrip()

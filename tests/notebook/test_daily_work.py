@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -128,6 +129,24 @@ def test_await_in_a_cell(two: Kernel) -> None:
     failed = two.fails("%%disco\nasync def f():\n    return 1 / 0\nawait f()").traceback
     assert "line 3, in f" in failed
     assert "asyncio.run" not in failed
+    two.ok("%%disco\nloop = asyncio.get_running_loop(); await asyncio.sleep(0)")
+    two.ok("%%disco\nloop.close()")  # the next cell has another one
+    assert two.ok("%%disco\nawait asyncio.sleep(0, 'fine')").text.startswith("DRef: 'fine'")
+
+
+def test_parts_of_a_group_say_where_they_were_raised(two: Kernel) -> None:
+    two.ok("%%disco\nimport asyncio\nasync def bad():\n    raise KeyError('x')")
+    failed = two.fails("%%disco\nasync with asyncio.TaskGroup() as group:"
+                       "\n    group.create_task(bad())").traceback  # fmt: skip
+    assert re.search(r"  \| Cell In\[\d+\], line 4, in bad\n  \| KeyError: 'x'", failed), failed
+
+
+def test_a_line_of_a_longer_statement_stands_alone(two: Kernel) -> None:
+    failed = two.fails("%%disco\nraise ValueError(\n    \"\"\"a\nb\"\"\",\n)").traceback
+    lines = failed.splitlines()
+    assert any(line.endswith("---->   2 raise ValueError(") for line in lines), failed
+    assert any(line.endswith('  3     """a') for line in lines), failed
+    assert "EOF" not in failed
 
 
 def test_stop_ends_an_await(two: Kernel) -> None:
@@ -136,6 +155,9 @@ def test_stop_ends_an_await(two: Kernel) -> None:
     stopped = two.fails("%%disco\nimport asyncio\n" + code.partition("\n")[2], interrupt_after=0.5)
     assert stopped.error["ename"] in ("CellInterrupted", "KeyboardInterrupt")
     assert time.monotonic() - began < 20
+    where = re.search(r"stopped workers 0-1 at (Cell In\[\d+\], line 4)$", stopped.error["evalue"])
+    assert where, stopped.error["evalue"]
+    assert where[1] in two.ok("%disco_explain").text.splitlines()[1]
     assert two.ok("%%disco\nended").text.startswith("DRef ended: True on all")
     assert two.ok("%%disco\nawait asyncio.sleep(0, 'fine')").text.startswith("DRef: 'fine'")
 

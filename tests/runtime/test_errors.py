@@ -521,3 +521,28 @@ def test_what_was_raised_is_not_told_when_the_session_ends(sess: Session) -> Non
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sess.shutdown()
+
+
+def test_a_group_of_errors_keeps_no_frames_of_its_parts(pair: ThreadedSession) -> None:
+    kept: list[Any] = []
+
+    def part() -> None:
+        large = torch.ones(3)
+        kept.append(weakref.ref(large))
+        raise KeyError("x")
+
+    def group() -> None:
+        try:
+            part()
+        except KeyError as error:
+            raise ExceptionGroup("two", [error]) from None
+
+    with pytest.raises(WorkerError, match=r"in part\n  \| KeyError: 'x'"):
+        pair.call_packed(group).debug_get_from_all()
+    gc.collect()
+    assert [ref() for ref in kept] == [None, None]
+
+
+def test_code_without_a_source_shows_no_empty_line(pair: ThreadedSession) -> None:
+    with pytest.raises(WorkerError, match=r"<string>:1\nZeroDivisionError"):
+        pair.call_packed(exec, "1/0", {}).debug_get_from_all()

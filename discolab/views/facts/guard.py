@@ -81,7 +81,7 @@ def safe_repr(value: object, limit: int = REPR_LIMIT) -> tuple[str, bool]:
         return carriable(text), whole and len(full) <= 4 * limit and not text.endswith("…")
     except FAILURES_OR_STOP as error:
         raise_stop(error)
-        return f"<{type_name(value)}: repr raised {error_text(error)}>", True
+        return f"<{type_name(value)}: repr raised {error_text(error)}>", False
 
 
 def attempt(record: Record, what: str, action: Callable[[], Record]) -> None:
