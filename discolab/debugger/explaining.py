@@ -30,8 +30,10 @@ from ..views.pictures import picture_of
 from .fingerprints import RANDOM, UNKNOWN, Entry, record_of
 from .frames import user_frames
 
+_WITH_FRAMES = ("the cell", "the script")  # commands of which the frames are kept (raised.py)
 _MOST_LINES = 6
 _MOST_WORDS = 300  # characters of an error
+_MOST_DIFFERENCES = 3
 _MOST_NAMES = 3
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
@@ -303,32 +305,35 @@ def _differences(entries: Mapping[int, Sequence[Entry]]) -> list[Fact]:
     if len(entries) < 2 or not moments:
         return []
     end = moments[-1][1]
-    since: dict[tuple[int, bool], list[str]] = {}
-    for name in {name for values in end.values() for name in values}:
+    since: dict[tuple[int, bool, str], list[str]] = {}
+    for name in sorted({name for values in end.values() for name in values}):
         if len(_classes(end, name)) < 2:
             continue
         counts = [len(_classes(values, name)) for _, values in moments]
         if 1 in counts:  # of what was never equal nobody knows whether it should be
             equal = len(counts) - 1 - counts[::-1].index(1)
             number = next(at for at in range(equal, len(counts)) if counts[at] > 1)
-            since.setdefault((number, number == equal + 1), []).append(name)
+            how = _in_words(_classes(moments[number][1], name))
+            since.setdefault((number, number == equal + 1, how), []).append(name)
     facts = []
-    for (number, sure), names in sorted(since.items())[:2]:
-        file, values = moments[number]
-        words = _in_words(names, values) + ("" if sure else ", perhaps before")
+    for (number, sure, how), names in sorted(since.items())[:_MOST_DIFFERENCES]:
+        file = moments[number][0]
+        words = f"{_name(names)}: {how}" + ("" if sure else ", perhaps before")
         facts.append(Fact(words, _place_in(file, names), sure))
     return facts
 
 
-def _in_words(names: Sequence[str], values: Values) -> str:
+def _name(names: Sequence[str]) -> str:
     variables = sorted(name for name in names if name != RANDOM)
     shown = [*variables[:_MOST_NAMES], *([RANDOM] if RANDOM in names else [])]
     more = len(variables) - len(variables[:_MOST_NAMES])
-    words = ", ".join(shown) + (f" and {more} more" if more else "")
-    classes = _classes(values, shown[0])
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _in_words(classes: Sequence[Sequence[int]]) -> str:
     if len(classes) == 2 and len(classes[0]) > len(classes[1]):
-        return f"{words}: equal on all workers before, other on {name_ranks(classes[1])} since"
-    return f"{words}: equal on all workers before, {len(classes)} different values since"
+        return f"equal on all workers before, other on {name_ranks(classes[1])} since"
+    return f"equal on all workers before, {len(classes)} different values since"
 
 
 def _with_nan(entries: Mapping[int, Sequence[Entry]]) -> list[Fact]:
@@ -345,10 +350,14 @@ def _with_nan(entries: Mapping[int, Sequence[Entry]]) -> list[Fact]:
     if first is None:
         return []
     file, odd, count = first
-    names = list(odd)[:_MOST_NAMES]
-    ranks = sorted({rank for ranks in odd.values() for rank in ranks})
-    whose = "all workers" if len(ranks) == count else f"{name_ranks(ranks)} first"
-    return [Fact(f"{', '.join(names)}: NaN on {whose}", _place_in(file, names))]
+    whose: dict[str, list[str]] = {}
+    for name, ranks in odd.items():
+        whom = "all workers" if len(ranks) == count else f"{name_ranks(ranks)} first"
+        whose.setdefault(whom, []).append(name)
+    return [
+        Fact(f"{_name(names)}: NaN on {whom}", _place_in(file, names))
+        for whom, names in list(whose.items())[:_MOST_DIFFERENCES]
+    ]
 
 
 def _drawn_apart(entries: Mapping[int, Sequence[Entry]]) -> list[Fact]:
@@ -380,17 +389,25 @@ def _drawn_apart(entries: Mapping[int, Sequence[Entry]]) -> list[Fact]:
 
 
 def _place_in(file: str, names: Sequence[str]) -> str:
-    """The line of a cell that assigns one of these, if there is just one; else the cell."""
-    lines = set()
+    """The line of a cell that sets all of these, if there is just one; else the cell."""
+    lines: dict[str, set[int]] = {name: set() for name in names if name != RANDOM}
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
         tree = ast.Module([], [])
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in names:
-            lines.add(node.lineno)
-    if len(lines) == 1:
-        return place(file, lines.pop())
+        target: ast.AST = node
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            target = node.value.func  # a method of it, as `x.add_(1)`
+        elif not isinstance(getattr(node, "ctx", None), ast.Store):
+            continue
+        while isinstance(target, ast.Attribute | ast.Subscript):
+            target = target.value
+        if isinstance(target, ast.Name) and target.id in lines:
+            lines[target.id].add(target.lineno)
+    found = list(lines.values())
+    if found and all(len(one) == 1 and one == found[0] for one in found):
+        return place(file, found[0].pop())
     return place(file, None).partition(", line")[0] if is_cell(file) else file
 
 
@@ -405,4 +422,6 @@ def _advice(failures: Sequence[Failure], found: Diagnosis) -> str:
         return ""
     if any(failure.type_name == "CollectiveError" for failure in causes):
         return "%disco_doctor shows the last collectives of each worker"
+    if causes[0].command not in _WITH_FRAMES:
+        return ""
     return f"%disco_pm {causes[0].rank} shows the variables where it was raised"

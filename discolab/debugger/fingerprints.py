@@ -13,7 +13,7 @@ import hashlib
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
@@ -31,6 +31,8 @@ UNKNOWN = ""  # a digest: the variable is gone, or was not read
 
 Print = tuple[str, bool]
 """A digest, and whether NaN is among the numbers that were read."""
+Key = list[tuple[weakref.ref[Any], int]]
+"""Objects, and of a tensor how often it was written to."""
 Entry = tuple[int, str, dict[str, Print]]
 """The ordinal of a cell, its file, and what it has changed."""
 
@@ -61,7 +63,7 @@ class Book:
     def __init__(self) -> None:
         self.entries: deque[Entry] = deque(maxlen=_MOST_ENTRIES)
         self.last = -1
-        self._keys: dict[str, Any] = {}
+        self._keys: dict[str, Key | None] = {}
         self._prints: dict[str, Print] = {}
 
     def note(self, worker: Worker, file: str) -> None:
@@ -75,10 +77,13 @@ class Book:
         for name, value in list(names.items())[:_MOST_NAMES]:
             if name.startswith("_") or name in GIVEN or isinstance(value, _LEFT_OUT):
                 continue
-            key = _key(value)
-            if key is not None and self._keys.get(name) == key:
-                continue
-            found = _print(value, until)
+            try:
+                key = _key(value)
+                if key is not None and _is_same(self._keys.get(name), key):
+                    continue
+                found = _print(value, until)
+            except Exception:  # a value that does not let itself be looked at
+                found = None
             self._keys[name] = key if found is not None else None
             if found is None and name in self._prints:
                 changed[name] = (UNKNOWN, False)
@@ -121,15 +126,31 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     yield from value.buffers()
 
 
-def _key(value: Any) -> Any:
+def _key(value: Any) -> Key | None:
     """By what it is seen that a value is unchanged; None: it must be read."""
+    tensors: Iterable[torch.Tensor] = ()
+    found: Key = []
     if isinstance(value, torch.Tensor):
-        if value.is_inference():
+        tensors = (value,)
+    elif isinstance(value, torch.nn.Module):
+        found, tensors = [(weakref.ref(value), 0)], _tensors(value)
+    for tensor in tensors:
+        if tensor.is_inference():  # torch does not count what is written to it
             return None
-        return weakref.ref(value), value._version
-    if isinstance(value, torch.nn.Module):
-        return weakref.ref(value), tuple(map(_key, _tensors(value)))
-    return None
+        found.append((weakref.ref(tensor), tensor._version))
+    return found or None
+
+
+def _is_same(before: Key | None, now: Key) -> bool:
+    """Whether two keys are of the same objects; references that are equal may be of equal ones."""
+    return (
+        before is not None
+        and len(before) == len(now)
+        and all(
+            old is new and version == other
+            for (old, version), (new, other) in zip(before, now, strict=True)
+        )
+    )
 
 
 def _print(value: Any, until: float) -> Print | None:

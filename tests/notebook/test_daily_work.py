@@ -142,7 +142,7 @@ def test_parts_of_a_group_say_where_they_were_raised(two: Kernel) -> None:
 
 
 def test_a_line_of_a_longer_statement_stands_alone(two: Kernel) -> None:
-    failed = two.fails("%%disco\nraise ValueError(\n    \"\"\"a\nb\"\"\",\n)").traceback
+    failed = two.fails('%%disco\nraise ValueError(\n    """a\nb""",\n)').traceback
     lines = failed.splitlines()
     assert any(line.endswith("---->   2 raise ValueError(") for line in lines), failed
     assert any(line.endswith('  3     """a') for line in lines), failed

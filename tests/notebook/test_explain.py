@@ -158,6 +158,36 @@ def test_since_when_values_differ(three: Kernel) -> None:
     assert "model: equal on all workers before" in told[1]
 
 
+def test_each_variable_is_told_of_its_own_worker_and_line(three: Kernel) -> None:
+    three.ok("%disco_restart")
+    three.ok("%%disco\nx, z = torch.ones(3), 0\ny, old = torch.ones(3), x")
+    cell = "%%disco\nz += rank == 1\nif rank == 1: x += 1\nif rank == 2: y[0] = float('nan')"
+    three.ok(cell)
+    told = "\n".join(lines(three))
+    assert re.search(r"x, z: equal on all workers before, other on worker 1 since \S+ Cell In\S+$",
+                     told, re.M), told  # fmt: skip
+    assert re.search(r"y: equal on all .* other on worker 2 since .*, line 4$", told, re.M), told
+    assert re.search(r"y: NaN on worker 2 first .*, line 4$", told, re.M), told
+
+
+def test_what_a_variable_held_may_live_on(three: Kernel) -> None:
+    three.ok("%disco_restart")
+    three.ok("%%disco\nx = torch.ones(3)\nhuge = 10**5000\nlater = 0")
+    three.ok("%%disco\nif rank == 1: x[0] = 2")
+    three.ok("%%disco\nold, x = x, torch.ones(3)\nlater = 1")
+    three.ok("%%disco\nif rank == 2: later = 2")
+    told = "\n".join(lines(three))
+    assert re.search(r"later: equal on all workers before, other on worker 2", told), told
+    assert " x" not in told
+
+
+def test_no_advice_where_no_cell_has_failed(three: Kernel) -> None:
+    three.ok("%disco_restart")
+    three.ok("failed = sess.call_packed(lambda: 1 / 0)\nimport time; time.sleep(0.2)")
+    assert "%disco_pm" not in "".join(lines(three))
+    three.ok("%disco_restart")
+
+
 def test_random_states_that_differ(three: Kernel) -> None:
     three.ok("%disco_restart")
     three.ok("%%disco\na = 1\nw = torch.randn(3)")

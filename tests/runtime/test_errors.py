@@ -540,7 +540,8 @@ def test_a_group_of_errors_keeps_no_frames_of_its_parts(pair: ThreadedSession) -
     with pytest.raises(WorkerError, match=r"in part\n  \| KeyError: 'x'"):
         pair.call_packed(group).debug_get_from_all()
     gc.collect()
-    assert [ref() for ref in kept] == [None, None]
+    assert kept  # of worker 0 alone where the other is a process
+    assert not any(ref() is not None for ref in kept)
 
 
 def test_code_without_a_source_shows_no_empty_line(pair: ThreadedSession) -> None:
