@@ -75,7 +75,7 @@ class Book:
             changed[name] = (UNKNOWN, False)
             self._keys.pop(name, None)
         for name, value in list(names.items())[:_MOST_NAMES]:
-            if name.startswith("_") or name in GIVEN or isinstance(value, _LEFT_OUT):
+            if name.startswith("_") or name in GIVEN or issubclass(type(value), _LEFT_OUT):
                 continue
             try:
                 key = _key(value)

@@ -401,8 +401,7 @@ def _details(exc: BaseException, depth: int = 0) -> tuple[str, ...]:
         text = f"{type(exc).__name__}:{rest}"
     lines = [_cut(line) for line in text.rstrip().splitlines()[:_MOST_LINES]]
     if issubclass(type(exc), BaseExceptionGroup) and depth < 3:
-        assert isinstance(exc, BaseExceptionGroup)
-        for part in exc.exceptions[:_MOST_GROUPS]:
+        for part in _PARTS.__get__(exc)[:_MOST_GROUPS]:
             frames = user_frames(part)
             where = [frame for frame in frames if is_user_file(frame[0])] or frames
             inner = [f"{place(file, line)}, in {name}" for file, line, name in where[-1:]]
@@ -492,5 +491,5 @@ def _drop_frames(exc: BaseException) -> None:
             _TRACEBACK.__set__(one, None)
             todo.append(_CAUSE.__get__(one))
             todo.append(_CONTEXT.__get__(one))
-            if isinstance(one, BaseExceptionGroup):
+            if issubclass(type(one), BaseExceptionGroup):
                 todo += _PARTS.__get__(one)

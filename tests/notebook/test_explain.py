@@ -172,7 +172,8 @@ def test_each_variable_is_told_of_its_own_worker_and_line(three: Kernel) -> None
 
 def test_what_a_variable_held_may_live_on(three: Kernel) -> None:
     three.ok("%disco_restart")
-    three.ok("%%disco\nx = torch.ones(3)\nhuge = 10**5000\nlater = 0")
+    three.ok("%%disco\nx = torch.ones(3)\nhuge = 10**5000\nlater = 0\n"
+             "class Odd:\n    __class__ = property(lambda self: 1 / 0)\nodd = Odd()")  # fmt: skip
     three.ok("%%disco\nif rank == 1: x[0] = 2")
     three.ok("%%disco\nold, x = x, torch.ones(3)\nlater = 1")
     three.ok("%%disco\nif rank == 2: later = 2")

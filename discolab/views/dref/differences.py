@@ -170,7 +170,7 @@ class _Search:
                 return Difference(note=told)
             (shape, dtype, mine), (its_shape, its_dtype, its) = told
             if (shape, dtype) != (its_shape, its_dtype):
-                return Difference(note=f"{dtype}{shape} and {its_dtype}{its_shape}")
+                return Difference(note=f"{its_dtype}{its_shape} and {dtype}{shape}")
             size = math.prod(shape)
             spans = spans or cut_in(0, size, BLOCKS)
             apart = [
