@@ -14,6 +14,8 @@ from contextlib import suppress
 from types import CodeType, TracebackType
 from typing import Any
 
+from ..runtime.worker import current_worker
+
 _kept = threading.local()
 
 
@@ -44,7 +46,9 @@ def run_code(body: CodeType, last: CodeType | None, names: dict[str, Any]) -> An
     if not hasattr(_kept, "loop") or _kept.loop.loop.is_closed():  # a cell may close its loop
         _kept.loop = _Loop()
     loop: asyncio.AbstractEventLoop = _kept.loop.loop
-    task = loop.create_task(_awaited(body, last, names))
+    worker = current_worker()
+    worker.awaits = _awaited(body, last, names)
+    task = loop.create_task(worker.awaits)
     try:
         return loop.run_until_complete(task)
     except KeyboardInterrupt as stop:
@@ -52,6 +56,7 @@ def run_code(body: CodeType, last: CodeType | None, names: dict[str, Any]) -> An
             stop.__traceback__ = _where(task.get_coro())
         raise
     finally:
+        worker.awaits = None
         if not task.done():  # interrupted: what it awaits must not go on in the next cell
             task.cancel()
             with suppress(BaseException):

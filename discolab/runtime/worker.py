@@ -209,6 +209,7 @@ class Worker(Interruptible):
         self.joined_at = 0
         self.watched = WatchedValues()
         self.sat_out = -1
+        self.awaits: Any = None  # the coroutine for which an event loop runs on its thread
         self.current: Command | None = None
         self.resumed_at = 0
         self.failed_calls: deque[tuple[int, Failure]] = deque(maxlen=_MOST_FAILED_CALLS)
@@ -643,6 +644,12 @@ class Worker(Interruptible):
                 frame = frame.f_back
         except AttributeError:  # CPython 3.11 once gave a function as a frame of a running thread
             return ""
+        waits, awaited = self.awaits, ""
+        while (frame := getattr(waits, "cr_frame", None)) is not None:
+            if is_cell(frame.f_code.co_filename):
+                awaited = place(frame.f_code.co_filename, frame.f_lineno)
+            waits = waits.cr_await
+        nearest = awaited or nearest
         return f" at {nearest}" if nearest else ""
 
 

@@ -162,6 +162,18 @@ def test_stop_ends_an_await(two: Kernel) -> None:
     assert two.ok("%%disco\nawait asyncio.sleep(0, 'fine')").text.startswith("DRef: 'fine'")
 
 
+def test_where_a_cell_awaits_is_told(two: Kernel) -> None:
+    two.ok(
+        "%%disco -a\nimport asyncio\nasync def late():\n    await asyncio.sleep(30)\nawait late()"
+    )
+    two.ok("import time; time.sleep(0.5)")
+    assert re.search(
+        r"running .* the cell at Cell In\[\d+\], line 4", two.ok("%disco_status").stdout
+    )
+    assert "line 4" in two.ok("%disco_explain").text
+    two.ok("sess.interrupt()")
+
+
 def test_await_can_be_stepped(two: Kernel) -> None:
     two.ok("%%disco --step\nimport asyncio\nasync def g(k):\n    k += 1\n    return k\nawait g(1)")
     for _ in range(2):
