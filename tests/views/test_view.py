@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from discolab import ArgumentError, DiscoError
+from discolab import ArgumentError, DiscoError, current_worker
 from discolab.engines import ThreadedSession
 from discolab.views import view
 
@@ -86,3 +86,13 @@ class Sleepy:
     def __repr__(self) -> str:
         time.sleep(40)
         return "awake"
+
+
+def test_shapes_that_differ_are_told_in_the_order_of_their_workers() -> None:
+    def make() -> torch.Tensor:
+        return torch.ones((2, 3) if current_worker().rank == 0 else 2)
+
+    with ThreadedSession(3) as sess:
+        told = str(view(sess.call_packed(make)))
+    words = "differences not looked at: float32[2, 3] and float32[2]"
+    assert f"worker 0 against worker 1: {words}" in told
