@@ -423,7 +423,9 @@ class Controller:
         try:
             rank = worker_id.__index__()
         except (AttributeError, TypeError):
-            raise ArgumentError(f"a worker id is an integer, got {worker_id!r}") from None
+            rank = None
+        if rank is None or isinstance(worker_id, bool):
+            raise ArgumentError(f"a worker id is an integer, got {worker_id!r}")
         if not 0 <= rank < self.num_workers:
             raise ArgumentError(
                 f"worker id {rank} is out of range: this session has workers "

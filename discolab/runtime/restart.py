@@ -16,6 +16,7 @@ to the value since: the others say so now, and the lost one has said when it did
 from __future__ import annotations
 
 import hashlib
+import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -32,9 +33,9 @@ from .channel import Ticket
 from .drawn import Pictured
 from .dref import DRef, FreedDRef, freed_text
 from .errors import SessionError
-from .failures import Failure
+from .failures import Failure, name_ranks
 from .functions import find_func
-from .interrupts import TICK
+from .interrupts import TICK, shield
 from .mesh import set_mesh
 from .regions import array_of
 from .registers import OWN, Site
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 LOST = "ValueLost"
 DIED = "WorkerDied"
 _PATIENCE = 60.0  # seconds that the others are given to say what they hold
+_SAY_AFTER = 2.0  # seconds of that before somebody is told what is waited for
 MOST_PUSHED = 64 << 20  # bytes of pushed variables that a session keeps, to push them again
 
 
@@ -246,6 +248,11 @@ def restart_worker(session: Session, rank: Any, death: Failure | None = None) ->
     session._check_caller()
     session._check_open()
     session._check_replaceable(rank)
+    why = session._why_held_up()
+    if why and death is None:
+        raise SessionError(
+            f"worker {rank} can't be restarted now, as the others can't say what they hold: {why}"
+        )
     with session._restarts_one:
         session._check_open()
         began = time.monotonic()
@@ -268,11 +275,18 @@ def restart_worker(session: Session, rank: Any, death: Failure | None = None) ->
             session._restarting = None
             if not admitted:
                 session._not_replaced(rank)
-        others = _collect(session, ticket)
-        del ref
-        plan, result = _plan(session, rank, why, held, others, changed, position, variables)
-        plan.death = death if death is not None and not death.reported else None
-        report = _settle(session, rank, plan, variables)
+        stopped: KeyboardInterrupt | None = None
+        try:
+            _collect(session, ticket, rank)
+        except KeyboardInterrupt as exc:  # the new worker has to begin, or nothing goes on
+            stopped = exc
+        with shield():
+            del ref
+            others = {r: value for r, value in ticket.values.items() if isinstance(value, dict)}
+            plan, result = _plan(session, rank, why, held, others, changed, position, variables)
+            plan.death = death if death is not None and not death.reported else None
+            begun = _settle(session, rank, plan, variables)
+        report = _collect_one(session, begun, rank)
         result = _revised(result, report, time.monotonic() - began)
         session.restarts = (*session.restarts[-15:], result)
         session.restarts_made += 1
@@ -280,6 +294,8 @@ def restart_worker(session: Session, rank: Any, death: Failure | None = None) ->
             restored = held[shard.reg_id][1]
             if restored is not None:
                 session._restored[shard.reg_id, rank] = weakref.ref(restored), shard.how
+        if stopped is not None:
+            raise stopped
         return result
 
 
@@ -376,15 +392,24 @@ def _ask_others(session: Session, rank: int, held: Mapping[int, Any]) -> tuple[T
     return session.request(ref, living, what="what the other workers hold"), ref
 
 
-def _collect(session: Session, ticket: Ticket) -> dict[int, Any]:
-    """The answers of those that live, by rank."""
-    ends = time.monotonic() + _PATIENCE
+def _collect(session: Session, ticket: Ticket, rank: int) -> None:
+    """Wait for the answers of those that live; while they stand in the debugger, without end."""
+    began = told = time.monotonic()
     while not ticket.acquire(TICK):
         dead = session._dead()
-        if time.monotonic() > ends or all(rank in dead for rank in ticket.missing):
+        now = time.monotonic()
+        if session._why_held_up():
+            began = now
+        if now > began + _PATIENCE or all(rank in dead for rank in ticket.missing):
             break
         session._check_open()
-    return {rank: value for rank, value in ticket.values.items() if isinstance(value, dict)}
+        if 0 < told < now - _SAY_AFTER:
+            told = 0
+            late = name_ranks(r for r in ticket.missing if r not in dead)
+            sys.stderr.write(
+                f"the restart of worker {rank} waits for {late} to tell what is held there, for "
+                f"{_PATIENCE:g} s at most; Ctrl-C has the new worker begin without it\n"
+            )
 
 
 def _plan(
@@ -515,9 +540,7 @@ def _restore(
     return "", None
 
 
-def _settle(
-    session: Session, rank: int, plan: _Plan, variables: Mapping[str, Any]
-) -> dict[str, Any]:
+def _settle(session: Session, rank: int, plan: _Plan, variables: Mapping[str, Any]) -> Ticket:
     """Have the new worker begin with its plan, and then go on with what has waited for it."""
     first: list[Any] = []
     values = {name: value for name, (value,) in variables.items()}
@@ -533,20 +556,20 @@ def _settle(
         ticket = Ticket([rank], f"the new worker {rank}")
         first.append((DiscoAction.DEBUG_GET_FROM_REMOTE, ref.reg_id, False, ticket))
         session._let_in(rank, first)
-    answer = _collect_one(session, ticket, rank)
-    del ref
-    if isinstance(answer, Failure):
-        raise SessionError(f"worker {rank} was replaced, and could not begin: {answer.headline}")
-    report: dict[str, Any] = answer
-    return report
+    return ticket
 
 
-def _collect_one(session: Session, ticket: Ticket, rank: int) -> Any:
+def _collect_one(session: Session, ticket: Ticket, rank: int) -> dict[str, Any]:
+    """Wait for what the new worker says of its beginning."""
     while not ticket.acquire(TICK):
         session._check_open()
         if rank in session._dead():
             raise SessionError(f"worker {rank} was replaced, and the new one has died at once")
-    return ticket.values[rank]
+    answer = ticket.values[rank]
+    if isinstance(answer, Failure):
+        raise SessionError(f"worker {rank} was replaced, and could not begin: {answer.headline}")
+    report: dict[str, Any] = answer
+    return report
 
 
 def _revised(result: RestartedWorker, report: Mapping[str, Any], seconds: float) -> RestartedWorker:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import sys
 import threading
@@ -15,6 +16,7 @@ import torch
 
 import discolab
 from discolab import (
+    ArgumentError,
     DiscoError,
     ProcessSession,
     Session,
@@ -25,9 +27,11 @@ from discolab import (
     make_session,
     rpc,
 )
+from discolab.debugger import debugger_of
 from discolab.engines import SocketSession
 from discolab.engines.remote_session import RemoteSession
 from discolab.engines.threads import ThreadedSession
+from discolab.runtime import restart
 from discolab.runtime.channel import Ticket
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
@@ -398,6 +402,57 @@ def test_a_worker_that_lives_is_restarted_too(trio: Session) -> None:
     assert "was ended by restart_worker" in result.why
     after = trio.call_packed(os.getpid).debug_get_from_remote(2)
     assert (before == after) == isinstance(trio, ThreadedSession)
+
+
+def test_a_wait_for_the_others_is_told_and_ends_with_ctrl_c(
+    trio: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Pressed:
+        """Whoever reads what is waited for, presses Ctrl-C."""
+
+        def __init__(self) -> None:
+            self.text = ""
+
+        def write(self, text: str) -> None:
+            self.text += text
+            os.kill(os.getpid(), signal.SIGINT)
+
+    end, screen = tmp_path / "end", Pressed()
+
+    def compute() -> None:
+        while my_rank() == 0 and not end.exists():
+            time.sleep(0.01)
+
+    trio.call_packed(compute)
+    monkeypatch.setattr(restart, "_SAY_AFTER", 0.5)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", screen)
+        with pytest.raises(KeyboardInterrupt):
+            trio.restart_worker(1)
+    assert re.match("the restart of worker 1 waits for workers? 0.*60 s at most", screen.text)
+    assert trio.restarts[-1].rank == 1
+    assert trio.call_packed(my_rank).debug_get_from_remote(1) == 1
+    end.touch()
+    assert trio.call_packed(my_rank).debug_get_from_all() == [0, 1, 2]
+
+
+def test_a_restart_while_workers_stand_says_what_to_do(trio: Session) -> None:
+    dbg = debugger_of(trio)
+    dbg.run(my_rank, step=True)
+    before = trio.status()[1].state
+    with pytest.raises(SessionError, match=r"worker 1 can't be restarted now(.|\n)*%disco_abort"):
+        trio.restart_worker(1)
+    assert trio.status()[1].state == before
+    dbg.abort()
+    assert trio.restart_worker(1).rank == 1
+    assert trio.call_packed(my_rank).debug_get_from_all() == [0, 1, 2]
+
+
+def test_true_is_no_rank(trio: Session) -> None:
+    for call in (trio.restart_worker, trio.sync_worker):
+        with pytest.raises(ArgumentError, match="a worker id is an integer, got True"):
+            call(True)
+    assert trio.restarts == ()
 
 
 def test_interrupts_reach_a_new_worker(trio: Session) -> None:
