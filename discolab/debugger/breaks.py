@@ -246,8 +246,8 @@ def lines_with_code(file: str) -> list[int]:
     ArgumentError
         If it can't be compiled.
     """
-    source = "".join(linecache.getlines(file))
     try:
+        source = "".join(linecache.getlines(file))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT

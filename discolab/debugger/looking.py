@@ -225,7 +225,7 @@ class Looking:
                     return dict(sorted(station.answers(number).items()))
                 self._tick()
                 self.session._check_open()
-                self.session._check_alive()
+                self.session._check_alive(missing)
                 if time.monotonic() > deadline:
                     break
         except BaseException:
@@ -248,10 +248,8 @@ class Looking:
             if lockstep is None or not lockstep.paused:
                 return ""
             here = lockstep.at[lockstep.groups()[0][0]].here
-        return (
-            f"the workers are paused at {place(here.file, here.line)}: %disco_continue or "
-            "%disco_abort first"
-        )
+        how = "%disco_abort" if self.session._dead() else "%disco_continue or %disco_abort"
+        return f"the workers are paused at {place(here.file, here.line)}: {how} first"
 
     def _ranks(self, ranks: Ranks) -> list[int]:
         return list(parse_ranks(ranks, self.session.num_workers, self.session.current_mesh))

@@ -347,3 +347,14 @@ def test_terminate_ends_the_program_and_not_the_session(client, dbg, module, ses
 
 def _three():
     return 3
+
+
+@pytest.mark.parametrize("path", ["/no\0such.py", "/\ud800.py", "/tmp", "/no/such.py"])
+def test_a_path_without_source_has_no_breakpoints(client, path):
+    placed = client.ask("setBreakpoints", source={"path": path}, breakpoints=[{"line": 3}])
+    (found,) = placed["breakpoints"]
+    assert not found["verified"]
+    assert "can't be" in found["message"]
+    assert client.ask("setBreakpoints", source={"path": path}, breakpoints=[]) == {
+        "breakpoints": []
+    }

@@ -448,6 +448,22 @@ def test_a_restart_while_workers_stand_says_what_to_do(trio: Session) -> None:
     assert trio.call_packed(my_rank).debug_get_from_all() == [0, 1, 2]
 
 
+def test_one_that_died_while_the_others_stand_can_be_looked_around_and_replaced() -> None:
+    with ProcessSession(3, devices="cpu", timeout=20) as session:
+        dbg = debugger_of(session)
+        dbg.run(my_rank, step=True)
+        kill(session, 1)
+        with pytest.raises(SessionError, match=r"restarted now.*: %disco_abort first"):
+            session.restart_worker(1)
+        with pytest.raises(DiscoError, match="SIGKILL"):  # who asks first is told of it
+            dbg.go("continue")
+        assert dbg.eval("6 * 7", [0, 2]).values[2][0] != "error"
+        assert dbg.where().workers[0].variables is not None
+        dbg.abort()
+        session.restart_worker(1)
+        assert session.call_packed(my_rank).debug_get_from_all() == [0, 1, 2]
+
+
 def test_true_is_no_rank(trio: Session) -> None:
     for call in (trio.restart_worker, trio.sync_worker):
         with pytest.raises(ArgumentError, match="a worker id is an integer, got True"):

@@ -408,6 +408,13 @@ def test_code_that_is_gone_is_named(
 
 
 @pytest.mark.one_process
+@pytest.mark.parametrize("path", ["a\0b", "\ud800", "", 5, None])
+def test_what_is_no_path_is_said(pair: Session, path: Any) -> None:
+    for write in (lambda: pair.snapshot(path), lambda: save(pair, path, {})):
+        with pytest.raises(ArgumentError, match="folder to write to as a string or a Path"):
+            write()
+
+
 def test_listing(pair: Session, tmp_path: Path) -> None:
     cell(pair, "x = torch.ones(1000)")
     pair.snapshot(tmp_path / "a")

@@ -52,7 +52,7 @@ class Replacement:
     Raises
     ------
     ArgumentError
-        If the folder has a checkpoint of another format.
+        If `folder` is no path, or has a checkpoint of another format.
     CheckpointError
         If it can't be written to, or another save is doing that.
     """
@@ -60,7 +60,14 @@ class Replacement:
     _lock: int | None = None  # here, as an interrupt may come before `__init__` has begun
 
     def __init__(self, folder: str | os.PathLike[str], format: str) -> None:
-        self.folder = os.path.realpath(folder)
+        try:
+            if not os.fsencode(folder):
+                raise ValueError("it is empty")
+            self.folder = os.path.realpath(os.fsdecode(folder))
+        except (TypeError, ValueError) as exc:
+            raise ArgumentError(
+                f"give the folder to write to as a string or a Path, got {folder!r}: {exc}"
+            ) from None
         self._format = format
         self._made: list[str] = []  # folders
         self._new: list[str] = []
