@@ -130,7 +130,7 @@ def test_it_reads_as_it_is_typed(script: str) -> None:
         ("6 if return", "the condition 'return' can't be compiled"),
         ("6 if x\0", "can't be compiled"),
         ("nothing_of_that_name.py:3", "no source file 'nothing_of_that_name.py' is known here"),
-        ("Cell In[99]:3", r"no source file 'Cell In\[99\]' is known here"),
+        ("Cell In[99999]:3", r"no source file 'Cell In\[99999\]' is known here"),
         ("__init__.py:1", "is the end of several paths: .*write more of it"),
     ],
 )
