@@ -23,7 +23,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType, ModuleType
 from typing import Any
@@ -406,6 +406,20 @@ def _registry(module: ModuleType, patches: Patches) -> None:
             patches.replace(module.SimpleLibraryRegistry, name, entry_over)
 
 
+def _clear_listed(name: str) -> None:
+    """Take an operator off the list of its namespace, where `torch.export` would look for it.
+
+    torch lists it once a thread that first asks for it, so twice if two workers ask at once, and
+    takes it off once.
+    """
+    space, _, short = name.partition(".")[0].partition("::")
+    namespace = vars(torch.ops).get(space)
+    if namespace is not None and short not in vars(namespace):
+        with suppress(ValueError):
+            while True:
+                namespace._dir.remove(short)
+
+
 def _cache(module: ModuleType, patches: Patches) -> None:
     def clear_over(clear: Callable[[Any], None]) -> Callable[[Any], None]:
         @functools.wraps(clear)
@@ -415,6 +429,7 @@ def _cache(module: ModuleType, patches: Patches) -> None:
                     clear({name})
                 except (AttributeError, ValueError):
                     pass  # another worker has cleared it at the same time
+                _clear_listed(name)
 
         return clear_with_others
 

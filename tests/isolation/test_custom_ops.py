@@ -68,6 +68,14 @@ def test_each_worker_defines_an_operator(sess: Session) -> None:
     assert not hasattr(torch.ops.discolab_tests, "shift")
 
 
+@pytest.mark.one_process
+def test_an_operator_that_is_gone_is_in_no_list(sess: Session) -> None:
+    run(sess, LIBRARY)
+    torch.ops.discolab_tests._dir.append("shift")  # as torch does if two workers ask first at once
+    sess.shutdown()
+    assert "shift" not in list(torch.ops.discolab_tests)
+
+
 ONE_OF_TWO = """
 import torch
 wide = {wide}
