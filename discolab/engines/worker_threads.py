@@ -106,6 +106,7 @@ class LocalWorkers:
         worker, thread = self.workers[rank], self.threads[rank]
         if not thread.is_alive():
             return "has died"
+        worker.gives_way = True
         worker.announce_interrupt()
         worker.channel.send((DiscoAction.SHUTDOWN, 0))
         _join_threads([thread], _END_GRACE, [worker])

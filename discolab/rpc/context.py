@@ -11,6 +11,7 @@ import threading
 
 from ..runtime.errors import SessionError, session_closed
 from ..runtime.interrupts import shield
+from ..runtime.restart import at_replaced
 from ..runtime.services import LISTENERS
 from ..runtime.session import Session, open_sessions
 from ..runtime.worker import Worker, at_leave, current_worker_or_none
@@ -94,8 +95,14 @@ def node_of_session(session: Session) -> Node:
 def _worker_left(worker: Worker) -> None:
     """A worker ends; on its own thread."""
     node: Node | None = worker.shared.get(NODE)
-    if node is not None:
+    if node is not None and not worker.gives_way:
         node.worker_left(worker.worker_id)
+
+
+def _worker_replaced(worker: Worker) -> None:
+    node: Node | None = worker.shared.get(NODE)
+    if node is not None:
+        node.worker_replaced(worker.worker_id)
 
 
 def _open(worker: Worker) -> None:
@@ -105,3 +112,4 @@ def _open(worker: Worker) -> None:
 
 LISTENERS[SERVICE] = _open
 at_leave.append(_worker_left)
+at_replaced.append(_worker_replaced)

@@ -28,6 +28,14 @@ def session_over() -> SessionClosedError:
     return SessionClosedError("the session was shut down while the call was under way")
 
 
+def restarted(rank: int) -> WorkerLostError:
+    """What ends that a new worker thread, which has the place of a lost one, can't go on with."""
+    return WorkerLostError(
+        f"worker {rank} was restarted meanwhile: what was under way with it is gone. "
+        "It can be called again"
+    )
+
+
 def original_type(exc: BaseException) -> type[BaseException]:
     """The class of an exception; if it came from another worker, of the one raised there."""
     kind: type[BaseException] = getattr(type(exc), "disco_original", type(exc))

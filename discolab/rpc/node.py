@@ -30,7 +30,7 @@ from ..runtime.errors import DiscoError, SessionError, session_closed
 from ..runtime.interrupts import reentrant_lock, shield
 from ..runtime.worker import Worker, current_worker_or_none
 from . import node_protocol
-from .errors import WorkerLostError, session_over
+from .errors import WorkerLostError, restarted, session_over
 from .housekeeping import PERIOD, Housekeeping
 from .lending import Lent
 from .names import CONTROLLER, WorkerInfo, name_of, rank_of
@@ -403,6 +403,21 @@ class Node:
             pool.close()
         if last:
             self.close()
+
+    def worker_replaced(self, rank: int) -> None:
+        """A new worker thread has a lost one's place: calls to the lost one, and by it, are over.
+
+        What it owned is in this process, and stays.
+        """
+        with self.lock:
+            self._left.discard(rank)
+            pool = self._pools.pop(rank, None)
+        error = restarted(rank)
+        for call in list(self.calls.values()):
+            if rank in (call.callee, call.caller):
+                call.fail(error)
+        if pool is not None:
+            pool.close()
 
     def close(self) -> None:
         """The session ends: so does all that is under way."""

@@ -167,6 +167,8 @@ class Worker(Interruptible):
         left unfinished is void.
     died
         Set if the thread ended without being asked to.
+    gives_way
+        Set if this thread is asked to end, and a new worker takes its place.
     alone
         Why the others can't be met now, so that collectives are refused; "" while they can.
     dispatch
@@ -213,7 +215,7 @@ class Worker(Interruptible):
         self.current: Command | None = None
         self.resumed_at = 0
         self.failed_calls: deque[tuple[int, Failure]] = deque(maxlen=_MOST_FAILED_CALLS)
-        self.died = False
+        self.died = self.gives_way = False
         self.alone = ""
         self.dispatch = self._table()
         self.before_call: Callable[[Command], Command] | None = None

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -307,3 +308,29 @@ def test_a_member_that_dies(fresh: Any, engine: str) -> None:
     with pytest.raises(Exception, match="worker 2") as info:
         ref.debug_get_from_remote(1, timeout=30)
     assert isinstance(info.value, WorkerError | WorkerLostError | Exception)
+
+
+def test_a_member_that_is_restarted(fresh: Any) -> None:
+    """Those who wait for it hear of it at once; on threads it can take part again."""
+    sess = fresh(3)
+
+    def program(late: bool) -> str:
+        rank = current_worker().rank
+        if late and rank == 2:
+            time.sleep(60)
+        rpc.init_rpc(f"w{rank}")
+        found = rpc.rpc_sync(f"w{(rank + 1) % 3}", rpc.get_worker_info).name
+        rpc.shutdown()
+        return found
+
+    sess.call_packed(program, False).debug_get_from_all()
+    ref = sess.call_packed(program, True)
+    functions.eventually(lambda: sess.status()[1].state == "waiting")
+    result = sess.restart_worker(2)
+    assert result.seconds < 20
+    with pytest.raises(WorkerError, match="worker 2"):
+        ref.debug_get_from_remote(1, timeout=20)
+    if sess.workers_here().keys() == {0, 1, 2}:
+        sess.sync_all()
+        names = sess.call_packed(program, False).debug_get_from_all(timeout=20)
+        assert names == ["w1", "w2", "w0"]

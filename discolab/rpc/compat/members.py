@@ -18,7 +18,10 @@ import torch
 
 from ...runtime.errors import ArgumentError, SessionError, WaitTimeoutError
 from ...runtime.interrupts import plain_lock, shield, wait_in_shield
-from ..context import current_node, place_here
+from ...runtime.restart import at_replaced
+from ...runtime.worker import Worker
+from ..context import NODE, current_node, place_here
+from ..errors import restarted
 from ..futures import Future, async_execution, call_later
 from ..names import CONTROLLER
 from ..node import Node
@@ -138,6 +141,22 @@ def _leave(key: Any, rank: int, arrival: str) -> None:
             came.pop(rank).answer.set_result(None)
         else:
             _left.append(arrival)
+
+
+def _worker_replaced(worker: Worker) -> None:
+    """A new worker thread has a lost one's place: it is no member; no gathering can complete."""
+    node = worker.shared.get(NODE)
+    if node is None:
+        return
+    with _lock:
+        _members.get(node, {}).pop(worker.worker_id, None)
+        gatherings = _gatherings.pop(node, {})
+    for came in gatherings.values():
+        for arrived in came.values():
+            arrived.answer.set_exception(restarted(worker.worker_id))
+
+
+at_replaced.append(_worker_replaced)
 
 
 def member_here() -> Member:
