@@ -333,10 +333,14 @@ class Node:
 
     def deliver(self, sender: int, body: Any, frames: Sequence[Any]) -> None:
         """Take in a message of another node; on the receiving thread."""
-        if self.router is None:
-            self.opened.wait(_OPEN)  # it is just being made, and a message was faster
+        self._wait_until_open()
         message, keepalive = node_protocol.unpack(self, sender, body, frames)
         HANDLERS[message[0]](self, sender, message, keepalive)
+
+    def _wait_until_open(self) -> None:
+        """Wait while this node is being made, if a message was faster; on the receiving thread."""
+        if self.router is None:
+            self.opened.wait(_OPEN)
 
     def flush_output(self) -> None:
         """Send what was printed here before what is sent next."""
@@ -349,6 +353,7 @@ class Node:
         """Another node has died, and all that it sent was delivered; on the receiving thread."""
         if self.closed or node in self.lost:
             return
+        self._wait_until_open()
         self.lost[node] = reason
         error = self.lost_error(node)
         for call in list(self.calls.values()):

@@ -22,9 +22,10 @@ from discolab import (
     WaitTimeoutError,
     WorkerError,
     ccl,
+    current_worker,
 )
 from discolab import rpc as module
-from discolab.rpc import WorkerLostError
+from discolab.rpc import WorkerLostError, context
 from tests.rpc import functions
 from tests.rpc.conftest import Caller, counts
 from tests.rpc.functions import eventually
@@ -667,3 +668,36 @@ def test_references_and_futures_outlive_the_session(fresh: Any) -> None:
     sess.shutdown()
     assert done.wait() == 3
     del refs
+
+
+def _open_slowly() -> None:
+    """Have this worker's node hear from others before it is made."""
+    make = context.open_router
+
+    def make_slowly(*args: Any) -> Any:
+        router = make(*args)
+        time.sleep(0.3)
+        return router
+
+    context.open_router = make_slowly
+
+
+def test_a_worker_that_is_restarted_hears_whom_it_has_lost(
+    fresh: Any, engine: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if engine == "threads":
+        pytest.skip("a restarted worker can be called again")
+    sess = fresh(3)
+    sess.call_packed(functions.my_rank).debug_get_from_all()
+
+    def asks_0() -> Any:
+        return module.rpc_sync(0, functions.my_rank) if current_worker().rank else None
+
+    assert sess.call_packed(asks_0).debug_get_from_all() == [None, 0, 0]
+    sess.restart_worker(2)
+    sess.call_packed(_open_slowly).debug_get_from_all()
+    ref = sess.call_packed(asks_0)
+    with pytest.raises(WorkerError, match="worker 2 was restarted"):
+        ref.debug_get_from_remote(2)
+    assert ref.debug_get_from_remote(1) == 0
+    assert "Traceback" not in capfd.readouterr().err
