@@ -555,26 +555,30 @@ class Controller:
         return "\n".join(lines)
 
     def _throttle(self) -> None:
-        """Wait while a worker is too far behind, so that memory stays bounded."""
+        """Wait while a worker is too far behind, so that memory stays bounded.
+
+        The deadline counts anew while the workers get on.
+        """
         worker = current_worker_or_none()
         if worker is not None and worker.channel in self._channels:
             return  # a worker that feeds its own session must not wait for itself
         if all(channel.pending() < _MOST_QUEUED for channel in self._channels):
             return
-        deadline = None if self.timeout is None else time.monotonic() + self.timeout
+        deadline, least = math.inf, math.inf
         try:
             while not self._closed:
-                behind = [
-                    rank
-                    for rank, channel in enumerate(self._channels)
-                    if channel.pending() > _MOST_QUEUED // 2
-                ]
+                pending = [channel.pending() for channel in self._channels]
+                behind = [rank for rank, count in enumerate(pending) if count > _MOST_QUEUED // 2]
                 if not behind:
                     return
+                if sum(pending) < least:
+                    least = sum(pending)
+                    deadline = time.monotonic() + (
+                        math.inf if self.timeout is None else self.timeout
+                    )
                 self.tick()
                 self._check_alive()
-                if deadline is not None and time.monotonic() > deadline:
-                    assert self.timeout is not None
+                if time.monotonic() > deadline:
                     ticket = Ticket(behind, "room in the queue")
                     raise WaitTimeoutError(self._timeout_text(ticket, self.timeout))
                 time.sleep(0.002)

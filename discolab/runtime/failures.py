@@ -117,6 +117,15 @@ class Failure:
             exception=exc,
         )
 
+    @classmethod
+    def of_text(cls, rank: int, command: str, call_site: str, exc: BaseException) -> Failure:
+        """Describe one of our own exceptions whose frames, notes and causes say nothing: fast."""
+        name, message = type(exc).__name__, str(exc)
+        exc.__traceback__ = None
+        return cls(
+            rank, command, call_site, name, message, details=(f"{name}: {message}",), exception=exc
+        )
+
     @property
     def headline(self) -> str:
         """``ValueError: text``, as Python would end its traceback."""
@@ -170,6 +179,10 @@ class UnreportedFailures:
                 number=next(self._numbers),
             )
         ]
+
+    def keeps(self, failure: Failure) -> bool:
+        """Whether it is kept here; else nobody will be told of it."""
+        return any(kept is failure for kept in self.kept())
 
     def kept(self) -> list[Failure]:
         """What is kept, whether it was reported or not."""

@@ -43,6 +43,7 @@ from .watched import WatchedValues
 if TYPE_CHECKING:  # a circle: a mesh asks which worker it is on
     from .mesh import Mesh
 
+_CANCELLED = "cancelled before it began"
 _MOST_FAILED_CALLS = 16
 
 _now = time.monotonic
@@ -327,7 +328,7 @@ class Worker(Interruptible):
                     self._dropped(old)
                 del old
             if self.interrupts:
-                raise WorkerInterrupted("cancelled before it began")
+                raise WorkerInterrupted(_CANCELLED)
             if bind:
                 func, args, kwargs = self._bind(bind, func, args, kwargs)
             value = func(*args, **kwargs) if kwargs else func(*args)
@@ -431,7 +432,10 @@ class Worker(Interruptible):
         kind = type(exc)
         text, site = (text, "") if text else self._name_of(command)
         try:
-            failure = Failure.from_exception(self.worker_id, text, site, exc)
+            if kind is WorkerInterrupted and exc.args == (_CANCELLED,):  # there may be thousands
+                failure = Failure.of_text(self.worker_id, text, site, exc)
+            else:
+                failure = Failure.from_exception(self.worker_id, text, site, exc)
         except BaseException:
             message = "<an exception that can't be described>"
             failure = Failure(self.worker_id, text, site, kind.__name__, message)
@@ -473,8 +477,8 @@ class Worker(Interruptible):
 
     def _dropped(self, failure: Failure) -> None:
         """A register no longer holds a failure, which must not be lost if it was never raised."""
-        if not any(value is failure for value in self.registers.values()):
-            failure.orphan = True
+        if not failure.orphan and self.unreported.keeps(failure):
+            failure.orphan = not any(value is failure for value in self.registers.values())
 
     def _get_global_func(self, command: Command) -> None:
         try:

@@ -315,3 +315,11 @@ def test_a_call_to_a_worker_far_behind_has_the_sessions_deadline(gate: Gate) -> 
     gate.set()
     session.sync_all(timeout=60)
     session.shutdown()
+
+
+def test_a_queue_that_gets_shorter_is_waited_for() -> None:
+    session = ThreadedSession(1, timeout=0.3)
+    for _ in range(17_000):  # those that are too many take longer than the deadline
+        session.call_packed(time.sleep, 0.0001)
+    assert session.interrupt(timeout=20) == []
+    session.shutdown()
