@@ -61,6 +61,7 @@ def start(
     target_fork: Fork | None = None,
     feed: Any = None,
     prepare: Callable[[Call], None] | None = None,
+    at: int | None = None,
 ) -> Call:
     """Begin a call. `Call.wait_and_take` waits for it and returns its value.
 
@@ -78,6 +79,8 @@ def start(
         Of a stream: where its items go.
     prepare
         Called with the call before it begins.
+    at
+        The node to be called, if that is not the one on which `to` lives now: it may be lost.
     """
     node.check_open()
     if node.references.dropped:
@@ -92,10 +95,13 @@ def start(
         raise ArgumentError(
             f"what to call is a function, or the name of a registered one, got {func!r:.80}"
         )
-    here = node.is_here(callee)
+    if at is None:
+        at = node.node_of(callee)
+    here = at == node.id
     site = call_site(3)
     made = Call if here else OutgoingCall
     call = made(node, kind, caller, callee, func, args, kwargs, seconds, site)
+    call.at = at
     call.number = next(node.numbers)
     call.target, call.feed = target, feed
     call.depth = depth_here()
@@ -156,6 +162,8 @@ class Call(Outcome):
         CALL, FETCH or STREAM; of a FETCH `func` is the reference, at the callee its `Value`.
     caller, callee
         Their ranks.
+    at
+        On which node the callee is.
     timeout, due
         Seconds that it may take, None for no limit; when that is over, by `node.now`.
     site
@@ -175,6 +183,7 @@ class Call(Outcome):
     """
 
     number = 0
+    at = 0
     depth = 0
     due: float | None = None
     target: Value | None = None
@@ -239,7 +248,7 @@ class Call(Outcome):
         if self.caller != self.callee and (self.args or self.kwargs or context is not None):
             try:
                 (self.args, self.kwargs), tracked = self.node.autograd.leave(
-                    context, (self.args, self.kwargs), self.callee
+                    context, (self.args, self.kwargs), self.callee, self.at
                 )
             except RecursionError:
                 raise ArgumentError(
@@ -391,7 +400,7 @@ class Call(Outcome):
             self.settle(None)
         else:
             if self.caller != self.callee:
-                value, _ = self.node.autograd.leave(self.context, value, self.caller)
+                value, _ = self.node.autograd.leave(self.context, value, self.caller, self.at)
             self.settle(value)
         self._release()
 
@@ -458,8 +467,7 @@ class OutgoingCall(Call):
         self._opening = plain_lock()
 
     def _hand_over(self, tracked: tuple[int, ...], fork: Fork | None, lend: bool) -> None:
-        node = self.node
-        to = node.node_of(self.callee)
+        node, to = self.node, self.at
         message = (
             self.kind,
             self.number,
@@ -493,8 +501,7 @@ class OutgoingCall(Call):
         """See `Call`."""
         if not self.settled:
             self.given_up = why
-            node = self.node
-            node.notify(node.node_of(self.callee), node_protocol.CANCEL, self.number, why)
+            self.node.notify(self.at, node_protocol.CANCEL, self.number, why)
 
     def answered(self, value: Any, tracked: tuple[int, ...], keepalive: Keepalive | None) -> None:
         """The answer is there, as it came; on the receiving thread."""
@@ -528,7 +535,9 @@ class OutgoingCall(Call):
         try:
             value = node_protocol.open_values(self.node, self.value)
             if self.tracked or self.context is not None:
-                value = self.node.autograd.arrive(self.context, value, self.callee, self.tracked)
+                value = self.node.autograd.arrive(
+                    self.context, value, self.callee, self.at, self.tracked
+                )
             self.value = value
         except Exception as exc:
             text = f"what came as the answer to the {self.describe()} can't be opened here"
@@ -572,7 +581,7 @@ class IncomingCall(Call):
         del keepalive
         if self.tracked or self.context is not None:
             args, kwargs = self.node.autograd.arrive(
-                self.context, (args, kwargs), self.caller, self.tracked
+                self.context, (args, kwargs), self.caller, self.sender, self.tracked
             )
         self.args, self.kwargs = args, kwargs
 
@@ -587,7 +596,7 @@ class IncomingCall(Call):
                 "with rpc.stream, which takes what it yields item by item, or have it return a list"
             )
         if value is not None:
-            value, tracked = self.node.autograd.leave(self.context, value, self.caller)
+            value, tracked = self.node.autograd.leave(self.context, value, self.caller, self.sender)
         self.node.flush_output()
         try:
             self.node.send(self.sender, (node_protocol.RESULT, self.sent_number, value, tracked))
@@ -643,6 +652,7 @@ def receive_call(
     context, tracked, fork, buffer, depth = rest
     call = IncomingCall(node, kind, caller, callee, func, args, kwargs, None, site)
     call.sender, call.sent_number, call.description = sender, number, description
+    call.at = node.id
     call.depth, call.tracked, call.keepalive = depth, tracked, keepalive
     node.serving[sender, number] = call
     if context is not None:

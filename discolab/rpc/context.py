@@ -8,19 +8,23 @@ are known by `current_worker`; everything else is the controller. A node lies in
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 from ..runtime.errors import SessionError, session_closed
 from ..runtime.interrupts import shield
-from ..runtime.restart import at_replaced
+from ..runtime.restart import at_replaced, at_restart
 from ..runtime.services import LISTENERS
 from ..runtime.session import Session, open_sessions
-from ..runtime.worker import Worker, at_leave, current_worker_or_none
-from .directory import SERVICE
+from ..runtime.worker import Worker, at_leave, current_worker, current_worker_or_none
+from .directory import SERVICE, RpcService
 from .names import CONTROLLER
 from .node import Node, Place, bound_place
 from .router import open_router
 
 NODE = "discolab.rpc.node"  # where in a worker's `shared` its node is
+_NODES = "discolab.rpc.nodes"  # and, of one that has a lost one's place, the nodes' numbers
+_OPENED = "discolab.rpc.opened"  # and an event: it was told of the others
+_ADMITTED_WITHIN = 5.0  # seconds in which the others are to know of a new node
 
 _making = threading.RLock()  # to be open tells the session's service, which may ask for node 0
 
@@ -63,12 +67,18 @@ def node_of_worker(worker: Worker) -> Node:
         node = worker.shared.get(NODE)
         if node is None:
             alone = len(worker.peers) == worker.num_workers
-            node = Node(0 if alone else worker.worker_id, worker.peers, worker.num_workers)
+            nodes = [0] * worker.num_workers if alone else worker.shared.get(_NODES)
+            node = Node(worker.worker_id, worker.peers, nodes or range(worker.num_workers))
             worker.shared[NODE] = node
             if not alone:
                 try:
                     node.router = open_router(
-                        worker, node.deliver, node.peer_lost, node.peer_frozen
+                        worker,
+                        node.deliver,
+                        node.peer_lost,
+                        node.peer_frozen,
+                        node.peer_replaced,
+                        node.id,
                     )
                 except BaseException:
                     del worker.shared[NODE]
@@ -108,8 +118,32 @@ def _worker_replaced(worker: Worker) -> None:
 def _open(worker: Worker) -> None:
     """Others use rpc: this node has to be there."""
     node_of_worker(worker)
+    opened = worker.shared.get(_OPENED)
+    if opened is not None:
+        opened.set()
+
+
+def _for_new_worker(session: Session) -> list[tuple[str, Any, tuple[Any, ...]]]:
+    """What a worker process does first that takes the place of a lost one."""
+    service = getattr(session, "services", {}).get(SERVICE)
+    if not isinstance(service, RpcService):
+        return []
+    return [("to take part in rpc", _take_part, (service.nodes(), service.was_used))]
+
+
+def _take_part(nodes: list[int], wait: bool) -> None:
+    """Be known as a new node, before anything is called here, or from here (a worker function)."""
+    worker = current_worker()
+    if worker.link is None:
+        return
+    worker.shared[_NODES] = nodes
+    opened = worker.shared[_OPENED] = threading.Event()
+    worker.link.tell(SERVICE, ("ready", False))
+    if wait and not opened.wait(_ADMITTED_WITHIN):  # one of them is stopped, or holds the GIL
+        worker.link.tell(SERVICE, ("ready", True))
 
 
 LISTENERS[SERVICE] = _open
 at_leave.append(_worker_left)
 at_replaced.append(_worker_replaced)
+at_restart.append(_for_new_worker)

@@ -60,8 +60,11 @@ def adopt(register: int, owner: int, fork: list[int]) -> None:
     worker = current_worker()
     if worker.worker_id == owner:
         arrived: Fork = (fork[0], fork[1], fork[2], fork[3], fork[4])
+        node = node_of_worker(worker)
+        if fork[0] != node.id:  # that of a worker whose place this one has
+            return
         with shield():
-            value = node_of_worker(worker).references.adopted(arrived, 0, owner)
+            value = node.references.adopted(arrived, 0, owner)
             _fill(value, worker.registers.get(register))
 
 
@@ -94,25 +97,27 @@ def dref_of(
 
 
 def _ticket(node: Node, rref: RRef, rank: int) -> list[int]:
-    """A reference on its way to a worker in a command: owner, and fork or what it is here."""
+    """A reference on its way to a worker in a command: to which node, owner, fork or reference."""
     to = node.node_of(rank)
     if to == node.id:
         node.references.hold(rref.ref)
-        return [rref.owner_rank, *rref.ref]
-    return [rref.owner_rank, *node.references.fork(rref.ref, to)]
+        return [to, rref.owner_rank, *rref.ref]
+    return [to, rref.owner_rank, *node.references.fork(rref.ref, to)]
 
 
 def take(tickets: list[list[int]]) -> Any:
     """The value that this worker's reference is to (a worker function)."""
     worker = current_worker()
     node = node_of_worker(worker)
-    owner, *name = tickets[worker.worker_id]
+    to, owner, *name = tickets[worker.worker_id]
     ref = (name[0], name[1], name[2])
+    if to != node.id:
+        raise node.lost_error(to)
     with shield():
         if len(name) == 5:
             node.references.arrived((*ref, name[3], name[4]), 0)
         rref = held(node, ref, owner)  # the ticket's hold is its own from here
-    return rref.local_value() if owner == worker.worker_id else rref.to_here()
+    return rref.local_value() if rref.is_owner() else rref.to_here()
 
 
 adopt_here.disco_command = adopt.disco_command = (  # type: ignore[attr-defined]

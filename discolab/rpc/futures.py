@@ -155,7 +155,7 @@ class Future(torch.futures.Future):  # type: ignore[type-arg]
         node = call.node
         if call.error is not None:
             self._note_failure()
-        if node.is_here(call.callee) or node.closed:
+        if call.at == node.id or node.closed:
             self._complete()
         else:  # the receiving thread neither opens values nor runs callbacks
             node.pool(call.caller).submit(Chore(self._complete))
@@ -191,6 +191,7 @@ def call_later(
     kwargs: Any,
     timeout: Any,
     lend: bool = False,
+    at: int | None = None,
 ) -> Future:
     """Begin a call; a future of what it gives."""
     future = Future()
@@ -205,6 +206,7 @@ def call_later(
         later=True,
         lend=lend,
         prepare=future._follow,
+        at=at,
     )
     return future
 
@@ -354,7 +356,8 @@ def ask_node(node: Node, to: int, func: Any, *args: Any) -> Future:
 
     Where the function returns a future, it is answered when that is done.
     """
-    return call_later(node, node.ranks()[-1], to, run_asked, (func, args), None, None)
+    rank = to % node.num_workers
+    return call_later(node, node.ranks()[-1], rank, run_asked, (func, args), None, None, at=to)
 
 
 @async_execution

@@ -51,6 +51,7 @@ class PendingCall(Protocol):
 
     caller: int
     callee: int
+    at: int
     due: float | None
     settled: bool
 
@@ -91,11 +92,23 @@ class Autograd(Protocol):
         """The context of that id, as this node knows it."""
 
     def leave(
-        self, context: Any, value: Any, to_rank: int, from_rank: int | None = None
+        self,
+        context: Any,
+        value: Any,
+        to_rank: int,
+        to_node: int,
+        from_rank: int | None = None,
     ) -> tuple[Any, tuple[int, ...]]:
         """What is to be sent for a value that goes to another rank, and its tracked tensors."""
 
-    def arrive(self, context: Any, value: Any, from_rank: int, tracked: tuple[int, ...]) -> Any:
+    def arrive(
+        self,
+        context: Any,
+        value: Any,
+        from_rank: int,
+        from_node: int,
+        tracked: tuple[int, ...],
+    ) -> Any:
         """What a value is that came from another node."""
 
     def peer_lost(self, node: int) -> None:
@@ -110,15 +123,17 @@ class Node:
 
     Parameters
     ----------
-    id
-        0 for the controller's process, else the rank of the worker.
+    rank
+        Of the worker; 0 in the controller's process.
     workers
         Those of this process, by rank.
-    num_workers
-        The world size.
+    nodes
+        On which node each worker lives, by rank.
 
     Attributes
     ----------
+    id
+        The number of this node; see directory.py.
     default_timeouts
         By rank, the seconds for calls that say nothing; None: no limit. Others' have
         `DEFAULT_TIMEOUT`.
@@ -142,9 +157,11 @@ class Node:
 
     make_autograd: ClassVar[Callable[[Node], Autograd]]  # autograd/ sets it
 
-    def __init__(self, id: int, workers: Mapping[int, Worker], num_workers: int) -> None:
-        self.id = id
-        self.num_workers = num_workers
+    def __init__(self, rank: int, workers: Mapping[int, Worker], nodes: Sequence[int]) -> None:
+        self.rank = rank
+        self.id = id = nodes[rank]
+        self.num_workers = num_workers = len(nodes)
+        self._nodes = [*nodes, nodes[0]]  # the last one, [-1], is the controller's
         self.workers = dict(workers)
         self.alone = len(workers) == num_workers
         self.lock = reentrant_lock()
@@ -164,7 +181,7 @@ class Node:
         )
         self.references = ReferenceTable(
             id,
-            1 if self.alone else num_workers,
+            self._nodes,
             self.lock,
             lambda to, message: self.notify(to, node_protocol.REFERENCES, message),
             self.housekeeping.begin,
@@ -178,12 +195,20 @@ class Node:
     # -- facts -------------------------------------------------------------------------------
 
     def node_of(self, rank: int) -> int:
-        """On which node a rank lives."""
-        return 0 if self.alone else max(rank, 0)
+        """On which node a rank lives; of a worker that was replaced, the latest one."""
+        return self._nodes[rank]
 
     def is_here(self, rank: int) -> bool:
         """Whether a rank lives on this node."""
-        return self.alone or max(rank, 0) == self.id
+        return self._nodes[rank] == self.id
+
+    def is_current(self, node: int) -> bool:
+        """Whether a worker lives on a node, as far as is known: it was not replaced, nor lost."""
+        return node in self._nodes and node not in self.lost
+
+    def describe(self, node: int) -> str:
+        """Whose node that is."""
+        return f"worker {node % self.num_workers}"
 
     def rank_of(self, to: Any) -> int:
         """The rank that a caller means; raises an `UnknownWorkerError`."""
@@ -195,7 +220,7 @@ class Node:
 
     def ranks(self) -> list[int]:
         """The ranks that live here."""
-        return ([CONTROLLER] if self.id == 0 else []) + sorted(self.workers)
+        return ([CONTROLLER] if self.rank == 0 else []) + sorted(self.workers)
 
     def now(self) -> float:
         """The time by which calls run out, in seconds."""
@@ -357,13 +382,22 @@ class Node:
         self.lost[node] = reason
         error = self.lost_error(node)
         for call in list(self.calls.values()):
-            if self.node_of(call.callee) == node:
+            if call.at == node:
                 call.fail(error)
         for (sender, _), served in list(self.serving.items()):
             if sender == node:
-                served.end(f"worker {node}, which called it, has died")
+                served.end(f"{self.describe(node)}, which called it, has died")
         self.references.lost(node)
         self.autograd.peer_lost(node)
+
+    def peer_replaced(self, rank: int, node: int) -> None:
+        """Another worker has the place of one that was lost, and is a new node; any thread.
+
+        To all who refer to the old one that stays lost.
+        """
+        if node > self._nodes[rank]:
+            self.references.met(node)
+            self._nodes[rank] = node
 
     def peer_frozen(self, node: int, why: str) -> None:
         """Another node is shown not to run; "": it has come back. On the receiving thread.
@@ -375,17 +409,21 @@ class Node:
             return
         self.frozen[node] = why
         for call in list(self.calls.values()):
-            if self.node_of(call.callee) == node and not call.settled:
+            if call.at == node and not call.settled:
                 call.abort(self._frozen_error(node))
 
     def _frozen_error(self, node: int) -> DiscoError:
         return DiscoError(
-            f"worker {node} {self.frozen[node]}. It can be called again if it comes back"
+            f"{self.describe(node)} {self.frozen[node]}. It can be called again if it comes back"
         )
 
     def lost_error(self, node: int) -> WorkerLostError:
-        """What is raised for a node that has died."""
-        return WorkerLostError(f"{self.lost[node]}\nCalls to it, and what it owned, are gone")
+        """What is raised for a node that has died, or in whose worker's place there is another."""
+        why = self.lost.get(node, f"{self.describe(node)} was restarted")
+        gone = "Calls to it, and what it owned, are gone"
+        if node not in self._nodes:
+            gone += ". Another worker has its place, and can be called"
+        return WorkerLostError(f"{why}\n{gone}")
 
     def check_answers(self, node: int) -> None:
         """Raise if a node has died, or is frozen."""
@@ -486,4 +524,4 @@ def rank_on(node: Node) -> int:
     worker = current_worker_or_none()
     if worker is not None and node.workers.get(worker.worker_id) is worker:
         return worker.worker_id
-    return CONTROLLER if node.id == 0 else node.id
+    return CONTROLLER if node.rank == 0 else node.rank

@@ -67,10 +67,18 @@ class DistributedOptimizer:
         self._node = next(iter(of_owner.values()))[0].node
         rank = rank_on(self._node)
         self._name = getattr(optimizer_class, "__name__", repr(optimizer_class))
+        node = self._node
         self._locals: dict[int, RRef] = _gather(
             {
                 owner: call_later(
-                    self._node, rank, owner, _make, (optimizer_class, refs, args, kwargs), {}, None
+                    node,
+                    rank,
+                    owner,
+                    _make,
+                    (optimizer_class, refs, args, kwargs),
+                    {},
+                    None,
+                    at=min(ref.ref[0] for ref in refs),  # a node that is lost, if one is
                 )
                 for owner, refs in of_owner.items()
             }
@@ -97,11 +105,12 @@ class DistributedOptimizer:
             Of all owners on which it failed; on the others it is done.
         WorkerLostError, WaitTimeoutError
         """
-        wanted = context_for(self._node, context)
-        rank = rank_on(self._node)
+        node = self._node
+        wanted = context_for(node, context)
+        rank = rank_on(node)
         _gather(
             {
-                owner: call_later(self._node, rank, owner, _step, (ref, wanted), {}, None)
+                owner: call_later(node, rank, owner, _step, (ref, wanted), {}, None, at=ref.ref[0])
                 for owner, ref in self._locals.items()
             }
         )

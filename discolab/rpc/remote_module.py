@@ -90,9 +90,8 @@ class RemoteModule:
             Whether with those of the modules in it.
         """
         module = self._module
-        parameters: list[RRef] = _ask(
-            module.node, module.owner_rank, _parameters, (module, bool(recurse))
-        )
+        given, at = (module, bool(recurse)), module.ref[0]
+        parameters: list[RRef] = _ask(module.node, module.owner_rank, _parameters, given, at)
         return parameters
 
     def module_rref(self) -> RRef:
@@ -102,8 +101,8 @@ class RemoteModule:
     get_module_rref = module_rref  # PyTorch's name
 
 
-def _ask(node: Node, to: Any, func: Any, args: tuple[Any, ...]) -> Any:
-    return call_sync(node, rank_on(node), to, func, args)
+def _ask(node: Node, to: Any, func: Any, args: tuple[Any, ...], at: int | None = None) -> Any:
+    return call_sync(node, rank_on(node), to, func, args, at=at)
 
 
 def _place(to: Any) -> tuple[Any, str | None]:

@@ -38,6 +38,7 @@ _JOIN = 2.0  # seconds that the threads may take to end
 
 Deliver = Callable[[int, Any, list[Any]], None]
 Lost = Callable[[int, str], None]
+Replaced = Callable[[int, int], None]
 _routers: weakref.WeakSet[Router] = weakref.WeakSet()
 
 
@@ -80,8 +81,10 @@ class Router:
 
     Parameters
     ----------
-    node, num_nodes
-        Which of how many this one is.
+    node
+        The number of this one.
+    count
+        How many there are at a time.
     host
         This machine's address, at which others reach it.
     deliver
@@ -92,6 +95,9 @@ class Router:
     frozen
         ``frozen(node, why)`` is called when a node is shown not to run, and with "" when it has
         come back. All three are called on the receiving thread.
+    replaced
+        ``replaced(rank, node)`` is called when a worker that was lost has another in its place,
+        which is a new node; any thread.
     tell
         Sends a message to the session's service.
     """
@@ -99,17 +105,19 @@ class Router:
     def __init__(
         self,
         node: int,
-        num_nodes: int,
+        count: int,
         host: str,
         deliver: Deliver,
         lost: Lost,
         tell: Callable[[Any], None],
         frozen: Lost,
+        replaced: Replaced,
     ) -> None:
-        self.node, self.host = node, host
+        self.node, self.host, self._count = node, host, count
         self._deliver, self._lost, self._frozen, self._tell = deliver, lost, frozen, tell
+        self._replaced = replaced
         self._owner = os.getpid()
-        self._peers = {n: _Peer() for n in range(num_nodes) if n != node}
+        self._peers: dict[int, _Peer] = {}  # also of nodes that are still to open
         self._address = Address(place_here(), gpus=gpus_here())
         self._addresses: dict[int, Address] = {}
         self._local: LocalPort | None = None
@@ -147,7 +155,7 @@ class Router:
                 f"node {self.node} of rpc is in process {self._owner}, from which this one was "
                 "forked: rpc can't be used here"
             )
-        peer = self._peers[to]
+        peer = self._peers.get(to) or self._peer(to)
         if peer.gone or self._closing:
             return
         if later is not None and sum(map(_size, message.frames)) > LATER:
@@ -161,6 +169,9 @@ class Router:
             raise DiscoError(
                 f"there is no memory for a message to node {to}: {exc.strerror}"
             ) from exc
+
+    def _peer(self, node: int) -> _Peer:
+        return self._peers.setdefault(node, _Peer())
 
     def _send(self, peer: _Peer, message: Message, later: Later | None = None) -> None:
         connection = peer.connection
@@ -206,7 +217,7 @@ class Router:
 
     def same_gpus(self, to: int) -> bool:
         """Whether a node can open the GPU memory of this one, as far as is known."""
-        return to == self.node or self._peers[to].same_gpus
+        return to == self.node or self._peer(to).same_gpus
 
     # -- messages of the service --------------------------------------------------------------
 
@@ -214,6 +225,10 @@ class Router:
         """Take a message of the service; any thread."""
         if value[0] == "close":
             self.close()
+        elif value[0] == "new":
+            _, rank, node = value
+            self._replaced(rank, node)
+            self._tell(("known", node))
         else:
             self.loop.soon(partial(self._control, *value))
 
@@ -224,16 +239,15 @@ class Router:
             self._learn(rest[0], address_of(rest[1]))
         elif kind == "lost":
             node, reason = rest
-            if node in self._peers and not self._peers[node].gone:
+            if not self._peer(node).gone:
                 self._leaving.setdefault(node, (reason, time.monotonic()))
         elif kind == "frozen":
             self._frozen(*rest)
 
     def _open(self, token: bytes, how: str, keys: dict[str, str]) -> None:
-        me, count = self.node, len(self._peers) + 1
         address = self._address
         if self._local is None and how != "tcp" and HAVE_LOCAL:
-            self._local = LocalPort(self.loop, me, count, token, self._arrived)
+            self._local = LocalPort(self.loop, self.node, self._count, token, self._arrived)
         if self._tcp is None and how != "local":
             self._tcp = self._open_tcp(token, Keys.of(keys))
         if self._local is not None:
@@ -247,17 +261,16 @@ class Router:
     def _open_tcp(self, token: bytes, keys: Keys) -> Port:
         from ..transport.tcp import TcpPort  # it imports zmq, which most sessions don't need
 
-        count = len(self._peers) + 1
         try:
             endpoint = endpoint_of(self.host, 0)
-            return TcpPort(self.loop, endpoint, self.node, count, token, keys, self._arrived)
+            return TcpPort(self.loop, endpoint, self.node, token, keys, self._arrived)
         except (OSError, DiscoError) as exc:
             raise DiscoError(f"rpc can't listen at {self.host}: {exc}") from None
 
     def _learn(self, node: int, address: Address) -> None:
         self._addresses[node] = address
-        peer = self._peers.get(node)
-        if peer is None or peer.gone or peer.connection is not None:
+        peer = self._peer(node)
+        if peer.gone or peer.connection is not None:
             return
         if self._local is not None and address.name and address.place == self._address.place:
             connection = self._local.connect(address.name)
@@ -300,23 +313,23 @@ class Router:
         return 0.02 if self._leaving else _REST
 
     def _part(self, node: int, reason: str) -> None:
-        if self._peers[node].close():
+        self._addresses.pop(node, None)
+        if self._peer(node).close():
             try:
                 self._lost(node, reason)
             except Exception:
                 traceback.print_exc()
 
     def _arrived(self, node: int, data: Any, fd: int | None, dropped: Any) -> None:
-        if node not in self._peers or self._peers[node].gone:
+        if self._peer(node).gone:
             if fd is not None:
                 os.close(fd)
             return
         try:
             body, frames = unpack(data, fd, dropped, copied=True)
         except FrameError as exc:
-            self.receive(
-                ("lost", node, f"worker {node} has said what is no message of ours ({exc})")
-            )
+            worker = f"worker {node % self._count}"
+            self.receive(("lost", node, f"{worker} has said what is no message of ours ({exc})"))
             return
         try:
             self._deliver(node, body, frames)
@@ -338,7 +351,7 @@ class Router:
                 thread.join(_JOIN)
 
     def _end(self) -> None:
-        for peer in self._peers.values():
+        for peer in tuple(self._peers.values()):
             peer.close()
         for port in (self._local, self._tcp):
             if port is not None:
@@ -354,18 +367,24 @@ class Router:
 
 
 def open_router(
-    worker: Worker, deliver: Deliver, lost: Lost, frozen: Lost = lambda node, why: None
+    worker: Worker,
+    deliver: Deliver,
+    lost: Lost,
+    frozen: Lost = lambda node, why: None,
+    replaced: Replaced = lambda rank, node: None,
+    node: int | None = None,
 ) -> Router:
     """The router of a worker's process, and of the controller where that is its process.
 
-    It has all other nodes of the session open theirs. `deliver`, `lost` and `frozen`, see `Router`,
-    may be called before this returns.
+    It has all other nodes of the session open theirs. `deliver`, `lost`, `frozen` and `replaced`,
+    see `Router`, may be called before this returns. `node` is the rank if it is not given.
     """
     link = worker.link
     if link is None:
         raise DiscoError("all workers are in this process: there is nobody to send messages to")
     tell = partial(link.tell, SERVICE)
-    router = Router(worker.worker_id, worker.num_workers, link.host, deliver, lost, tell, frozen)
+    number = worker.worker_id if node is None else node
+    router = Router(number, worker.num_workers, link.host, deliver, lost, tell, frozen, replaced)
     link.listen(SERVICE, router.receive)
     tell(("open",))
     return router

@@ -92,9 +92,9 @@ class RRef:
     def _state(self) -> str:
         if self.node.closed:
             return ", session closed"
-        if self.node.node_of(self.owner_rank) in self.node.lost:
+        if self.ref[0] in self.node.lost:
             return ", which has died"
-        if not self.node.is_here(self.owner_rank):
+        if self.ref[0] != self.node.id:
             return ""
         value = self.node.references.value_of(self.ref)
         if not value.settled:
@@ -115,7 +115,7 @@ class RRef:
 
     def is_owner(self) -> bool:
         """Whether the calling rank has the value."""
-        return rank_on(self.node) == self.owner_rank
+        return rank_on(self.node) == self.owner_rank and self.ref[0] == self.node.id
 
     def confirmed_by_owner(self) -> bool:
         """Whether the owner knows that this reference is held here.
@@ -151,13 +151,13 @@ class RRef:
         WaitTimeoutError, SessionClosedError
         """
         node, rank = self.node, rank_on(self.node)
-        if not node.is_here(self.owner_rank):
-            options = {"timeout": timeout, "kind": node_protocol.FETCH}
+        if self.ref[0] != node.id:
+            options = {"timeout": timeout, "kind": node_protocol.FETCH, "at": self.ref[0]}
             return call_sync(node, rank, self.owner_rank, self.ref, **options)
         value = self._value(timeout)
         if rank != self.owner_rank:
             context = node.autograd.current()
-            value, _ = node.autograd.leave(context, value, rank, from_rank=self.owner_rank)
+            value, _ = node.autograd.leave(context, value, rank, node.id, self.owner_rank)
         return value
 
     def local_value(self, timeout: float | None = None) -> Any:
@@ -180,6 +180,8 @@ class RRef:
         """The value, on its node."""
         node = self.node
         node.check_open()
+        if self.ref[0] != node.id:  # of the worker whose place this one has
+            raise node.lost_error(self.ref[0])
         seconds = node.seconds(timeout, rank_on(node))
         value: Value = node.references.value_of(self.ref)
         if not value.settled:
@@ -249,21 +251,23 @@ def remote(
     kwargs: Any,
     timeout: Any,
     lend: bool = False,
+    at: int | None = None,
 ) -> RRef:
-    """Have a function run on another rank, which keeps the result."""
+    """Have a function run on another rank, which keeps the result; `at`, see `start`."""
     node.check_open()
     callee = node.rank_of(to)
-
+    if at is None:
+        at = node.node_of(callee)
     begin = functools.partial(
-        start, node, rank, callee, func, args, kwargs, timeout, later=True, lend=lend
+        start, node, rank, callee, func, args, kwargs, timeout, later=True, lend=lend, at=at
     )
     with shield():  # or it would not be known who holds it, and whether the fork was sent
-        if node.is_here(callee):
+        if at == node.id:
             value = Value(callee)
             rref = held(node, node.references.own(value), callee)
             begin(target=value)
             return rref
-        fork = node.references.create(node.node_of(callee))
+        fork = node.references.create(at)
         rref = held(node, fork[:3], callee)
         try:
             begin(target_fork=fork)
@@ -317,7 +321,8 @@ _NOT_CALLED = {"__copy__", "__deepcopy__", "__getstate__", "__setstate__", "__wr
 def _call_method(proxy: Proxy, name: str, args: Any, kwargs: Any) -> Any:
     rref = proxy._rref
     node, owner, given = rref.node, rref.owner_rank, (rref, name, args, kwargs)
-    return proxy._begin(node, rank_on(node), owner, _invoke, given, None, *proxy._options)
+    options = proxy._options
+    return proxy._begin(node, rank_on(node), owner, _invoke, given, None, *options, at=rref.ref[0])
 
 
 def _invoke(rref: RRef, name: str, args: Any, kwargs: Any) -> Any:

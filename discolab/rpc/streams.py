@@ -74,9 +74,10 @@ class Producer:
 
     def _put(self, item: Any) -> None:
         call = self._call
-        item, tracked = call.node.autograd.leave(call.context, item, call.caller)
+        to = call.sender if isinstance(call, IncomingCall) else call.at
+        item, tracked = call.node.autograd.leave(call.context, item, call.caller, to)
         if isinstance(call, IncomingCall):
-            call.node.notify(call.sender, node_protocol.ITEM, call.sent_number, item, tracked)
+            call.node.notify(to, node_protocol.ITEM, call.sent_number, item, tracked)
         else:
             call.feed.put(item)
 
@@ -145,14 +146,14 @@ class Consumer:
         if not call.settled:
             if self._producer is not None:
                 self._producer.add_credit(1)
-            elif not node.is_here(call.callee):
-                node.notify(node.node_of(call.callee), node_protocol.CREDIT, call.number, 1)
+            elif call.at != node.id:
+                node.notify(call.at, node_protocol.CREDIT, call.number, 1)
         if tracked is None:
             return item
         try:
             item = node_protocol.open_values(node, item)
             del keepalive
-            return node.autograd.arrive(call.context, item, call.callee, tracked)
+            return node.autograd.arrive(call.context, item, call.callee, call.at, tracked)
         except Exception as exc:
             self.close("an item can't be opened")
             raise DiscoError(
@@ -237,7 +238,15 @@ class Stream(Iterator[Any]):
 
 
 def stream(
-    node: Node, rank: int, to: Any, func: Any, args: Any, kwargs: Any, timeout: Any, buffer: Any
+    node: Node,
+    rank: int,
+    to: Any,
+    func: Any,
+    args: Any,
+    kwargs: Any,
+    timeout: Any,
+    buffer: Any,
+    at: int | None = None,
 ) -> Stream:
     """Begin a stream."""
     if not isinstance(buffer, int) or isinstance(buffer, bool) or not 1 <= buffer <= MOST_BUFFERED:
@@ -245,7 +254,8 @@ def stream(
     consumer = Consumer(buffer)
     seconds = node.seconds(timeout, rank)
     with shield():  # or nobody would hold the stream, and it would go on
-        start(node, rank, to, func, args, kwargs, timeout, kind=node_protocol.STREAM, feed=consumer)
+        kind = node_protocol.STREAM
+        start(node, rank, to, func, args, kwargs, timeout, kind=kind, feed=consumer, at=at)
         made = Stream(consumer, seconds)
         node.references.when_dropped(made, consumer.dropped)
         return made

@@ -169,7 +169,7 @@ class RestartedWorker(Pictured):
     gone
         Variables that another worker has, and this one has not any more.
     remarks
-        What else must be made anew, in sentences.
+        What could not be made anew, in sentences.
     seconds
         How long it took.
     """
@@ -234,9 +234,6 @@ a worker function and its arguments."""
 at_replaced: list[Callable[[Worker], None]] = []
 """Called where workers are threads, under the session's lock, when a new one has a lost one's
 place; what waits for the lost one is ended."""
-
-remarks: list[Callable[[Any], str]] = []
-"""What layers above can't make anew by themselves, in a sentence; "" if there is nothing."""
 
 
 # -- on the controller -----------------------------------------------------------------------------
@@ -469,7 +466,6 @@ def _plan(
         plan.set_up.append(("the mesh", set_mesh, (session._mesh,)))
     for function in at_restart:
         plan.set_up += function(session)
-    texts = [text for text in (function(session) for function in remarks) if text]
     return plan, RestartedWorker(
         rank,
         why,
@@ -477,7 +473,7 @@ def _plan(
         tuple(lost),
         pushed,
         tuple(sorted(theirs - set(pushed) - {"mesh"})),
-        tuple(texts),
+        (),
         0.0,
     )
 

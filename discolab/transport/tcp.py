@@ -463,8 +463,8 @@ class TcpPort(Port):
 
     Parameters
     ----------
-    me, count
-        Which of how many processes this is.
+    me
+        The number of this process.
 
     Raises
     ------
@@ -477,12 +477,11 @@ class TcpPort(Port):
         loop: EventLoop,
         endpoint: str,
         me: int,
-        count: int,
         token: bytes,
         keys: Keys,
         arrived: Arrived,
     ) -> None:
-        self._count, self.token, self.keys, self._arrived = count, token, keys, arrived
+        self.token, self.keys, self._arrived = token, keys, arrived
         self._hello = say_hello(token, me)
         self._parted: set[int] = set()  # those whose connection has ended
         self.server = TcpServer(loop, endpoint, keys, self._greet, self._received, self._parted.add)
@@ -490,7 +489,7 @@ class TcpPort(Port):
 
     def _greet(self, _connection: bytes, data: Any) -> int | None:
         hello = hear_hello(bytes(data), self.token)
-        return hello.rank if hello is not None and 0 <= hello.rank < self._count else None
+        return None if hello is None else hello.rank
 
     def _received(self, sender: int, data: Any) -> None:
         if data is not None:

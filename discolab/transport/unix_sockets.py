@@ -409,7 +409,7 @@ class LocalPort(Port):
     Parameters
     ----------
     me, count
-        Which of how many processes this is.
+        The number of this process, and how many there are at a time.
     """
 
     def __init__(
@@ -443,6 +443,7 @@ class LocalPort(Port):
         return made
 
     def _tidy(self) -> None:
+        self._outgoing = [connection for connection in self._outgoing if not connection.closed]
         for connection in self._outgoing:
             connection.pool.tidy()
         self._loop.later(KEEP_FREE, self._tidy)
@@ -481,7 +482,7 @@ class LocalPort(Port):
             os.close(fd)
         hello = handshake.hear_hello(received[0], self._token) if received else None
         sender = -1 if hello is None else hello.rank
-        if not 0 <= sender < self._count or sender in self._incoming:
+        if sender < 0 or sender in self._incoming:
             self._hang_up(connected)
             return
         self.unauthenticated.remove(connected)

@@ -21,7 +21,7 @@ class Net:
     """Some nodes; control messages come when and in which order the test says."""
 
     def __init__(self, num_nodes: int = 4) -> None:
-        self.nodes = [References(node, num_nodes) for node in range(num_nodes)]
+        self.nodes = [References(node, range(num_nodes)) for node in range(num_nodes)]
         self.sent: list[tuple[int, int, Message]] = []
         self.done: list[tuple[int, str, Ref]] = []  # on which node, what but messages
 

@@ -32,7 +32,7 @@ NODE = st.integers(0, NODES - 1)
 class Model(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.nodes = [References(node, NODES) for node in range(NODES)]
+        self.nodes = [References(node, range(NODES)) for node in range(NODES)]
         self.bag: list[tuple[int, int, Message]] = []  # control messages: from, to, what
         self.late: list[tuple[int, int, Message]] = []  # what all others overtake
         self.copies: list[tuple[int, int, Message]] = []  # of those that have come already

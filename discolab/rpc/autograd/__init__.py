@@ -145,7 +145,8 @@ def backward_at(rref: Any, context: Context | int | None, retain_graph: bool) ->
         _backward(node, rref.owner_rank, context, [rref.local_value()], retain_graph)
     else:
         given = rref, context, bool(retain_graph)
-        call_sync(node, rank_on(node), rref.owner_rank, _backward_here, given)
+        at = rref.ref[0]
+        call_sync(node, rank_on(node), rref.owner_rank, _backward_here, given, at=at)
 
 
 def _backward_here(rref: Any, context: Context, retain_graph: bool) -> None:

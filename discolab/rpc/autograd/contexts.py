@@ -31,7 +31,7 @@ Tensor = torch.Tensor
 Gradients = dict[int, dict[Tensor, Tensor]]  # rank -> leaf -> gradient
 
 _REMEMBERED = 4096  # ids of contexts that have ended
-NODES = 1 << 20  # ids are number * NODES + node
+NODES = 1 << 20  # ids are number * NODES + number of the node
 
 _numbers = itertools.count(1)  # of all sessions of this process, so that none has another's id
 _local = threading.local()
@@ -220,9 +220,9 @@ class Contexts:
             return not context.closed
         creator = id % NODES
         node = self.node
-        if creator == node.id or id in self._over or id < NODES or creator in node.lost:
+        if creator == node.id or id in self._over or id < NODES:
             return False
-        if all(node.node_of(rank) != creator for rank in range(node.num_workers)):
+        if not node.is_current(creator):
             return False
         with running_in(None):
             return bool(ask_node(node, creator, is_open_here, id).wait())

@@ -83,6 +83,7 @@ class NodeAutograd:
         context: NodeContext | None,
         value: Any,
         to_rank: int,
+        to_node: int,
         from_rank: int | None = None,
     ) -> tuple[Any, tuple[int, ...]]:
         """Something goes to another rank.
@@ -93,7 +94,7 @@ class NodeAutograd:
             The context in which it goes, None if in none.
         value
             What goes; it is not changed, containers with tensors in them are copied where need be.
-        to_rank
+        to_rank, to_node
             Where it goes.
         from_rank
             The rank that it belongs to; None: the calling thread's.
@@ -105,12 +106,10 @@ class NodeAutograd:
             node, 0 for each that it does not.
         """
         node = self.node
-        same_node = node.is_here(to_rank)
-        if context is not None and not same_node:
-            peer = node.node_of(to_rank)
-            if peer not in context.peers:
-                with context.lock:
-                    context.peers.add(peer)
+        same_node = to_node == node.id
+        if context is not None and not same_node and to_node not in context.peers:
+            with context.lock:
+                context.peers.add(to_node)
         if not has_grad(value):
             return value, ()
         if context is None or context.closed or not torch.is_grad_enabled():
@@ -122,12 +121,16 @@ class NodeAutograd:
         return _leave_node(context, value, from_rank)
 
     def arrive(
-        self, context: NodeContext | None, value: Any, from_rank: int, tracked: tuple[int, ...]
+        self,
+        context: NodeContext | None,
+        value: Any,
+        from_rank: int,
+        from_node: int,
+        tracked: tuple[int, ...],
     ) -> Any:
         """Something has come from a rank of another node, with the numbers that `leave` gave."""
         if not tracked or context is None or context.closed:
             return value
-        sender = self.node.node_of(from_rank)
         made: dict[int, Tensor] = {}
         left = iter(tracked)
         me: int | None = None
@@ -139,7 +142,7 @@ class NodeAutograd:
                 return tensor
             if number not in made:
                 leaf = tensor.detach().requires_grad_()
-                context.enter_recv(Recv(leaf, sender, number))
+                context.enter_recv(Recv(leaf, from_node, number))
                 if me is None:
                     me = rank_on(self.node)
                 # as between threads what the callee gets is no leaf, and may be changed in place

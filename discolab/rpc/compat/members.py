@@ -40,6 +40,7 @@ class _Arrival(NamedTuple):
     """A member that has come to a gathering and waits for the others."""
 
     id: str
+    node: int
     value: Any
     answer: Future
 
@@ -65,6 +66,7 @@ class Member:
 
     def __init__(self, node: Node, rank: int, world_size: int) -> None:
         self.node, self.rank, self.world_size = node, rank, world_size
+        self._nodes = [node.node_of(member) for member in range(world_size)]
         self.program = ""
         self._gathered = 0
 
@@ -85,7 +87,7 @@ class Member:
         arrival = uuid.uuid4().hex
         with shield():  # an interrupt ends the wait; nothing may come between that and `_leave`
             try:
-                answer = self._ask_rank_0(_come, key, self.rank, arrival, value)
+                answer = self._ask_rank_0(_come, key, self.rank, self.node.id, arrival, value)
                 waiter().wait_for(answer.done, what, timeout, self._check_lost)
                 gathering, values = answer.wait()
             except BaseException:
@@ -101,8 +103,9 @@ class Member:
         return call_later(self.node, self.rank, 0, func, args, None, 0)
 
     def _check_lost(self) -> None:
-        for node in list(self.node.lost):
-            self.node.check_answers(node)
+        for node in self._nodes:
+            if not self.node.is_current(node):
+                raise self.node.lost_error(node)
 
     def is_idle(self) -> bool:
         """Whether all calls that it has made are over."""
@@ -110,19 +113,21 @@ class Member:
 
 
 @async_execution
-def _come(key: Any, rank: int, arrival: str, value: Any) -> Future:
+def _come(key: Any, rank: int, node: int, arrival: str, value: Any) -> Future:
     """On rank 0: a member has come."""
-    answer = Future()
+    answer, here = Future(), current_node()
     with _lock:
         if arrival in _left:
             _left.remove(arrival)
             answer.set_result(None)  # nobody waits for it
             return answer
-        gatherings = _gatherings.setdefault(current_node(), {})
+        gatherings = _gatherings.setdefault(here, {})
         came = gatherings.setdefault(key, {})
+        for other in [r for r, arrived in came.items() if not here.is_current(arrived.node)]:
+            del came[other]
         if rank in came:  # it has left, and that takes long
             came[rank].answer.set_result(None)
-        came[rank] = _Arrival(arrival, value, answer)
+        came[rank] = _Arrival(arrival, node, value, answer)
         if len(came) < key[-1]:
             return answer
         del gatherings[key]

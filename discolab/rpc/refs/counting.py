@@ -24,11 +24,13 @@ The protocol is that of PyTorch's RRef, and stricter where nodes die and message
   it got from the dead is registered. A node that sent something to the dead keeps its own fork
   until the owner says that this is so. What was lost with the dead is dropped then.
 - When the owner dies its references are broken; there is nobody to send to.
+- A node that takes the place of a dead one is a new node, of a new number. The others have heard of
+  it before it sends anything, and it hears of all that have died before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from . import records
 from .holder import Holder
@@ -43,13 +45,13 @@ class References:
     ----------
     node
         This node.
-    num_nodes
-        Nodes are counted from 0.
+    nodes
+        All that there are, this one among them.
     """
 
-    def __init__(self, node: int, num_nodes: int) -> None:
+    def __init__(self, node: int, nodes: Iterable[int]) -> None:
         self.node = node
-        self._peers = Peers(node, num_nodes)
+        self._peers = Peers(node, nodes)
         self._owner = Owner(self._peers)
         self._holder = Holder(self._peers)
         self._owned = self._owner.refs
@@ -210,6 +212,10 @@ class References:
         else:
             raise ValueError(f"no message of reference counting: {what!r}")
         return self._peers.take_actions()
+
+    def met(self, node: int) -> None:
+        """There is a new node, which has sent nothing yet; any thread."""
+        self._peers.met(node)
 
     def lost(self, node: int) -> list[Action]:
         """Another node has died, and all that it had sent here and that was not lost has come."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from .records import (
     ANSWER,
     DELETE,
@@ -24,7 +26,7 @@ class Holder:
     def __init__(self, peers: Peers) -> None:
         self.peers = peers
         self.refs: dict[Ref, Held] = {}
-        self._created = [0] * peers.num_nodes
+        self._created: Counter[int] = Counter()  # by owner
         # (owner, dead node) of each round that this node has not answered: the forks that it waits
         # for, or None while it has not seen the death itself
         self._asked: dict[tuple[int, int], set[Fork] | None] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from .records import (
     ACCEPTED,
     ASK,
@@ -26,7 +28,7 @@ class Owner:
         self.refs: dict[Ref, Owned] = {}
         self._made = 0
         # of each creator, the values whose requests have come or will never come
-        self._requests = [Window() for _ in range(peers.num_nodes)]
+        self._requests: defaultdict[int, Window] = defaultdict(Window)
         self._rounds: dict[int, set[int]] = {}  # of each dead node: those who have not answered
 
     # -- handles -----------------------------------------------------------------------------
@@ -148,7 +150,7 @@ class Owner:
         nodes are asked first; and if one of them dies too, before it has answered, what it has sent
         on is waited for as well. Then, when no round is left, what the dead held is dropped.
         """
-        self._requests[node] = Window()
+        self._requests.pop(node, None)
         for ref in [r for r, o in self.refs.items() if r[1] == node and not o.adopted]:
             if not self.refs[ref].refused:
                 self._refuse_all(ref, self.refs[ref])
@@ -185,7 +187,7 @@ class Owner:
 
     def is_empty(self) -> bool:
         """Whether nothing is kept."""
-        late = any(window.above for window in self._requests)
+        late = any(window.above for window in self._requests.values())
         return not self.refs and not self._rounds and not late
 
     def validate(self) -> None:

@@ -6,7 +6,7 @@ whatever guards the `References` that they are in.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -156,18 +156,22 @@ class Peers:
     That is: who lives, the sequence numbers of messages, what is to be done, and the story.
     """
 
-    def __init__(self, node: int, num_nodes: int) -> None:
+    def __init__(self, node: int, nodes: Iterable[int]) -> None:
         self.node = node
-        self.num_nodes = num_nodes
+        self.nodes = frozenset(nodes)
         self.lost: set[int] = set()
         self.story: deque[tuple[Any, ...]] = deque(maxlen=_STORY)
         self._actions: list[Action] = []
-        self._sent = [0] * num_nodes
-        self._received = [Window() for _ in range(num_nodes)]
+        self._sent: Counter[int] = Counter()
+        self._received: defaultdict[int, Window] = defaultdict(Window)
 
     def others(self) -> Iterable[int]:
         """The other nodes that live."""
-        return (n for n in range(self.num_nodes) if n != self.node and n not in self.lost)
+        return (n for n in sorted(self.nodes - self.lost) if n != self.node)
+
+    def met(self, node: int) -> None:
+        """There is a new node; any thread."""
+        self.nodes |= {node}
 
     def act(self, action: Action) -> None:
         """Ask for something to be done."""
@@ -191,11 +195,12 @@ class Peers:
     def mark_dead(self, node: int) -> None:
         """Forget the sequence numbers between this node and one that has died."""
         self.lost.add(node)
-        self._received[node] = Window()
+        self._sent.pop(node, None)
+        self._received.pop(node, None)
 
     def late(self) -> int:
         """How many messages have overtaken others that are still to come."""
-        return sum(len(window.above) for window in self._received)
+        return sum(len(window.above) for window in self._received.values())
 
     def note(self, ref: Ref, what: str, who: int) -> None:
         """Add to the story."""

@@ -39,8 +39,8 @@ class ReferenceTable:
 
     Parameters
     ----------
-    node, num_nodes
-        Which of how many nodes this is.
+    node, nodes
+        This node, and all that there are.
     lock
         The node's.
     send
@@ -60,13 +60,13 @@ class ReferenceTable:
     def __init__(
         self,
         node: int,
-        num_nodes: int,
+        nodes: Iterable[int],
         lock: AbstractContextManager[Any],
         send: Callable[[int, Message], None],
         needed: Callable[[], None],
     ) -> None:
         self._lock, self._send, self._needed = lock, send, needed
-        self._references = References(node, num_nodes)
+        self._references = References(node, nodes)
         self.values: dict[Ref, Value] = {}
         self.dropped: deque[Handle] = deque()
         self._handles: dict[int, Handle] = {}
@@ -139,6 +139,10 @@ class ReferenceTable:
         """A message of the counting has come."""
         what, number, subject = message
         self._count(self._references.received, (what, number, subject), sender)
+
+    def met(self, node: int) -> None:
+        """There is a new node; any thread."""
+        self._references.met(node)
 
     def lost(self, node: int) -> None:
         """Another node has died."""
