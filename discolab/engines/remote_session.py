@@ -421,7 +421,7 @@ class RemoteSession(Session):
         connections.control(rank, command_encoding.ANNOUNCE)
         connections.control(rank, command_encoding.RETRY)
         with self._lock:
-            connections.channels[rank].send((DiscoAction.SHUTDOWN, 0))
+            connections.channels[rank].send((DiscoAction.SHUTDOWN, 0, True))
         if connections.wait_until(lambda: rank in connections.lost, _END_GRACE):
             return "was ended by restart_worker"
         self._kill_process(rank)

@@ -103,10 +103,13 @@ def node_of_session(session: Session) -> Node:
 
 
 def _worker_left(worker: Worker) -> None:
-    """A worker ends; on its own thread."""
+    """A worker ends; on its own thread. Where another takes its place, the session is not over."""
     node: Node | None = worker.shared.get(NODE)
-    if node is not None and not worker.gives_way:
-        node.worker_left(worker.worker_id)
+    if node is None or (worker.gives_way and node.alone):
+        return
+    if worker.gives_way and node.router is not None:  # others are to hear that it is lost
+        node.router.close()
+    node.worker_left(worker.worker_id)
 
 
 def _worker_replaced(worker: Worker) -> None:

@@ -3,7 +3,7 @@
 A command is a plain tuple whose first item is the action and whose second is a register id
 (0 where none is meant); a tuple because a session makes hundreds of thousands a second.
 
-    (SHUTDOWN, 0)
+    (SHUTDOWN, 0)                               or (SHUTDOWN, 0, True): another takes its place
     (KILL_REG, 0, ids)                          forget these registers
     (GET_GLOBAL_FUNC, reg, name, site)
     (CALL_PACKED, reg, func, args, kwargs, bind, site)

@@ -169,7 +169,7 @@ class Worker(Interruptible):
     died
         Set if the thread ended without being asked to.
     gives_way
-        Set if this thread is asked to end, and a new worker takes its place.
+        Set if this worker is asked to end, and a new one takes its place.
     alone
         Why the others can't be met now, so that collectives are refused; "" while they can.
     dispatch
@@ -466,7 +466,8 @@ class Worker(Interruptible):
             number=next(self._numbers),
         )
 
-    def _shutdown(self, _command: Command) -> None:
+    def _shutdown(self, command: Command) -> None:
+        self.gives_way |= len(command) > 2
         self.ended = True
 
     def _kill_reg(self, command: Command) -> None:
