@@ -671,27 +671,6 @@ def test_one_that_dies_again_and_again_is_given_up(
         respawning.sync_all()
 
 
-def test_rpc_with_a_new_worker_says_that_it_is_cut_off() -> None:
-    with ProcessSession(3, devices="cpu", timeout=20) as session:
-
-        def call(to: int) -> int:
-            return rpc.rpc_sync(to, my_rank) if my_rank() == 0 else -1
-
-        assert session.call_packed(call, 2).debug_get_from_remote(0) == 2
-        kill(session, 2)
-        result = session.restart_worker(2)
-        assert any("rpc" in remark for remark in result.remarks)
-        with pytest.raises(WorkerError, match="SIGKILL"):
-            session.call_packed(call, 2).debug_get_from_remote(0)
-        assert session.call_packed(call, 1).debug_get_from_remote(0) == 1
-
-        def back() -> int:
-            return rpc.rpc_sync(0, my_rank, timeout=10) if my_rank() == 2 else -1
-
-        with pytest.raises(WorkerError, match="was restarted"):
-            session.call_packed(back).debug_get_from_remote(2)
-
-
 def test_rpc_that_nobody_has_used_works_with_a_new_worker() -> None:
     with ProcessSession(3, devices="cpu", timeout=20) as session:
         kill(session, 2)

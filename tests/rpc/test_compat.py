@@ -6,6 +6,7 @@ import sys
 import time
 import types
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -311,7 +312,7 @@ def test_a_member_that_dies(fresh: Any, engine: str) -> None:
 
 
 def test_a_member_that_is_restarted(fresh: Any) -> None:
-    """Those who wait for it hear of it at once; on threads it can take part again."""
+    """Those who wait for it hear of it at once, and it can take part again."""
     sess = fresh(3)
 
     def program(late: bool) -> str:
@@ -330,7 +331,8 @@ def test_a_member_that_is_restarted(fresh: Any) -> None:
     assert result.seconds < 20
     with pytest.raises(WorkerError, match="worker 2"):
         ref.debug_get_from_remote(1, timeout=20)
-    if sess.workers_here().keys() == {0, 1, 2}:
+    with suppress(WorkerError):  # of the others, who waited for it
         sess.sync_all()
+    for _ in range(2):
         names = sess.call_packed(program, False).debug_get_from_all(timeout=20)
         assert names == ["w1", "w2", "w0"]

@@ -1,7 +1,8 @@
 """Reference counting against what is true: nothing is freed that is held, and in the end all is.
 
 Four nodes and a network at its worst. Control messages come in any order and more than once;
-messages of users come at any time; nodes die, and any part of what they had sent is lost.
+messages of users come at any time; nodes die, and any part of what they had sent is lost. A new
+node may take the place of a dead one, even before the others have heard of the death.
 """
 
 import random
@@ -26,13 +27,13 @@ from discolab.rpc.refs.records import (
 
 NODES = 4  # node 0 never dies: the session ends with it
 PICK = st.integers(0, 9_999)
-NODE = st.integers(0, NODES - 1)
+MOST = 8  # with those that take the place of others
 
 
 class Model(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.nodes = [References(node, range(NODES)) for node in range(NODES)]
+        self.nodes = {node: References(node, range(NODES)) for node in range(NODES)}
         self.bag: list[tuple[int, int, Message]] = []  # control messages: from, to, what
         self.late: list[tuple[int, int, Message]] = []  # what all others overtake
         self.copies: list[tuple[int, int, Message]] = []  # of those that have come already
@@ -108,8 +109,14 @@ class Model(RuleBasedStateMachine):
             del self.held[node, ref]
         self.act(node, self.nodes[node].release(ref))
 
+    def living(self) -> list[int]:
+        return [node for node in self.nodes if node not in self.dead]
+
+    def any_node(self, pick: int) -> int:
+        return list(self.nodes)[pick % len(self.nodes)]
+
     def live(self, pick: int) -> int:
-        alive = [node for node in range(NODES) if node not in self.dead]
+        alive = self.living()
         return alive[pick % len(alive)]
 
     # -- what users do -----------------------------------------------------------------------
@@ -123,9 +130,9 @@ class Model(RuleBasedStateMachine):
         self.held[node, ref] += 1
 
     @precondition(lambda self: len(self.held) < 4)
-    @rule(node=PICK, owner=NODE)
+    @rule(node=PICK, owner=PICK)
     def create(self, node: int, owner: int) -> None:
-        node = self.live(node)
+        node, owner = self.live(node), self.any_node(owner)
         if owner == node:
             return
         fork = self.nodes[node].create(owner)
@@ -136,8 +143,9 @@ class Model(RuleBasedStateMachine):
             self.returned.append((node, fork))
 
     @precondition(lambda self: self.held)
-    @rule(pick=PICK, to=NODE)
+    @rule(pick=PICK, to=PICK)
     def fork(self, pick: int, to: int) -> None:
+        to = self.any_node(to)
         node, ref = list(self.held)[pick % len(self.held)]
         fork = self.nodes[node].fork(ref, to)
         if to not in self.dead:
@@ -146,7 +154,7 @@ class Model(RuleBasedStateMachine):
             self.returned.append((node, fork))
 
     @precondition(lambda self: self.held)
-    @rule(pick=PICK, to=NODE)
+    @rule(pick=PICK, to=PICK)
     def pass_on(self, pick: int, to: int) -> None:
         """The reference goes to another node, and nothing of it is left."""
         self.fork(pick, to)
@@ -155,16 +163,16 @@ class Model(RuleBasedStateMachine):
             self.let_go(node, ref)
 
     @precondition(lambda self: self.held)
-    @rule(pick=PICK, way=st.permutations(range(NODES)))
-    def goes_around(self, pick: int, way: list[int]) -> None:
+    @rule(pick=PICK, rng=st.randoms(use_true_random=False))
+    def goes_around(self, pick: int, rng: random.Random) -> None:
         """So fast that the owner has heard of nobody; the last message is on its way."""
         node, ref = list(self.held)[pick % len(self.held)]
-        for to in way:
+        for to in rng.sample(list(self.nodes), len(self.nodes)):
             if to in (node, ref[0]) or to in self.dead:
                 continue
             if (node, ref) not in self.held:
                 self.hand_over(len(self.mail) - 1)
-            self.fork(list(self.held).index((node, ref)), to)
+            self.fork(list(self.held).index((node, ref)), list(self.nodes).index(to))
             while (node, ref) in self.held:
                 self.let_go(node, ref)
             node = to
@@ -255,7 +263,7 @@ class Model(RuleBasedStateMachine):
         dead = self.may_die()[pick % len(self.may_die())]
         self.dead.add(dead)
         self.unheard = [(to, whom) for to, whom in self.unheard if to != dead]
-        self.unheard += [(to, dead) for to in range(NODES) if to not in self.dead]
+        self.unheard += [(to, dead) for to in self.living()]
         for letters in (self.bag, self.late):
             letters[:] = [
                 letter
@@ -273,6 +281,25 @@ class Model(RuleBasedStateMachine):
         for node, ref in list(self.held):
             if node == dead:
                 del self.held[node, ref]
+
+    @precondition(lambda self: self.replaceable())
+    @rule(pick=PICK)
+    def be_replaced(self, pick: int) -> None:
+        """All who live know of the new node before it does anything, and it hears of all deaths."""
+        rank = self.replaceable()[pick % len(self.replaceable())]
+        latest = max(node for node in self.nodes if node % NODES == rank)
+        new = latest + NODES
+        current = {max(n for n in self.nodes if n % NODES == r) for r in range(NODES)} - {latest}
+        for node in self.living():
+            self.nodes[node].met(new)
+        self.nodes[new] = References(new, current | {new})
+        self.unheard += [(new, dead) for dead in self.dead]
+
+    def replaceable(self) -> list[int]:
+        if len(self.nodes) >= MOST:
+            return []
+        alive = {node % NODES for node in self.living()}
+        return [rank for rank in range(NODES) if rank not in alive]
 
     @precondition(lambda self: self.unheard)
     @rule(pick=PICK, rng=st.randoms(use_true_random=False))
@@ -296,7 +323,7 @@ class Model(RuleBasedStateMachine):
 
     @invariant()
     def is_valid(self) -> None:
-        for node, references in enumerate(self.nodes):
+        for node, references in self.nodes.items():
             if node not in self.dead:
                 references.validate()
         for (node, ref), handles in self.held.items():
@@ -346,7 +373,7 @@ class Model(RuleBasedStateMachine):
         for sender, to, message in self.copies:
             if to not in self.dead:
                 assert not self.nodes[to].received(message, sender)
-        for node, references in enumerate(self.nodes):
+        for node, references in self.nodes.items():
             if node not in self.dead:
                 references.validate()
                 assert references.is_empty(), (node, references.refs())

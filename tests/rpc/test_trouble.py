@@ -682,22 +682,21 @@ def _open_slowly() -> None:
     context.open_router = make_slowly
 
 
-def test_a_worker_that_is_restarted_hears_whom_it_has_lost(
+def test_a_node_that_is_being_made_hears_whom_it_has_lost(
     fresh: Any, engine: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     if engine == "threads":
-        pytest.skip("a restarted worker can be called again")
+        pytest.skip("its workers are in one process, which opens nothing")
     sess = fresh(3)
-    sess.call_packed(functions.my_rank).debug_get_from_all()
 
-    def asks_0() -> Any:
-        return module.rpc_sync(0, functions.my_rank) if current_worker().rank else None
+    def open_slowly() -> None:
+        if current_worker().rank == 1:
+            _open_slowly()
 
-    assert sess.call_packed(asks_0).debug_get_from_all() == [None, 0, 0]
-    sess.restart_worker(2)
-    sess.call_packed(_open_slowly).debug_get_from_all()
-    ref = sess.call_packed(asks_0)
-    with pytest.raises(WorkerError, match="worker 2 was restarted"):
-        ref.debug_get_from_remote(2)
-    assert ref.debug_get_from_remote(1) == 0
+    sess.call_packed(open_slowly).debug_get_from_all()
+    assert sess.rpc.rpc_sync(2, functions.my_rank) == 2
+    os.kill(sess.processes()[2], signal.SIGKILL)
+    assert sess.rpc.rpc_sync(1, functions.my_rank) == 1
+    with pytest.raises(WorkerLostError, match="worker 2"):
+        sess.rpc.rpc_sync(1, module.rpc_sync, args=(2, functions.my_rank))
     assert "Traceback" not in capfd.readouterr().err
