@@ -311,6 +311,29 @@ def test_a_member_that_dies(fresh: Any, engine: str) -> None:
     assert isinstance(info.value, WorkerError | WorkerLostError | Exception)
 
 
+def test_a_program_that_has_lost_a_member_can_be_begun_again(fresh: Any) -> None:
+    sess = fresh(3)
+
+    def begin() -> str:
+        rank = current_worker().rank
+        rpc.init_rpc(f"w{rank}")
+        return rpc.rpc_sync(f"w{(rank + 1) % 3}", rpc.get_worker_info).name
+
+    def end(rank: int) -> None:
+        if current_worker().rank == rank:
+            rpc.shutdown()
+
+    sess.call_packed(begin).debug_get_from_all()
+    sess.restart_worker(2)
+    with pytest.raises(WorkerError, match="WorkerLostError"):
+        sess.call_packed(end, 1).debug_get_from_remote(1)
+    for _ in range(2):
+        assert sess.call_packed(begin).debug_get_from_all(timeout=20) == ["w1", "w2", "w0"]
+        with pytest.raises(WorkerError, match="already"):
+            sess.call_packed(begin).debug_get_from_all(timeout=20)
+        sess.call_packed(rpc.shutdown).debug_get_from_all(timeout=20)
+
+
 def test_a_member_that_is_restarted(fresh: Any) -> None:
     """Those who wait for it hear of it at once, and it can take part again."""
     sess = fresh(3)

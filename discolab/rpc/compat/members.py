@@ -21,7 +21,7 @@ from ...runtime.interrupts import plain_lock, shield, wait_in_shield
 from ...runtime.restart import at_replaced
 from ...runtime.worker import Worker
 from ..context import NODE, current_node, place_here
-from ..errors import restarted
+from ..errors import WorkerLostError, restarted
 from ..futures import Future, async_execution, call_later
 from ..names import CONTROLLER
 from ..node import Node
@@ -62,12 +62,15 @@ class Member:
         How many take part: the ranks below.
     program
         What tells this program from others of the same session; the same on all ranks.
+    replaced
+        A rank of the same process that was restarted since; None: none was.
     """
 
     def __init__(self, node: Node, rank: int, world_size: int) -> None:
         self.node, self.rank, self.world_size = node, rank, world_size
         self._nodes = [node.node_of(member) for member in range(world_size)]
         self.program = ""
+        self.replaced: int | None = None
         self._gathered = 0
 
     def gather(
@@ -103,9 +106,19 @@ class Member:
         return call_later(self.node, self.rank, 0, func, args, None, 0)
 
     def _check_lost(self) -> None:
+        if self.replaced is not None:
+            raise restarted(self.replaced)
         for node in self._nodes:
             if not self.node.is_current(node):
                 raise self.node.lost_error(node)
+
+    def is_void(self) -> bool:
+        """Whether a member is lost, so that the program can't go on."""
+        try:
+            self._check_lost()
+        except WorkerLostError:
+            return True
+        return False
 
     def is_idle(self) -> bool:
         """Whether all calls that it has made are over."""
@@ -154,7 +167,10 @@ def _worker_replaced(worker: Worker) -> None:
     if node is None:
         return
     with _lock:
-        _members.get(node, {}).pop(worker.worker_id, None)
+        members = _members.get(node, {})
+        members.pop(worker.worker_id, None)
+        for member in members.values():
+            member.replaced = worker.worker_id
         gatherings = _gatherings.pop(node, {})
     for came in gatherings.values():
         for arrived in came.values():
@@ -205,7 +221,8 @@ def init_rpc(
     Raises
     ------
     RuntimeError
-        On the controller, if it was called before, or if two ranks have the same name.
+        On the controller, if it was called before, but for a program that has lost a member, or if
+        two ranks have the same name.
     TypeError, ValueError
         If something else makes no sense.
     """
@@ -218,8 +235,11 @@ def init_rpc(
     node, here = place_here()
     if here == CONTROLLER:
         raise SessionError("init_rpc is called by workers: run the program on them")
-    if here in _members.get(node, {}):
+    before = _members.get(node, {}).get(here)
+    if before is not None and not before.is_void():
         raise SessionError("RPC is already initialized")
+    if before is not None:
+        _forget(before)
     count = node.num_workers if world_size is None else world_size
     if rank not in (-1, here):
         raise ArgumentError(f"rank={rank} was given to init_rpc on worker {here}: give its own")
