@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ import torch
 from discolab import DiscoError, Session, WorkerError, current_worker, make_session, rpc
 from discolab.engines.remote_session import RemoteSession
 from discolab.rpc import RRef, WorkerLostError
-from discolab.rpc.directory import ROUTE, SERVICE
+from discolab.rpc.context import current_node
+from discolab.rpc.directory import ROUTE, SERVICE, RpcService
 from discolab.runtime.services import PRELOAD
 from tests.rpc import functions
 from tests.rpc.conftest import counts
@@ -106,6 +108,21 @@ def same(value: Any) -> Any:
     return value
 
 
+def lost_nodes() -> list[int]:
+    return sorted(current_node().lost)
+
+
+def knows_lost(session: Session, rank: int, nodes: list[int]) -> bool:
+    return bool(session.rpc.rpc_sync(rank, lost_nodes) == nodes)
+
+
+def service_of(session: Session) -> RpcService:
+    assert isinstance(session, RemoteSession)
+    service = session.services[SERVICE]
+    assert isinstance(service, RpcService)
+    return service
+
+
 def everybody(session: Session) -> list[list[int]]:
     return [list(range(session.num_workers))] * session.num_workers
 
@@ -118,6 +135,11 @@ def test_calls_to_it_and_from_it_after_each_restart(trio: Session) -> None:
         assert ranks_seen(trio) == everybody(trio)
         assert trio.rpc.rpc_sync(rank, call_all) == [0, 1, 2]
         assert list(trio.rpc.stream(rank, range, args=(3,))) == [0, 1, 2]
+        nodes = service_of(trio).nodes()
+        before = sorted(old for one, node in enumerate(nodes) for old in range(one, node, 3))
+        assert nodes[rank] % 3 == rank
+        for one in range(3):  # also those that were lost before it came, or counts would stay
+            eventually(partial(knows_lost, trio, one, before))
 
 
 def test_a_value_of_the_old_worker_is_lost_to_all_and_never_one_of_the_new(trio: Session) -> None:
@@ -359,9 +381,8 @@ def test_a_worker_that_is_stopped_does_not_hold_up_the_restart_for_long(
     with make_session(3, "processes", devices="cpu", timeout=20) as session:
         session.import_python_module(__name__)
         assert ranks_seen(session) == everybody(session)
-        assert isinstance(session, RemoteSession)
-        service = session.services[SERVICE]
-        known: Callable[..., None] = service._known  # type: ignore[attr-defined]
+        service = service_of(session)
+        known: Callable[..., None] = service._known
         late: list[tuple[int, int]] = []
 
         def hear(teller: int, node: int) -> None:
