@@ -22,6 +22,8 @@ import numpy.random
 
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
+from .imports import worker_unless_importing
+from .own import OF_SCRIPT
 from .patches import Patches
 from .table import Row, Treatment
 
@@ -52,6 +54,25 @@ def _replace_methods_of(patches: Patches, module: Any, shared: Any, own: Callabl
     for name, function in list(vars(module).items()):
         if getattr(function, "__self__", None) is shared:
             patches.replace(module, name, functools.partial(_of_worker, own, name), everywhere=True)
+
+
+def own_random_of(module: Any, shared: random.Random, name: str, patches: Patches) -> None:
+    """Have what a module has bound of a `Random` of its own draw from the calling worker's.
+
+    Parameters
+    ----------
+    name
+        What it is: with `own_object` of this name both have one state.
+    """
+    _replace_methods_of(patches, module, shared, functools.partial(_own_named, name))
+
+
+def _own_named(name: str) -> random.Random | None:
+    worker = worker_unless_importing()
+    if worker is None:
+        return None
+    state: random.Random | None = worker.process_state.get(f"{OF_SCRIPT}{name}")
+    return state or worker.process_state.setdefault(f"{OF_SCRIPT}{name}", random.Random())
 
 
 @functools.cache

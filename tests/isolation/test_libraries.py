@@ -1,6 +1,7 @@
 """State that single libraries keep for the process is each worker's own."""
 
 import contextlib
+import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from discolab import Session, ThreadedSession, ccl, current_worker
+from discolab import Session, SessionError, ThreadedSession, ccl, current_worker
 
 
 @pytest.fixture
@@ -554,3 +555,179 @@ def test_each_worker_registers_with_yaml(four: Session) -> None:
         assert found[1:] == ([-rank, rank], f"!c '{rank}'\n", True)
     with pytest.raises(yaml.constructor.ConstructorError):
         yaml.safe_load("!rank x")
+
+
+def test_each_worker_has_options_of_xarray(four: Session) -> None:
+    pytest.importorskip("xarray")
+
+    def program() -> Any:
+        import xarray as xr
+
+        rank = current_worker().worker_id
+        xr.set_options(arithmetic_join=["inner", "outer", "left", "right"][rank])
+        ccl.barrier()
+        a = xr.DataArray([1.0, 2.0], dims="x", coords={"x": [0, 1]}, attrs={"unit": "m"})
+        b = xr.DataArray([1.0, 2.0], dims="x", coords={"x": [1, 2]})
+        joined, kept = (a + b).x.values.tolist(), []
+        for step in range(3):
+            with xr.set_options(keep_attrs=bool((rank + step) % 2)):
+                ccl.barrier()
+                kept.append(bool((a * 2).attrs))
+                ccl.barrier()
+        return joined, kept
+
+    values = four.call_packed(program).debug_get_from_all()
+    joins = [[1], [0, 1, 2], [0, 1], [1, 2]]
+    assert values == [(joins[r], [bool((r + s) % 2) for s in range(3)]) for r in range(4)]
+    import xarray
+
+    assert xarray.get_options()["arithmetic_join"] == "inner"
+
+
+def test_each_worker_has_a_configuration_of_dask(four: Session) -> None:
+    pytest.importorskip("dask")
+
+    def program() -> Any:
+        import dask
+
+        rank, found = current_worker().worker_id, []
+        dask.config.set({"array.chunk-size": f"{rank + 1}MiB"})
+        for step in range(3):
+            with dask.config.set({"mine.key": rank + step}):
+                ccl.barrier()
+                found.append(dask.config.get("mine.key"))
+                ccl.barrier()
+        return dask.config.get("array.chunk-size"), found, dask.config.get("mine.key", None)
+
+    values = four.call_packed(program).debug_get_from_all()
+    assert values == [(f"{r + 1}MiB", [r, r + 1, r + 2], None) for r in range(4)]
+
+
+def test_a_worker_may_not_seed_polars(four: Session) -> None:
+    polars = pytest.importorskip("polars")
+
+    def program() -> Any:
+        rank = current_worker().worker_id
+        drawn = polars.Series(range(100)).sample(3, seed=rank).to_list()
+        with pytest.raises(SessionError, match=r"give `seed=`.*--engine processes"):
+            polars.set_random_seed(rank)
+        return drawn
+
+    values = four.call_packed(program).debug_get_from_all()
+    assert values == [polars.Series(range(100)).sample(3, seed=r).to_list() for r in range(4)]
+
+
+def test_a_worker_may_not_set_scipys_backend_for_all(four: Session) -> None:
+    pytest.importorskip("scipy")
+
+    def program() -> Any:
+        import numpy
+        from scipy import fft
+
+        class Mine:
+            __ua_domain__ = "numpy.scipy.fft"
+
+            @staticmethod
+            def __ua_function__(method: Any, args: Any, kwargs: Any) -> Any:
+                return rank
+
+        rank = current_worker().worker_id
+        with pytest.raises(SessionError, match=r"set_backend.*--engine processes"):
+            fft.set_global_backend(Mine)
+        with fft.set_backend(Mine):
+            ccl.barrier()
+            within = fft.fft(numpy.ones(2))
+            ccl.barrier()
+        return within, fft.fft(numpy.ones(2)).tolist()
+
+    assert four.call_packed(program).debug_get_from_all() == [(r, [2, 0]) for r in range(4)]
+
+
+def test_each_worker_of_sympy_evaluates_for_itself(four: Session) -> None:
+    sympy = pytest.importorskip("sympy")
+
+    def program() -> list[str]:
+        rank, x, found = current_worker().worker_id, sympy.Symbol("x"), []
+        for step in range(20):
+            with sympy.evaluate((rank + step) % 2 == 0):
+                ccl.barrier()
+                found.append(str(x + x))
+                ccl.barrier()
+                found.append(str(x * x))
+        return found
+
+    values = four.call_packed(program).debug_get_from_all()
+    pairs = [["2*x", "x**2"], ["x + x", "x*x"]]
+    assert values == [[t for s in range(20) for t in pairs[(r + s) % 2]] for r in range(4)]
+
+
+def test_each_worker_of_sympy_assumes_for_itself(four: Session) -> None:
+    sympy = pytest.importorskip("sympy")
+    from sympy.core import random as sympy_random
+
+    def program() -> Any:
+        rank, x, found = current_worker().worker_id, sympy.Symbol("x"), []
+        for step in range(4):
+            with sympy.assuming(*[sympy.Q.positive(x)] * ((rank + step) % 2)):
+                ccl.barrier()
+                found.append(sympy.ask(sympy.Q.positive(x)))
+                ccl.barrier()
+        sympy_random.seed(rank)
+        ccl.barrier()
+        return found, [sympy_random.random(), sympy_random.rng.random()]
+
+    values = four.call_packed(program).debug_get_from_all()
+    for rank, (found, drawn) in enumerate(values):
+        assert found == [[None, True][(rank + step) % 2] for step in range(4)]
+        stream = random.Random(rank)
+        assert drawn == [stream.random(), stream.random()]
+    assert not sympy.assumptions.global_assumptions
+
+
+def test_each_worker_of_pyro_infers_for_itself(four: Session) -> None:
+    pytest.importorskip("pyro")
+
+    def infer(rank: int) -> Any:
+        import pyro
+        from pyro import distributions, infer, optim
+
+        pyro.set_rng_seed(rank)
+        pyro.clear_param_store()
+        data = torch.randn(20) + rank
+
+        def model() -> None:
+            mean = pyro.sample("mean", distributions.Normal(0.0, 5.0))
+            with pyro.plate("data", len(data)):
+                pyro.sample("x", distributions.Normal(mean, 1.0), obs=data)
+
+        def guide() -> None:
+            place = pyro.param("place", torch.tensor(0.0))
+            pyro.sample("mean", distributions.Normal(place, 0.5))
+
+        svi = infer.SVI(model, guide, optim.Adam({"lr": 0.1}), infer.Trace_ELBO())
+        losses = [svi.step() for _ in range(20)]
+        return losses, pyro.param("place").item(), list(pyro.get_param_store())
+
+    values = four.call_packed(lambda: infer(current_worker().worker_id)).debug_get_from_all()
+    assert values == [infer(rank) for rank in range(4)]
+
+
+def test_each_worker_has_an_attention_of_diffusers(four: Session) -> None:
+    pytest.importorskip("diffusers")
+
+    def program() -> list[str]:
+        from diffusers.models import attention_dispatch
+
+        rank, found = current_worker().worker_id, []
+        for step in range(3):
+            kernel = ["_native_math", "native"][(rank + step) % 2]
+            with attention_dispatch.attention_backend(kernel):
+                ccl.barrier()
+                active = attention_dispatch._AttentionBackendRegistry.get_active_backend()
+                found.append(active[0].value)
+                ccl.barrier()
+        return found
+
+    values = four.call_packed(program).debug_get_from_all()
+    names = ["_native_math", "native"]
+    assert values == [[names[(r + s) % 2] for s in range(3)] for r in range(4)]

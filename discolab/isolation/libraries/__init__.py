@@ -5,15 +5,22 @@ from __future__ import annotations
 # each enters its rows
 from . import (  # noqa: F401
     accelerate,
+    dask,
     datasets,
+    diffusers,
     hydra,
     joblib,
     lightning,
     matplotlib,
     mpmath,
     pandas,
+    polars,
+    pyro,
+    scipy,
+    sympy,
     timm,
     torchvision,
     transformers,
+    xarray,
     yaml,
 )
