@@ -165,6 +165,78 @@ class DictOfWorkers(MutableMapping[Any, Any]):
         self.here().clear()
 
 
+class ClassVariable(Generic[T]):
+    """In a class: a variable that a worker may set for itself, until its script ends.
+
+    Parameters
+    ----------
+    name
+        What sets it: its key in `Worker.process_state`.
+    notebooks
+        The value of the notebook, which a worker has that has set none.
+    """
+
+    def __init__(self, name: str, notebooks: T) -> None:
+        self.notebooks = notebooks
+        self._own: OwnSetting[T] = OwnSetting(name, imports_share=True)
+
+    def __get__(self, instance: Any, owner: Any = None) -> T:
+        return self._own.get(lambda: self.notebooks)
+
+    def set(self, value: T) -> None:
+        """Set it for who calls."""
+        if not self._own.set(value):
+            self.notebooks = value
+
+
+class _Recorder:
+    """Stands for a class to a method that sets variables of it."""
+
+    def __init__(self, owner: type) -> None:
+        vars(self)["_owner"] = owner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_owner"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        variable = vars(vars(self)["_owner"]).get(name)
+        assert isinstance(variable, ClassVariable)
+        variable.set(value)
+
+
+def own_class_variables(owner: type, patches: Patches, setter: str, *names: str) -> None:
+    """Have variables of a class, which its class method `setter` sets, be the calling worker's.
+
+    Variables that it inherits become its own, as they do when `setter` first sets them.
+    """
+    method = getattr(owner, setter).__func__
+    calls_another = "__class__" in method.__code__.co_freevars  # that of a class before it
+
+    def set_own(cls: type, *args: Any, **kwargs: Any) -> None:
+        known = isinstance(vars(cls).get(names[0]), ClassVariable)
+        method(_Recorder(cls) if known else cls, *args, **kwargs)
+
+    def over(name: str) -> None:
+        had, before = name in vars(owner), getattr(owner, name)
+        variable = ClassVariable(f"{owner.__module__}.{owner.__qualname__}.{name}", before)
+        setattr(owner, name, variable)
+
+        def put_back() -> None:
+            if had or variable.notebooks is not before:
+                setattr(owner, name, variable.notebooks)
+            else:
+                delattr(owner, name)
+
+        patches.at_undo(put_back)
+
+    for name in names:
+        over(name)
+    if setter in vars(owner) and not calls_another:
+        plain = vars(owner)[setter]
+        setattr(owner, setter, classmethod(set_own))
+        patches.at_undo(functools.partial(setattr, owner, setter, plain))
+
+
 def own_variables(module: ModuleType, patches: Patches, *names: str) -> None:
     """Have functions, and the methods of classes, find variables of the worker's own.
 

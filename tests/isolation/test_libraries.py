@@ -731,3 +731,32 @@ def test_each_worker_has_an_attention_of_diffusers(four: Session) -> None:
     values = four.call_packed(program).debug_get_from_all()
     names = ["_native_math", "native"]
     assert values == [[names[(r + s) % 2] for s in range(3)] for r in range(4)]
+
+
+def test_each_worker_has_settings_of_gpytorch(four: Session) -> None:
+    gpytorch = pytest.importorskip("gpytorch")
+
+    def program() -> Any:
+        rank, found = current_worker().worker_id, []
+        settings = gpytorch.settings
+        for step in range(3):
+            flag = bool((rank + step) % 2)
+            few, jitter = settings.max_cg_iterations, settings.cholesky_jitter
+            with settings.fast_pred_var(flag), few(10 + rank), jitter(float_value=0.5 + rank):
+                ccl.barrier()
+                found.append(settings.fast_pred_var.on() is flag)
+                found.append(few.value() == 10 + rank)
+                found.append(jitter.value(torch.float) == 0.5 + rank)
+                ccl.barrier()
+            with settings.deterministic_probes(flag):
+                ccl.barrier()
+                found.append(settings.deterministic_probes.on() is flag)
+                ccl.barrier()
+        return found, settings.max_cg_iterations.value(), settings.fast_pred_var.is_default()
+
+    before = gpytorch.settings.max_cg_iterations.value()
+    values = four.call_packed(program).debug_get_from_all()
+    assert values == [([True] * 12, before, True)] * 4
+    with gpytorch.settings.max_cg_iterations(7):
+        assert gpytorch.settings.max_cg_iterations.value() == 7
+    assert gpytorch.settings.max_cg_iterations.value() == before

@@ -8,6 +8,7 @@ from . import (  # noqa: F401
     dask,
     datasets,
     diffusers,
+    gpytorch,
     hydra,
     joblib,
     lightning,
