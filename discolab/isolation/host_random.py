@@ -53,7 +53,12 @@ def _replace_methods_of(patches: Patches, module: Any, shared: Any, own: Callabl
     """Replace the functions of `module` that are methods of its one `shared` state."""
     for name, function in list(vars(module).items()):
         if getattr(function, "__self__", None) is shared:
-            patches.replace(module, name, functools.partial(_of_worker, own, name), everywhere=True)
+            patches.replace(
+                module,
+                name,
+                functools.partial(_of_worker, own, module.__name__, name),
+                everywhere=True,
+            )
 
 
 def own_random_of(module: Any, shared: random.Random, name: str, patches: Patches) -> None:
@@ -76,14 +81,16 @@ def _own_named(name: str) -> random.Random | None:
 
 
 @functools.cache
-def _of_worker(own: Callable[[], Any], name: str, original: Any) -> Any:
-    name = getattr(original, "__name__", name)
+def _of_worker(own: Callable[[], Any], module: str, name: str, original: Any) -> Any:
+    method = getattr(original, "__name__", name)
 
     @functools.wraps(original)
     def draw(*args: Any, **kwargs: Any) -> Any:
         state = own()
-        return (original if state is None else getattr(state, name))(*args, **kwargs)
+        return (original if state is None else getattr(state, method))(*args, **kwargs)
 
+    # pickled by its name: another process must draw from its own state, not from a copy of this one
+    draw.__module__, draw.__qualname__ = module, name
     return draw
 
 
