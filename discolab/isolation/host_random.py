@@ -181,7 +181,9 @@ table.add(
         state="random numbers of Python and numpy",
         treatment=Treatment.PER_WORKER,
         meaning="The functions of `random` and those of `numpy.random` that draw from its legacy "
-        "state use a state of the worker's own, also by names bound before the first session.",
+        "state use a state of the worker's own, also by names of modules bound before the first "
+        "session. `random.random` or a method of numpy's state that was kept otherwise then, as a "
+        "default argument, is the process's.",
         test="tests/engines/test_host_randomness.py::"
         "test_the_same_seed_gives_each_worker_the_same_numbers",
         install=_install,

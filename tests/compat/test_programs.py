@@ -5,6 +5,7 @@ every digit; so must torchrun, where sums of floats over ranks are not rounded i
 (discolab adds in the order of the ranks, Gloo in one that depends on the size).
 """
 
+import functools
 import importlib.util
 import json
 import math
@@ -32,6 +33,7 @@ LIBRARIES = {
 }
 EXACT = {"pipelines", "transformers_load", "accelerate_loop", "tools"}  # at torchrun too
 OWN = ("ddp", "sharded", "pipelines", "minigpt")  # need no library
+FOR_TWO = ("ddp", "minigpt")  # any number of ranks runs them
 OFTEN = ("ddp",)  # the others are slow
 SECONDS = 100
 
@@ -46,24 +48,24 @@ def needs(name: str) -> Any:
     return pytest.param(name, marks=marks)
 
 
-def facts_in(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
+def facts_in(folder: Path, size: int) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
 
 
-def at_torchrun(name: str, folder: Path) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4"]
+def at_torchrun(name: str, folder: Path, size: int = 4) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(size)]
     command += ["--standalone", str(PROGRAMS / f"{name}.py"), str(folder)]
     environ = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "ENDS_AT_ONCE": "1"}
     done = subprocess.run(command, capture_output=True, env=environ, timeout=SECONDS, text=True)
     assert done.returncode == 0, done.stderr[-6000:]
-    return facts_in(folder)
+    return facts_in(folder, size)
 
 
-def on_workers(name: str, folder: Path, engine: str) -> list[dict[str, Any]]:
+def on_workers(name: str, folder: Path, engine: str, size: int = 4) -> list[dict[str, Any]]:
     full, source = read_script(str(PROGRAMS / f"{name}.py"))
-    with make_session(4, engine, devices="cpu", timeout=SECONDS) as sess:
+    with make_session(size, engine, devices="cpu", timeout=SECONDS) as sess:
         sess.call_packed(run_script, full, source, [str(folder)], full).debug_get_from_all()
-    return facts_in(folder)
+    return facts_in(folder, size)
 
 
 def differences(ours: Any, theirs: Any, place: str = "") -> list[str]:
@@ -97,3 +99,17 @@ def test_a_program_gives_what_torchrun_gives(
     assert differences(found["threads"], found["torchrun"]) == []
     if name in EXACT:
         assert found["threads"] == found["torchrun"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [*map(needs, FOR_TWO)])
+def test_two_workers_give_every_digit_of_torchrun(name: str, tmp_path: Path) -> None:
+    """The sum of two floats is the same in either order, so nothing may be rounded otherwise."""
+    at_two = {}
+    for how in ("torchrun", "threads", "processes"):
+        folder = tmp_path / how
+        folder.mkdir()
+        run = at_torchrun if how == "torchrun" else functools.partial(on_workers, engine=how)
+        at_two[how] = run(name, folder, size=2)
+    assert at_two["threads"] == at_two["torchrun"]
+    assert at_two["processes"] == at_two["torchrun"]
