@@ -39,7 +39,7 @@ def _remember_none(module: ModuleType, patches: Patches) -> None:
     for wrapper in tuple(module.CACHE):
         for cell in wrapper.__closure__ or ():
             cached = cell.cell_contents
-            if hasattr(cached, "cache_parameters") and hasattr(cached, "__wrapped__"):
+            if isinstance(cached, functools._lru_cache_wrapper):  # else one of ours already
                 cell.cell_contents = _of_default(cached)
                 patches.at_undo(functools.partial(setattr, cell, "cell_contents", cached))
 
