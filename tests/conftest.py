@@ -31,6 +31,7 @@ from discolab import (
 )
 from discolab.isolation import table
 from tests import selection
+from tests.accelerator import sim
 from tests.selection import engine_of, how_many, pytest_sessionfinish
 from tests.watchdog import Watchdog
 
@@ -53,6 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell started the run in background
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[WATCHDOG] = Watchdog(HUNG_SECONDS)
+    if config.getoption("markexpr") == "accelerator":  # it changes torch for the whole process
+        sim.load()
     left_out = config.getoption("--without-row")
     if left_out is not None and table._rows.pop(left_out, None) is None:
         raise pytest.UsageError(f"the table of isolation has no row {left_out!r}")
@@ -139,6 +142,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What runs on a kept session comes last, so that nothing else finds its threads."""
     selection.leave_out(config, items)
+    if not sim.loaded():
+        reason = pytest.mark.skip(reason="by themselves: pytest -m accelerator")
+        for item in items:
+            if item.get_closest_marker("accelerator") is not None:
+                item.add_marker(reason)
     items.sort(key=lambda item: engine_of(item) in KEPT.engines)
 
 

@@ -1,0 +1,1 @@
+"""A simulated accelerator, and tests on it: ``pytest -m accelerator``."""

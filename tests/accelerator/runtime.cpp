@@ -1,0 +1,436 @@
+#include "runtime.h"
+
+#include <Python.h>
+#include <c10/util/Exception.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <random>
+#include <thread>
+
+namespace sim {
+namespace {
+
+struct Queue {  // what a stream has to do, and its thread
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::function<void()>> work;
+  uint64_t given = 0, finished = 0;
+  std::exception_ptr error;
+  std::mt19937 random;
+  bool started = false;
+};
+
+struct State {
+  std::mutex mutex;
+  Clock clocks[kDevices * kStreams];
+  Clock seen = Clock(kDevices * kStreams);  // what a host thread knows to be over
+  Queue queues[kDevices * kStreams];
+  std::map<uintptr_t, BlockPtr> blocks;
+  std::vector<BlockPtr> freed[kDevices * kStreams];
+  size_t limit[kDevices], allocated[kDevices] = {}, peak[kDevices] = {}, allocations[kDevices] = {};
+  int next[kDevices] = {};
+  std::vector<std::string> faults;
+  unsigned seed = 0;
+  std::atomic<bool> forked{false};
+
+  State() {
+    const char* bytes = std::getenv("SIM_MEMORY");
+    const char* delays = std::getenv("SIM_DELAYS");
+    seed = delays ? std::strtoul(delays, nullptr, 10) : 0;
+    for (auto& one : limit) one = bytes ? std::strtoull(bytes, nullptr, 10) : size_t(1) << 30;
+    for (auto& clock : clocks) clock = Clock(kDevices * kStreams);
+    for (int i = 0; i < kDevices * kStreams; ++i) queues[i].random.seed(seed * 1000003u + i);
+  }
+};
+
+State& state() {  // never destroyed: its threads are not joined
+  static State* one = [] {
+    auto* made = new State;
+    pthread_atfork(nullptr, nullptr, [] { state().forked = true; });
+    return made;
+  }();
+  return *one;
+}
+
+using Lock = std::unique_lock<std::mutex>;
+
+void merge(Clock& into, const Clock& from) {
+  for (size_t i = 0; i < into.size(); ++i) into[i] = std::max(into[i], from[i]);
+}
+
+// Lets other Python threads run while this one waits.
+struct Unlocked {
+  PyThreadState* saved = nullptr;
+  Unlocked() {
+    if (Py_IsInitialized() && PyGILState_Check()) saved = PyEval_SaveThread();
+  }
+  ~Unlocked() {
+    if (saved) PyEval_RestoreThread(saved);
+  }
+};
+
+void dally(Queue& queue) {  // most work is short; some takes long, so that streams drift apart
+  if (!state().seed) return;
+  auto roll = queue.random() % 100;
+  auto most = roll < 70 ? 20u : roll < 97 ? 300u : 4000u;
+  std::this_thread::sleep_for(std::chrono::microseconds(queue.random() % most));
+}
+
+void serve(Queue& queue) {
+  while (true) {
+    std::function<void()> run;
+    {
+      Lock lock(queue.mutex);
+      queue.changed.wait(lock, [&] { return !queue.work.empty(); });
+      run = std::move(queue.work.front());
+      queue.work.pop_front();
+    }
+    std::exception_ptr error;
+    try {
+      dally(queue);
+      run();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    run = nullptr;
+    Lock lock(queue.mutex);
+    if (error && !queue.error) queue.error = error;
+    ++queue.finished;
+    queue.changed.notify_all();
+  }
+}
+
+void push(int stream, std::function<void()> run) {
+  Queue& queue = state().queues[stream];
+  Lock lock(queue.mutex);
+  if (!queue.started) {
+    queue.started = true;
+    std::thread(serve, std::ref(queue)).detach();
+  }
+  queue.work.push_back(std::move(run));
+  ++queue.given;
+  queue.changed.notify_all();
+}
+
+void check_fork() {
+  TORCH_CHECK(!state().forked, "sim: the device was used before the process was forked; use spawn");
+}
+
+bool ordered(const Access& access, const Clock& clock) {
+  return clock[access.stream] >= access.at;
+}
+
+// Both under the mutex.
+std::string race(const BlockPtr& block, const Use& use, int stream, const std::string& op) {
+  for (const auto& before : block->accesses) {
+    if (before.use.high <= use.low || use.high <= before.use.low) continue;
+    if (!before.use.write && !use.write) continue;
+    if (before.stream == stream || ordered(before, state().clocks[stream])) continue;
+    return "sim: race: " + op + " on " + name_of(stream) + (use.write ? " writes" : " reads") +
+        " what " + before.op + " on " + name_of(before.stream) +
+        (before.use.write ? " writes" : " reads") +
+        ", and nothing has made the one stream wait for the other";
+  }
+  return "";
+}
+
+void note(const BlockPtr& block, const Use& use, int stream, const std::string& op) {
+  auto& all = block->accesses;
+  const Clock& clock = state().clocks[stream];
+  all.erase(
+      std::remove_if(
+          all.begin(), all.end(),
+          [&](const Access& before) {
+            if (ordered(before, state().seen)) return true;
+            bool covered = use.low <= before.use.low && before.use.high <= use.high;
+            bool stronger = use.write || !before.use.write;
+            return covered && stronger && ordered(before, clock);
+          }),
+      all.end());
+  all.push_back({use, stream, clock[stream], op});
+}
+
+}  // namespace
+
+Block::~Block() { std::free(data); }
+
+int number_of(const c10::Stream& stream) {
+  return stream.device_index() * kStreams + static_cast<int>(stream.id());
+}
+c10::Stream stream_of(int number) {
+  return c10::Stream(
+      c10::Stream::UNSAFE,
+      c10::Device(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(number / kStreams)),
+      number % kStreams);
+}
+std::string name_of(int number) {
+  return "sim:" + std::to_string(number / kStreams) + " stream " + std::to_string(number % kStreams);
+}
+
+namespace {
+thread_local int device_now = 0;
+thread_local int streams_now[kDevices] = {};
+}  // namespace
+
+int current_device() { return device_now; }
+void set_device(int device) {
+  TORCH_CHECK(
+      0 <= device && device < kDevices, "sim: there is no device ", device, ", only 0-", kDevices - 1);
+  device_now = device;
+}
+int current_stream(int device) { return device * kStreams + streams_now[device]; }
+void set_stream(int number) { streams_now[number / kStreams] = number % kStreams; }
+int next_stream(int device) {
+  Lock lock(state().mutex);
+  return device * kStreams + 1 + state().next[device]++ % (kStreams - 1);
+}
+
+void fault(const std::string& text) {
+  Lock lock(state().mutex);
+  state().faults.push_back(text);
+}
+void fail(const std::string& text) {
+  fault(text);
+  TORCH_CHECK(false, text);
+}
+
+BlockPtr allocate(int device, size_t size) {
+  check_fork();
+  auto& s = state();
+  int stream = current_stream(device);
+  std::vector<BlockPtr> gone;
+  std::string reused;
+  auto block = std::make_shared<Block>();
+  {
+    Lock lock(s.mutex);
+    // An allocator gives out what was freed on this stream, to be written after what this stream
+    // has been given; it waits for streams that were recorded, and knows of no others.
+    Clock clock = s.clocks[stream];
+    merge(clock, s.seen);
+    gone.swap(s.freed[stream]);
+    for (const auto& old : gone)
+      for (const auto& access : old->accesses)
+        if (access.stream != stream && !old->recorded.count(access.stream) &&
+            !ordered(access, clock) && reused.empty())
+          reused = "sim: use after free: memory allocated on " + name_of(stream) +
+              " was freed and is given out again, while " + access.op + " on " +
+              name_of(access.stream) + " still uses it; no record_stream said so";
+    size_t free = s.limit[device] - std::min(s.limit[device], s.allocated[device]);
+    if (reused.empty() && size > free)
+      TORCH_CHECK_WITH(
+          OutOfMemoryError, false, "sim out of memory. Tried to allocate ", size, " bytes on sim:",
+          device, ", where ", free, " of ", s.limit[device], " bytes are free");
+    if (reused.empty()) {
+      s.allocated[device] += size;
+      s.peak[device] = std::max(s.peak[device], s.allocated[device]);
+      ++s.allocations[device];
+    } else {
+      s.faults.push_back(reused);
+    }
+  }
+  TORCH_CHECK(reused.empty(), reused);
+  block->data = static_cast<char*>(std::aligned_alloc(64, (size + 127) / 64 * 64));
+  block->size = size;
+  block->device = device;
+  block->stream = stream;
+  std::memset(block->data, 0x7d, size);  // what nobody has written is not zero
+  Lock lock(s.mutex);
+  s.blocks[reinterpret_cast<uintptr_t>(block->data)] = block;
+  return block;
+}
+
+void release(const BlockPtr& block) {
+  auto& s = state();
+  if (s.forked) return;
+  BlockPtr kept;  // dies after the lock
+  Lock lock(s.mutex);
+  auto found = s.blocks.find(reinterpret_cast<uintptr_t>(block->data));
+  if (found == s.blocks.end()) return;
+  kept = std::move(found->second);
+  s.blocks.erase(found);
+  s.allocated[block->device] -= block->size;
+  s.freed[block->stream].push_back(block);
+}
+
+BlockPtr block_at(const void* data) {
+  if (!data) return nullptr;
+  auto address = reinterpret_cast<uintptr_t>(data);
+  Lock lock(state().mutex);
+  auto next = state().blocks.upper_bound(address);
+  if (next == state().blocks.begin()) return nullptr;
+  const BlockPtr& block = std::prev(next)->second;
+  return address < std::prev(next)->first + std::max<size_t>(block->size, 1) ? block : nullptr;
+}
+
+void record_stream(const BlockPtr& block, int stream) {
+  Lock lock(state().mutex);
+  block->recorded.insert(stream);
+}
+
+void submit(
+    int stream,
+    const std::string& op,
+    const std::vector<Use>& uses,
+    std::function<void()> run,
+    const std::vector<BlockPtr>& blocks) {
+  check_fork();
+  std::string found;
+  {
+    auto& s = state();
+    Lock lock(s.mutex);
+    Clock& clock = s.clocks[stream];
+    merge(clock, s.seen);
+    for (size_t i = 0; i < uses.size() && found.empty(); ++i)
+      found = race(blocks[i], uses[i], stream, op);
+    if (found.empty()) {
+      ++clock[stream];
+      for (size_t i = 0; i < uses.size(); ++i) note(blocks[i], uses[i], stream, op);
+      push(stream, std::move(run));
+      return;
+    }
+    s.faults.push_back(found);
+  }
+  TORCH_CHECK(false, found);
+}
+
+MarkPtr record(int stream) {
+  check_fork();
+  auto mark = std::make_shared<Mark>();
+  mark->stream = stream;
+  Lock lock(state().mutex);
+  Clock& clock = state().clocks[stream];
+  merge(clock, state().seen);
+  ++clock[stream];
+  mark->clock = clock;
+  push(stream, [mark] {
+    Lock lock(mark->mutex);
+    mark->seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    mark->done = true;
+    mark->changed.notify_all();
+  });
+  return mark;
+}
+
+void wait(int stream, const MarkPtr& mark) {
+  check_fork();
+  Lock lock(state().mutex);
+  merge(state().clocks[stream], mark->clock);
+  if (mark->stream == stream) return;
+  push(stream, [mark] {
+    Lock lock(mark->mutex);
+    mark->changed.wait(lock, [&] { return mark->done; });
+  });
+}
+
+namespace {
+void over(const Clock& clock) {
+  Lock lock(state().mutex);
+  merge(state().seen, clock);
+}
+}  // namespace
+
+bool query(const MarkPtr& mark) {
+  {
+    Lock lock(mark->mutex);
+    if (!mark->done) return false;
+  }
+  over(mark->clock);
+  return true;
+}
+
+void synchronize(const MarkPtr& mark) {
+  {
+    Unlocked others;
+    Lock lock(mark->mutex);
+    mark->changed.wait(lock, [&] { return mark->done; });
+  }
+  over(mark->clock);
+}
+
+namespace {
+Clock clock_of(int stream, uint64_t& given) {
+  Lock lock(state().mutex);
+  Lock inner(state().queues[stream].mutex);
+  given = state().queues[stream].given;
+  return state().clocks[stream];
+}
+}  // namespace
+
+bool query_stream(int stream) {
+  uint64_t given;
+  Clock clock = clock_of(stream, given);
+  {
+    Queue& queue = state().queues[stream];
+    Lock lock(queue.mutex);
+    if (queue.finished < given) return false;
+  }
+  over(clock);
+  return true;
+}
+
+void synchronize_stream(int stream) {
+  check_fork();
+  uint64_t given;
+  Clock clock = clock_of(stream, given);
+  std::exception_ptr error;
+  {
+    Unlocked others;
+    Queue& queue = state().queues[stream];
+    Lock lock(queue.mutex);
+    queue.changed.wait(lock, [&] { return queue.finished >= given; });
+    std::swap(error, queue.error);
+  }
+  over(clock);
+  if (error) std::rethrow_exception(error);
+}
+
+void synchronize_device(int device) {
+  for (int i = 0; i < kStreams; ++i) synchronize_stream(device * kStreams + i);
+}
+
+Memory memory(int device) {
+  auto& s = state();
+  Lock lock(s.mutex);
+  return {s.limit[device], s.allocated[device], s.peak[device], s.allocations[device]};
+}
+void limit_memory(int device, size_t bytes) {
+  Lock lock(state().mutex);
+  state().limit[device] = bytes;
+}
+void reset_peak(int device) {
+  Lock lock(state().mutex);
+  state().peak[device] = state().allocated[device];
+}
+
+}  // namespace sim
+
+extern "C" {
+
+// The faults since the last call, a line each; how many bytes were written of how many there are.
+size_t sim_faults(char* text, size_t size, int forget) {
+  std::string all;
+  sim::Lock lock(sim::state().mutex);
+  for (const auto& one : sim::state().faults) all += one + "\n";
+  if (all.size() <= size) {
+    std::memcpy(text, all.data(), all.size());
+    if (forget) sim::state().faults.clear();
+  }
+  return all.size();
+}
+
+void sim_delays(unsigned seed) {
+  auto& s = sim::state();
+  s.seed = seed;
+  for (int i = 0; i < sim::kDevices * sim::kStreams; ++i) {
+    sim::Lock lock(s.queues[i].mutex);
+    s.queues[i].random.seed(seed * 1000003u + i);
+  }
+}
+}
