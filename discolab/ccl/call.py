@@ -150,8 +150,8 @@ class Call:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether its tensors are on a GPU."""
-        return self.signature.device == "cuda"
+        """Whether its tensors are on a GPU or another accelerator."""
+        return self.signature.device != "cpu"
 
     @property
     def title(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..runtime import accelerators
 from ..runtime.errors import ArgumentError, CollectiveError, SessionError
 from ..runtime.sources import place
 from ..runtime.worker import Worker, current_worker
@@ -157,8 +158,9 @@ def as_source(name: str, value: Any, what: str = "tensor") -> torch.Tensor:
     if value.layout is not torch.strided or value.is_nested:
         layout = "a nested" if value.is_nested else f"a {str(value.layout)[6:]}"
         raise ArgumentError(f"{name}: {what} is {layout} tensor; only dense ones can be moved")
-    if value.device.type not in ("cpu", "cuda"):
-        raise ArgumentError(f"{name}: {what} is on {value.device}; use 'cpu' or 'cuda'")
+    if value.device.type not in ("cpu", accelerator := accelerators.kind()):
+        others = "" if accelerator is None else f" or {accelerator!r}"
+        raise ArgumentError(f"{name}: {what} is on {value.device}; use 'cpu'{others}")
     if value.dtype not in MOVABLE:
         raise ArgumentError(f"{name}: {what} is {_kind(value)}; this dtype can't be moved")
     return value.data

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 
+from ..runtime import accelerators
 from ..runtime.errors import ArgumentError
 from ..runtime.restart import at_replaced, at_restart
 from ..runtime.services import PRELOAD, SERVICES, Service
@@ -281,13 +282,13 @@ def _use_gpu(worker: Worker, device_ids: tuple[Any, ...]) -> None:
             f"init_ccl got {len(device_ids)} device ids for {worker.num_workers} workers; give "
             "one for each, or none"
         )
-    index, count = device_ids[worker.worker_id], torch.cuda.device_count()
+    index, count = device_ids[worker.worker_id], accelerators.count()
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
         raise ArgumentError(
             f"init_ccl: worker {worker.worker_id} can't use GPU {index!r}: torch sees {count} GPUs"
             + ("; give no device ids to stay on the CPU" if not count else "")
         )
-    device = torch.device("cuda", index)
+    device = torch.device(accelerators.kind() or "cpu", index)
     if device != worker.device:
-        torch.cuda.set_device(device)
+        accelerators.set_current(device)
         worker.device = device

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..runtime import accelerators
 from ..runtime.arguments import Register
 from ..runtime.errors import ArgumentError
 from ..runtime.functions import register_func
@@ -34,8 +35,7 @@ def init_ccl(name: str = "auto", *device_ids: int) -> str:
 def sync_worker() -> None:
     """Wait until this worker's device has done what it was given."""
     worker = checks.calling_worker("sync_worker")
-    if worker.device.type == "cuda":
-        torch.cuda.current_stream(worker.device).synchronize()
+    accelerators.synchronize(worker.device)
 
 
 @register_func("runtime.disco.allreduce")

@@ -1,8 +1,9 @@
-"""Copying between tensors of several workers, and the CUDA events around it. No state.
+"""Copying between tensors of several workers, and the events around it. No state.
 
-CUDA: a worker records events on its current streams when it joins (`posted`); the thread that
-executes has its own streams wait for them (`enter`) and records events after the work (`posted`);
-each member has its current streams wait for those (`adopt`). No thread waits for a device.
+On accelerators: a worker records events on its current streams when it joins (`posted`); the
+thread that executes has its own streams wait for them (`enter`) and records events after the work
+(`posted`); each member has its current streams wait for those (`adopt`). No thread waits for a
+device.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from ..runtime.accelerators import current_stream, on_accelerator
 from .reductions import MOVABLE, REDUCIBLE
 
-Event = torch.cuda.Event
+Event = torch.Event
 Move = tuple[torch.Tensor, torch.Tensor]  # destination, source
 
 
@@ -81,9 +83,8 @@ def posted(*lists: Iterable[torch.Tensor]) -> list[Event]:
     """Events for all that the caller's current streams have been given for these tensors."""
     events = []
     for device in _devices(lists):
-        with torch.cuda.device(device):
-            event = Event()
-            event.record(torch.cuda.current_stream(device))
+        event = Event(device)
+        event.record(current_stream(device))
         events.append(event)
     return events
 
@@ -94,7 +95,7 @@ def enter(events: Iterable[Event], *lists: Iterable[torch.Tensor]) -> None:
     if devices:
         events = list(events)
         for device in devices:
-            stream = torch.cuda.current_stream(device)
+            stream = current_stream(device)
             for event in events:
                 stream.wait_event(event)
 
@@ -103,7 +104,9 @@ adopt = enter
 
 
 def _devices(lists: Iterable[Iterable[torch.Tensor]]) -> list[torch.device]:
-    found = {t.device.index: t.device for tensors in lists for t in tensors if t.is_cuda}
+    found = {
+        t.device.index: t.device for tensors in lists for t in tensors if on_accelerator(t.device)
+    }
     return [found[index] for index in sorted(found)]
 
 
@@ -117,5 +120,5 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def keep(tensor: torch.Tensor) -> None:
     """Tell the allocator that the caller's stream still reads memory of another's stream."""
-    if tensor.is_cuda:
-        tensor.record_stream(torch.cuda.current_stream(tensor.device))
+    if on_accelerator(tensor.device):
+        tensor.record_stream(current_stream(tensor.device))

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..runtime import accelerators
 from ..runtime.arguments import parse_device
 from ..runtime.errors import ArgumentError
 
@@ -39,8 +40,8 @@ def place_workers(num_workers: int, devices: Any) -> list[torch.device]:
         If the list has another length, a name is none of torch's, or there is no such device.
     """
     if devices is None:
-        gpus = torch.cuda.device_count()
-        names: list[Any] = [f"cuda:{r % gpus}" if gpus else "cpu" for r in range(num_workers)]
+        kind, count = accelerators.default_kind(), accelerators.count()
+        names: list[Any] = [f"{kind}:{r % count}" if kind else "cpu" for r in range(num_workers)]
     elif isinstance(devices, str | torch.device):
         names = [devices] * num_workers
     elif not isinstance(devices, Iterable):
@@ -61,11 +62,12 @@ def _check_device(name: Any) -> torch.device:
     device = parse_device(name)
     if device is None:
         raise ArgumentError("None is not a device; leave devices out to have them chosen")
-    if device.type == "cuda":
-        count = torch.cuda.device_count()
+    if device.type in ("cuda", accelerators.kind()):
+        count = accelerators.count()
         if (device.index or 0) >= count:
             raise ArgumentError(f"there is no {device}: torch sees {count} GPUs; try devices='cpu'")
-        device = torch.device("cuda", device.index or 0)
+        device = torch.device(device.type, device.index or 0)
     elif device.type != "cpu":
-        raise ArgumentError(f"workers run on 'cpu' or 'cuda:N', not on {str(device)!r}")
+        kind = accelerators.kind() or "cuda"
+        raise ArgumentError(f"workers run on 'cpu' or '{kind}:N', not on {str(device)!r}")
     return device

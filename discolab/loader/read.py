@@ -21,6 +21,7 @@ import torch
 
 from ..layouts.layout import REPLICATE, Cut, Workers
 from ..layouts.layout import cut as cut_of
+from ..runtime.accelerators import current_stream, on_accelerator
 from ..runtime.interrupts import plain_lock, shield
 from .catalog import Entry, File, Shape
 from .copies import Copy, c_strides, copies
@@ -98,7 +99,7 @@ class Files:
         """
         box = into[tuple(slice(a, a + n) for a, n in zip(copy.at, copy.shape, strict=True))]
         straight = copy.contiguous and box.is_contiguous() and stored == into.dtype
-        if into.device.type == "cuda":
+        if on_accelerator(into.device):
             self._stage(copy, stored, box, name)
         elif straight:
             self._pread(copy.file, copy.offset, box.reshape(-1).view(torch.uint8), name)
@@ -310,7 +311,7 @@ class _Staging:
     """Page-locked buffers, used in turn: one is read into while another is sent."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.Stream(device)
         self._device = device
         self._buffers = [torch.empty(BLOCK, dtype=torch.uint8).pin_memory() for _ in range(_STAGES)]
         self._sent: list[Any] = [None] * _STAGES
@@ -337,12 +338,12 @@ class _Turn:
 
     def __init__(self, staging: _Staging, buffer: torch.Tensor) -> None:
         self._staging, self._buffer = staging, buffer
-        self._stream = torch.cuda.stream(staging._stream)
+        self._stream = staging._stream
 
     def __enter__(self) -> torch.Tensor:
         staging = self._staging
         # the tensor that is filled was made, and zeroed, on the worker's stream
-        staging._stream.wait_stream(torch.cuda.current_stream(staging._device))
+        staging._stream.wait_stream(current_stream(staging._device))
         self._stream.__enter__()
         return self._buffer
 

@@ -23,7 +23,7 @@ from weakref import ref as weakref
 import numpy as np
 import torch
 
-from . import builtin
+from . import accelerators, builtin
 from .actions import BIND_ARGUMENTS, BIND_FUNCTION, SIMPLE_TENSORS, DiscoAction
 from .arguments import (
     Copies,
@@ -622,7 +622,8 @@ class Session(Drawn, Controller):
                 raise ArgumentError(str(exc.__cause__)) from None
             raise
         if device_ids:
-            self._devices = tuple(torch.device("cuda", index) for index in device_ids)
+            kind = accelerators.kind() or "cpu"
+            self._devices = tuple(torch.device(kind, index) for index in device_ids)
         self.collectives = str(chosen[0])
         return self.collectives
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from . import actions, arguments
+from . import accelerators, actions, arguments
 from .actions import BIND_ARGUMENTS, BIND_FUNCTION, SIMPLE_TENSORS, Command, DiscoAction, site_text
 from .channel import Channel
 from .contexts import run_within
@@ -104,10 +104,9 @@ def prepare_thread(worker: Worker, num_threads: int) -> None:
     torch.set_num_threads(num_threads)
     # backward stays on this thread, on GPUs too: its collectives belong to the worker
     torch.autograd.set_multithreading_enabled(False)
-    if worker.device.type == "cuda":
-        # and the device's default stream, as everybody's: what one thread has begun comes before
-        # what another one begins, be it the notebook's, a remote call's or another worker's
-        torch.cuda.set_device(worker.device)
+    # and the device's default stream, as everybody's: what one thread has begun comes before
+    # what another one begins, be it the notebook's, a remote call's or another worker's
+    accelerators.set_current(worker.device)
 
 
 class _Poisoned(Exception):
@@ -488,11 +487,10 @@ class Worker(Interruptible):
             self._poison(command[1], command, exc)
 
     def _sync_worker(self, command: Command) -> None:
-        if self.device.type == "cuda":
-            try:
-                torch.cuda.current_stream(self.device).synchronize()
-            except Exception as exc:
-                self._poison(0, (*command, None), exc)
+        try:
+            accelerators.synchronize(self.device)
+        except Exception as exc:
+            self._poison(0, (*command, None), exc)
         self.channel.reply(command[2], self.worker_id, self.unreported.all())
 
     def _copy_from_worker0(self, command: Command) -> None:

@@ -19,3 +19,18 @@ def no_faults() -> Iterator[None]:
     sim.set_device(0)
     found = sim.faults()
     assert not found, "\n".join(found)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Let streams drift apart in several ways."""
+    if "delays" in metafunc.fixturenames:
+        seeds = range(1, 21 if metafunc.config.getoption("all") else 3)
+        metafunc.parametrize("delays", seeds, indirect=True)
+
+
+@pytest.fixture
+def delays(request: pytest.FixtureRequest) -> Iterator[int]:
+    """The seed of the delays that are in force."""
+    sim.set_delays(request.param)
+    yield request.param
+    sim.set_delays(0)

@@ -101,7 +101,7 @@ def _first_holds_sum(job: Job, reduction: str) -> bool:
 def _plain(tensor: torch.Tensor) -> bool:
     """Whether it is memory on the CPU as it stands: contiguous, no lazy conjugate or negative."""
     lazy = tensor.is_conj() or tensor.is_neg()
-    return tensor.is_contiguous() and not tensor.is_cuda and not lazy
+    return tensor.is_contiguous() and tensor.is_cpu and not lazy
 
 
 def _in_blocks(jobs: Sequence[Job]) -> bool:

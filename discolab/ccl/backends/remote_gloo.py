@@ -125,10 +125,12 @@ class HostJob(Job):
     ) -> None:
         self.connect = connect
         self._pattern, self._me, self._outs = pattern, me, outs
-        self._staged = [(out, torch.empty_like(out, device="cpu")) for out in outs if out.is_cuda]
+        self._staged = [
+            (out, torch.empty_like(out, device="cpu")) for out in outs if not out.is_cpu
+        ]
         staged = {id(out): host for out, host in self._staged}
         self._hosts = [staged.get(id(out), out) for out in outs]
-        self._srcs = [src.cpu() if src.is_cuda else src for src in srcs]
+        self._srcs = [src if src.is_cpu else src.cpu() for src in srcs]
 
     def absorb(self, given: Sequence[bytes]) -> None:
         """See `Job`."""

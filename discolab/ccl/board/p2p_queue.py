@@ -34,7 +34,7 @@ class Message:
     tensor: Any
     ordinal: int
     site: Site | None
-    events: Sequence[torch.cuda.Event] = ()
+    events: Sequence[torch.Event] = ()
     direct: bool = False
 
     def drop(self) -> None:

@@ -75,7 +75,7 @@ class Contribution:
         call: Call,
         srcs: Sequence[torch.Tensor] = (),
         outs: Sequence[torch.Tensor] = (),
-        events: Sequence[torch.cuda.Event] = (),
+        events: Sequence[torch.Event] = (),
     ) -> None:
         self.call, self.srcs, self.outs, self.events = call, srcs, outs, events
 
@@ -143,7 +143,7 @@ class PendingCollective(Wait):
         self.state = WAITING
         self.executor = -1
         self.disagree = False
-        self.done: Sequence[torch.cuda.Event] = ()
+        self.done: Sequence[torch.Event] = ()
         self.chunks: Chunks | None = None
         self.abroad = False
 

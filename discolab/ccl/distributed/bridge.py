@@ -21,6 +21,7 @@ from torch.distributed import device_mesh
 from ...isolation import table
 from ...isolation.patches import Patches
 from ...isolation.table import Row, Treatment
+from ...runtime import accelerators
 from ...runtime.errors import SessionError
 from ...runtime.worker import current_worker_or_none
 from . import calls, environ, guards, registry
@@ -103,7 +104,7 @@ class _Refusal:
 
 
 def _register_backend(patches: Patches) -> None:
-    dist.Backend.register_backend(NAME, calls.make_group, extended_api=True, devices=_DEVICES)
+    dist.Backend.register_backend(NAME, calls.make_group, extended_api=True, devices=_devices())
 
     def forget() -> None:
         for registry_name in _REGISTRIES:
@@ -117,7 +118,9 @@ def _register_backend(patches: Patches) -> None:
     patches.at_undo(forget)
 
 
-_DEVICES: Any = ["cpu", "cuda"]
+def _devices() -> Any:
+    """The types of device whose tensors it moves."""
+    return ["cpu", accelerators.kind() or "cuda"]
 
 
 # What runs on another thread for a worker finds its groups, of which the default one is made on the

@@ -111,7 +111,7 @@ class WorkFuture(torch.futures.Future[list[torch.Tensor]]):
     """The outputs of a `DistWork`; used on its worker's thread, as that is."""
 
     def __init__(self, work: DistWork) -> None:
-        devices = {tensor.device for tensor in work.tensors if tensor.is_cuda}
+        devices = {tensor.device for tensor in work.tensors if not tensor.is_cpu}
         super().__init__(devices=sorted(devices, key=str))
         self._of = work
 
