@@ -30,6 +30,7 @@ from discolab import (
     make_session,
 )
 from discolab.isolation import table
+from discolab.runtime.services import PRELOAD
 from tests import selection
 from tests.accelerator import sim
 from tests.selection import engine_of, how_many, pytest_sessionfinish
@@ -56,6 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[WATCHDOG] = Watchdog(HUNG_SECONDS)
     if config.getoption("markexpr") == "accelerator":  # it changes torch for the whole process
         sim.load()
+        PRELOAD.insert(0, "tests.accelerator.register")
     left_out = config.getoption("--without-row")
     if left_out is not None and table._rows.pop(left_out, None) is None:
         raise pytest.UsageError(f"the table of isolation has no row {left_out!r}")
@@ -104,6 +106,25 @@ def no_leaked_threads() -> Iterator[None]:
         time.sleep(0.01)
 
 
+@pytest.fixture(autouse=True)
+def no_faults() -> Iterator[None]:
+    """On the simulated accelerator: fail a test in which memory was used out of order.
+
+    Also where nobody has seen the error.
+    """
+    if not sim.loaded():
+        yield
+        return
+    sim.faults()
+    yield
+    for index in range(sim.device_count()):
+        sim.set_stream(sim.default_stream(index))
+        sim.synchronize(index)
+    sim.set_device(0)
+    faults = sim.faults()
+    assert not faults, "\n".join(faults)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def interrupts_that_python_drops() -> Iterator[None]:
     """One that lands in a finalizer is sent again: it is no fault, and not for pytest's hook.
@@ -145,7 +166,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not sim.loaded():
         reason = pytest.mark.skip(reason="by themselves: pytest -m accelerator")
         for item in items:
-            if item.get_closest_marker("accelerator") is not None:
+            names = {marker.name for marker in item.iter_markers()}
+            if "accelerator" in names and "gpu" not in names:
                 item.add_marker(reason)
     items.sort(key=lambda item: engine_of(item) in KEPT.engines)
 

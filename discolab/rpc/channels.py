@@ -1,12 +1,12 @@
 """How tensors on GPUs travel: the channel is chosen for each, by its size and where the peer is.
 
 - FRAME: it is on the CPU, and its bytes go with the message as they lie in memory.
-- IPC: the peer sees the same GPUs: a copy is made on the GPU, and the peer opens that (CUDA IPC, by
+- IPC: CUDA, and the peer sees the same GPUs: a copy is made on the GPU, and the peer opens that (CUDA IPC, by
   `torch.multiprocessing`, which keeps the memory until the peer has let go of it).
 - STAGED: else its bytes are copied to pinned memory, on a stream of its own, and go as a frame.
 
-On its way a *stand-in* is in the place of a tensor on a GPU. Where CUDA was never used, nothing is
-looked at. `_streams` (by device, made once) is the only state besides `_seen`; any thread.
+On its way a *stand-in* is in the place of a tensor on a GPU, or another accelerator. Where none was
+ever used, nothing is looked at. `_streams` (by device, made once) is the only state besides `_seen`; any thread.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ..runtime import accelerators
 from ..runtime.errors import DiscoError
 
 FRAME, IPC, STAGED = "frame", "ipc", "staged"
@@ -25,7 +26,7 @@ SWITCH = "DISCOLAB_RPC_CUDA_IPC"  # "0": do without
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _NEEDS_GRAD, _PARAMETER = 1, 2
 
-_streams: dict[torch.device, torch.cuda.Stream] = {}
+_streams: dict[torch.device, torch.Stream] = {}
 _seen = False  # whether a stand-in has ever come to this process
 
 
@@ -38,9 +39,9 @@ def gpus_here() -> str:
 
 def channel_of(device: str, nbytes: int, same_gpus: bool) -> str:
     """The channel for a tensor on a device of that type."""
-    if device != "cuda":
+    if device in ("cpu", "meta"):
         return FRAME
-    return IPC if same_gpus and nbytes > SMALL else STAGED
+    return IPC if device == "cuda" and same_gpus and nbytes > SMALL else STAGED
 
 
 class StandIn:
@@ -78,9 +79,9 @@ def outgoing(value: Any, same_gpus: bool) -> Any:
 
     The very same object where there is none. Each stand-in is for one message to one peer.
     """
-    if not torch.cuda.is_initialized():
+    if not accelerators.any_in_use():
         return value
-    staged: list[torch.cuda.Event] = []
+    staged: list[torch.Event] = []
 
     def replaced(item: Any) -> Any:
         if type(item) is not torch.Tensor and type(item) is not torch.nn.Parameter:
@@ -127,16 +128,16 @@ def _opened_for_peer(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     return tuple(content) if rebuild is rebuild_cuda_tensor else None
 
 
-def _to_host(tensor: torch.Tensor, staged: list[torch.cuda.Event]) -> torch.Tensor:
+def _to_host(tensor: torch.Tensor, staged: list[torch.Event]) -> torch.Tensor:
     """Begin to copy a tensor to pinned memory, of which torch keeps a pool."""
     stream = _streams.get(tensor.device)
     if stream is None:
-        stream = _streams.setdefault(tensor.device, torch.cuda.Stream(tensor.device))
+        stream = _streams.setdefault(tensor.device, torch.Stream(tensor.device))
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    stream.wait_stream(torch.cuda.current_stream(tensor.device))
-    with torch.cuda.stream(stream):
+    stream.wait_stream(accelerators.current_stream(tensor.device))
+    with stream:
         host.copy_(tensor, non_blocking=True)
-        event = torch.cuda.Event(blocking=True)
+        event = torch.Event(tensor.device, blocking=True)
         event.record(stream)
     tensor.record_stream(stream)  # an error may come between the copy and the wait for it
     staged.append(event)
@@ -169,9 +170,9 @@ def _opened(stand_in: StandIn) -> torch.Tensor:
 
 
 def _is_here(device: torch.device) -> bool:
-    if device.type != "cuda":
-        return device.type == "cpu"
-    return torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
+    if device.type == "cpu":
+        return True
+    return device.type == accelerators.kind() and (device.index or 0) < accelerators.count()
 
 
 def _walk(value: Any, change: Callable[[Any], Any], around: tuple[int, ...] = ()) -> Any:

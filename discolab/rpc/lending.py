@@ -60,7 +60,7 @@ class Lent:
 def lend(call: Lender, references: ReferenceTable, value: Any) -> Lent | None:
     """How to send the value of a call later; None if that is not worth it or can't be watched."""
     tensors = tensors_in(value)
-    if not any(t.numel() * t.element_size() >= LARGE and not t.is_cuda for t in tensors):
+    if not any(t.numel() * t.element_size() >= LARGE and t.is_cpu for t in tensors):
         return None
     if any(t.is_inference() for t in tensors):  # these have no version
         return None

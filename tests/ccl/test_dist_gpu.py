@@ -82,7 +82,7 @@ def ddp() -> list[float]:
 def fsdp2() -> list[float]:
     from torch.distributed.fsdp import fully_shard
 
-    net, mesh = model(GPU), init_device_mesh("cuda", (RANKS,))
+    net, mesh = model(GPU), init_device_mesh(GPU.type, (RANKS,))
     for layer in (net[0], net[2], net):
         fully_shard(layer, mesh=mesh)
     return averaged(learn(net, own_rows))
@@ -91,7 +91,7 @@ def fsdp2() -> list[float]:
 def fsdp2_in_two_dimensions() -> list[float]:
     from torch.distributed.fsdp import fully_shard
 
-    net, mesh = model(GPU), init_device_mesh("cuda", (2, 2), mesh_dim_names=("rep", "shard"))
+    net, mesh = model(GPU), init_device_mesh(GPU.type, (2, 2), mesh_dim_names=("rep", "shard"))
     for layer in (net[0], net[2], net):
         fully_shard(layer, mesh=mesh)
     return averaged(learn(net, own_rows))
@@ -104,7 +104,7 @@ def tensor_parallel() -> list[float]:
         parallelize_module,
     )
 
-    mesh = init_device_mesh("cuda", (RANKS,))
+    mesh = init_device_mesh(GPU.type, (RANKS,))
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     return learn(parallelize_module(model(GPU), mesh, plan))
 
@@ -137,7 +137,7 @@ def test_a_distributed_tensor_is_cut_multiplied_and_joined(sess: Session) -> Non
     def program() -> float:
         from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-        mesh = init_device_mesh("cuda", (RANKS,))
+        mesh = init_device_mesh(GPU.type, (RANKS,))
         whole = batch(0, GPU)
         rows = distribute_tensor(whole, mesh, [Shard(0)])
         assert rows.to_local().device == GPU
@@ -178,7 +178,7 @@ def test_checkpoints_of_torch_hold_what_is_on_the_gpu(sess: Session, tmp_path: o
         import torch.distributed.checkpoint as dcp
         from torch.distributed.tensor import Shard, distribute_tensor
 
-        mesh = init_device_mesh("cuda", (RANKS,))
+        mesh = init_device_mesh(GPU.type, (RANKS,))
         whole = batch(1, GPU)
         dcp.save({"w": distribute_tensor(whole, mesh, [Shard(0)])}, checkpoint_id=folder)
         other = distribute_tensor(torch.zeros_like(whole), mesh, [Shard(1)])

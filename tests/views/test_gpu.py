@@ -112,7 +112,7 @@ VALUES = [replica, shards, one_differs, not_finite, bfloat16, integers, booleans
 def words(session: Session, make: Callable[[], Any], **options: Any) -> str:
     """The picture without the names of devices, and with numbers to three digits."""
     text = str(view(session.call_packed(make), **options))
-    text = re.sub(r"cuda:\d|cpu|cuda", "DEVICE", text)
+    text = re.sub(r"(cuda|sim):\d|cpu|cuda|sim", "DEVICE", text)
     text = re.sub(r"-?\d+\.\d+(e-?\d+)?", lambda found: f"{float(found[0]):.3g}", text)
     return re.sub(r"[ \t─]+", " ", text)
 
@@ -126,5 +126,5 @@ def test_it_says_the_same_as_of_the_cpu(both: tuple[Session, Session], make: Any
 
 def test_two_values_are_compared_where_they_lie(both: tuple[Session, Session]) -> None:
     found = [str(s.compare(s.call_packed(replica), s.call_packed(one_differs))) for s in both]
-    there, here = (re.sub(r"cuda:\d|cpu", "DEVICE", text) for text in found)
+    there, here = (re.sub(r"(cuda|sim):\d|cpu", "DEVICE", text) for text in found)
     assert there == here
