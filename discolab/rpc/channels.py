@@ -1,12 +1,13 @@
 """How tensors on GPUs travel: the channel is chosen for each, by its size and where the peer is.
 
 - FRAME: it is on the CPU, and its bytes go with the message as they lie in memory.
-- IPC: CUDA, and the peer sees the same GPUs: a copy is made on the GPU, and the peer opens that (CUDA IPC, by
-  `torch.multiprocessing`, which keeps the memory until the peer has let go of it).
+- IPC: CUDA, and the peer sees the same GPUs: a copy is made on the GPU, and the peer opens that
+  (CUDA IPC, by `torch.multiprocessing`, which keeps the memory until the peer has let go of it).
 - STAGED: else its bytes are copied to pinned memory, on a stream of its own, and go as a frame.
 
 On its way a *stand-in* is in the place of a tensor on a GPU, or another accelerator. Where none was
-ever used, nothing is looked at. `_streams` (by device, made once) is the only state besides `_seen`; any thread.
+ever used, nothing is looked at. `_streams` (by device, made once) is the only state besides
+`_seen`; any thread.
 """
 
 from __future__ import annotations

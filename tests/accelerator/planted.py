@@ -1,8 +1,9 @@
 """Plants faults of order in discolab, one at a time, and asks the tests on the simulation.
 
-``python -m tests.accelerator.planted`` tries all, ``... moves`` those of files so named. Each leaves
-out, or puts in the wrong place, something that orders work on devices: what a GPU would forgive
-most of the time. Works on a copy, so the checkout stays as it is. Exit status 1 if one is not seen.
+``python -m tests.accelerator.planted`` tries all, ``... moves`` those of files so named. Each
+leaves out, or puts in the wrong place, something that orders work on devices: what a GPU would
+forgive most of the time. A wait without which torch's own copies between devices keep the order is
+not among them. Works on a copy, so the checkout stays as it is. Exit status 1 if one is not seen.
 """
 
 from __future__ import annotations
@@ -36,101 +37,76 @@ class Fault(NamedTuple):
 
 
 MOVES, LOCAL = "discolab/ccl/moves.py", "discolab/ccl/rendezvous/local.py"
-P2P = "discolab/ccl/rendezvous/p2p_client.py"
-LIST = "[event for contribution in contributions for event in contribution.events]"
+P2P, WORKER = "discolab/ccl/rendezvous/p2p_client.py", "discolab/runtime/worker.py"
+READ, CHANNELS = "discolab/loader/read.py", "discolab/rpc/channels.py"
+ACCELERATORS = "discolab/runtime/accelerators.py"
+LOADER = ("tests/accelerator/test_loader.py",)
+CALLS = ("tests/accelerator/test_rpc.py",)
+DEFAULT = "torch.get_device_module({0}).default_stream({0})"
+ON = "            stream = current_stream(device)\n"
+EVENTS = "for contribution in contributions for event in contribution.events"
+DONE = "collective.done = moves.posted(tensors)"
+ADOPT = "moves.adopt(collective.done, self._contribution.srcs, self._contribution.outs)"
+ENTER = "            if on_gpu:\n                moves.enter("
+INFERENCE = "            with torch.inference_mode():\n                chunks ="
+COPY = "        copy = moves.copy_of(src)\n"
+KEEP = "tensor.record_stream(current_stream(tensor.device))"
+WAIT = "        staging._stream.wait_stream(current_stream(staging._device))\n"
+SENT = "        staging._sent[staging._turn] = staging._stream.record_event()\n"
+STAGED = "    stream.wait_stream(accelerators.current_stream(tensor.device))\n"
 FAULTS = [
     # events around a collective
     Fault(MOVES, "                stream.wait_event(event)\n", "                pass\n"),
     Fault(MOVES, "        event.record(current_stream(device))\n", ""),
     Fault(
         MOVES,
-        "event.record(current_stream(device))",
-        "event.record(torch.get_device_module(device).default_stream(device))",
+        "current_stream(device))\n        events",
+        f"{DEFAULT.format('device')})\n        events",
     ),
-    Fault(
-        MOVES,
-        "            stream = current_stream(device)\n            for event",
-        "            stream = torch.get_device_module(device).default_stream(device)\n"
-        "            for event",
-    ),
+    Fault(MOVES, ON, ON.replace("current_stream(device)", DEFAULT.format("device"))),
     Fault(MOVES, "        events.append(event)\n", "    events.append(event)\n"),
     Fault(MOVES, "            for event in events:\n", "            for event in events[:1]:\n"),
     Fault(MOVES, "            for event in events:\n", "            for event in events[1:]:\n"),
     Fault(MOVES, "        for device in devices:\n", "        for device in devices[1:]:\n"),
     Fault(MOVES, "adopt = enter\n", "def adopt(*_: object) -> None: ...\n"),
-    Fault(
-        MOVES, "    for device in _devices(lists):\n", "    for device in _devices(lists)[:1]:\n"
-    ),
+    Fault(MOVES, "for device in _devices(lists):", "for device in _devices(lists)[:1]:"),
     Fault(LOCAL, "events = moves.posted(srcs, outs) if call.on_gpu else ()", "events = ()"),
     Fault(LOCAL, "moves.posted(srcs, outs) if", "moves.posted(outs[:0]) if"),
-    Fault(
-        LOCAL,
-        "            if on_gpu:\n                moves.enter(",
-        "            if not on_gpu:\n                moves.enter(",
-    ),
-    Fault(LOCAL, LIST, LIST.replace("in contributions for", "in contributions[:1] for")),
-    Fault(LOCAL, LIST, LIST.replace("in contributions for", "in contributions[1:] for")),
-    Fault(LOCAL, LIST, LIST.replace("in contributions for", "in contributions[:-1] for")),
-    Fault(
-        LOCAL,
-        "                collective.done = moves.posted(tensors)\n",
-        "                collective.done = ()\n",
-    ),
-    Fault(
-        LOCAL,
-        "collective.done = moves.posted(tensors)",
-        "collective.done = moves.posted(tensors[:1])",
-    ),
-    Fault(
-        LOCAL,
-        "collective.done = moves.posted(tensors)",
-        "collective.done = moves.posted(tensors[-1:])",
-    ),
-    Fault(
-        LOCAL,
-        "            moves.adopt(collective.done, self._contribution.srcs, self._contribution.outs)\n",
-        "            pass\n",
-    ),
-    Fault(
-        LOCAL,
-        "moves.adopt(collective.done, self._contribution.srcs, self._contribution.outs)",
-        "moves.adopt(collective.done[:1], self._contribution.srcs, self._contribution.outs)",
-    ),
-    Fault(
-        LOCAL, "self._contribution.srcs, self._contribution.outs)\n", "self._contribution.srcs)\n"
-    ),
-    Fault(
-        LOCAL, "self._contribution.srcs, self._contribution.outs)\n", "self._contribution.outs)\n"
-    ),
-    Fault(
-        LOCAL,
-        "            with torch.inference_mode():\n                chunks = execute(collective, contributions)\n",
-        "            collective.done = moves.posted(tensors) if on_gpu else ()\n"
-        "            with torch.inference_mode():\n"
-        "                chunks = execute(collective, contributions)\n"
-        "            on_gpu = False\n",
-    ),
+    Fault(LOCAL, ENTER, ENTER.replace("if on_gpu", "if not on_gpu")),
+    Fault(LOCAL, EVENTS, EVENTS.replace("contributions for", "contributions[:1] for")),
+    Fault(LOCAL, EVENTS, EVENTS.replace("contributions for", "contributions[1:] for")),
+    Fault(LOCAL, EVENTS, EVENTS.replace("contributions for", "contributions[:-1] for")),
+    Fault(LOCAL, DONE, "collective.done = ()"),
+    Fault(LOCAL, DONE, "collective.done = moves.posted(tensors[:1])"),
+    Fault(LOCAL, DONE, "collective.done = moves.posted(tensors[-1:])"),
+    Fault(LOCAL, INFERENCE, f"            {DONE}\n            on_gpu = False\n{INFERENCE}"),
+    Fault(LOCAL, ADOPT, "pass"),
+    Fault(LOCAL, ADOPT, ADOPT.replace("collective.done", "collective.done[:1]")),
+    Fault(LOCAL, ADOPT, "moves.adopt(collective.done)"),
     # messages
     Fault(P2P, "        moves.enter(message.events, (got, out))\n", ""),
-    Fault(
-        P2P,
-        "        moves.enter(message.events, (got, out))\n",
-        "        moves.enter(message.events[1:], (got, out))\n",
-    ),
+    Fault(P2P, "moves.enter(message.events,", "moves.enter(message.events[1:],"),
     Fault(P2P, "        moves.keep(got)\n", ""),
     Fault(P2P, "moves.posted([copy])", "[]"),
-    Fault(
-        P2P,
-        "        copy = moves.copy_of(src)\n        message = Message(copy, call.ordinal, call.site, moves.posted([copy]), call.direct)\n",
-        "        events = moves.posted([src])\n        copy = moves.copy_of(src)\n        message = Message(copy, call.ordinal, call.site, events, call.direct)\n",
-    ),
-    Fault(P2P, "        copy = moves.copy_of(src)\n", "        copy = src\n"),
-    Fault(MOVES, "        tensor.record_stream(current_stream(tensor.device))\n", "        pass\n"),
-    Fault(
-        MOVES,
-        "tensor.record_stream(current_stream(tensor.device))",
-        "tensor.record_stream(torch.get_device_module(tensor.device).default_stream(tensor.device))",
-    ),
+    Fault(P2P, COPY, "        copy = src\n"),
+    Fault(MOVES, f"        {KEEP}\n", "        pass\n"),
+    Fault(MOVES, KEEP, f"tensor.record_stream({DEFAULT.format('tensor.device')})"),
+    # loading through pinned buffers
+    Fault(READ, WAIT, "", LOADER),
+    Fault(READ, "current_stream(staging._device)", DEFAULT.format("staging._device"), LOADER),
+    Fault(READ, "            sent.synchronize()\n", "            pass\n", LOADER),
+    Fault(READ, SENT, "", LOADER),
+    Fault(READ, "        self._stream.__enter__()\n", "", LOADER),
+    Fault(READ, "        self._stream.synchronize()\n", "        pass\n", LOADER),
+    # remote calls through pinned memory
+    Fault(CHANNELS, STAGED, "", CALLS),
+    Fault(CHANNELS, "        event.synchronize()\n", "        pass\n", CALLS),
+    Fault(CHANNELS, "    with stream:\n", "    if stream:\n", CALLS),
+    Fault(CHANNELS, "        event.record(stream)\n", "", CALLS),
+    Fault(CHANNELS, "    tensor.record_stream(stream)", "    pass", CALLS),
+    # a worker's device
+    Fault(WORKER, "    accelerators.set_current(worker.device)\n", "", CALLS),
+    Fault(ACCELERATORS, "        current_stream(device).synchronize()\n", "        pass\n", CALLS),
 ]
 
 
