@@ -28,6 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..ccl.checks import noticing_lost_gradients
 from ..layouts.layout import Shape, ShardLayout
+from ..runtime import accelerators
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError
 from ..runtime.registers import OWN
@@ -435,14 +436,16 @@ def _like(grad: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Draw from the random states of a seed; those of before are put back."""
     before = torch.get_rng_state()
-    on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    on_device = None
+    if accelerators.on_accelerator(device):
+        on_device = accelerators.module_of(device).get_rng_state(device)
     try:
         torch.manual_seed(seed)
         yield
     finally:
         torch.set_rng_state(before)
         if on_device is not None:
-            torch.cuda.set_rng_state(on_device, device)
+            accelerators.module_of(device).set_rng_state(on_device, device)
 
 
 # -- on a worker: functions on its side ------------------------------------------------------------

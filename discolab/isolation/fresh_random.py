@@ -11,6 +11,7 @@ import random
 import numpy.random
 import torch
 
+from ..runtime import accelerators
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .table import Row, Treatment
@@ -23,9 +24,10 @@ def fresh_random_state() -> None:
     random.seed()
     numpy.random.seed()
     worker = current_worker_or_none()
-    own_gpu = worker is None or (worker.device.type == "cuda" and not shares_gpu(worker))
-    if own_gpu and torch.cuda.is_initialized():
-        torch.cuda.seed()
+    kind = accelerators.kind() if worker is None else worker.device.type
+    shared = worker is not None and shares_gpu(worker)
+    if kind is not None and not shared and accelerators.in_use(device := torch.device(kind)):
+        accelerators.module_of(device).seed()
 
 
 def _enter(worker: Worker) -> None:

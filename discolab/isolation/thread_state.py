@@ -16,10 +16,11 @@ import torch
 from torch.overrides import _get_current_function_mode_stack, _pop_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
+from ..runtime import accelerators
+
 T = TypeVar("T")
 
 _OURS = f"{__package__.partition('.')[0]}."
-_DEVICES = ("cpu", "cuda")  # for which there is autocast
 
 
 def in_new_context(function: Callable[..., T], *args: Any) -> T:
@@ -32,7 +33,8 @@ def thread_as_before() -> Iterator[None]:
     """At its end torch's and Python's settings of the calling thread are what they were."""
     grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     device, threads = torch.get_default_device(), torch.get_num_threads()
-    autocast = [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICES]
+    devices = ("cpu", accelerators.kind() or "cuda")  # for which there is autocast
+    autocast = [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
     cached, warns = torch.is_autocast_cache_enabled(), torch.is_warn_always_enabled()
     modes, hooks = len(_get_current_function_mode_stack()), _saved_tensors_hooks()
     dispatch_modes = torch._C._len_torch_dispatch_stack()
@@ -53,7 +55,7 @@ def thread_as_before() -> Iterator[None]:
             _pop_mode()
         while _saved_tensors_hooks() not in (hooks, None):
             torch._C._autograd._pop_saved_tensors_default_hooks()
-        for name, (enabled, kind) in zip(_DEVICES, autocast, strict=True):
+        for name, (enabled, kind) in zip(devices, autocast, strict=True):
             torch.set_autocast_enabled(name, enabled)
             torch.set_autocast_dtype(name, kind)
         torch.set_autocast_cache_enabled(cached)

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from ..runtime import accelerators
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .patches import Patches
@@ -57,9 +58,11 @@ def _install(patches: Patches) -> None:
         if torch._C._dispatch_has_kernel(f"aten::{name}"):  # else not in this version of torch
             # the key at which no operator here has a kernel, the last one before the device's
             library.impl(name, "BackendSelect", _from_own(name), True)
+    module = _device_module()
     for name in ("manual_seed", "manual_seed_all", "seed", "seed_all"):
-        patches.replace(torch.cuda, name, functools.partial(_seed_own_gpu, name))
-    for owner in (torch.cuda, torch.cuda.random):
+        if hasattr(module, name):
+            patches.replace(module, name, functools.partial(_seed_own_gpu, name))
+    for owner in {module, _functions_of(module)}:
         patches.replace(owner, "set_rng_state", _warn_of_shared_gpu)
 
 
@@ -146,12 +149,23 @@ for _name in ("__reduce__", *(name for name in dir(torch.Generator) if not name.
 _GENERATOR = _GeneratorOfWorkers()
 
 
-# -- GPUs ------------------------------------------------------------------------------------
+# -- GPUs, and other accelerators ------------------------------------------------------------
+
+
+def _device_module() -> Any:
+    """What torch has for the accelerators of this process, `torch.cuda` where there are none."""
+    kind = accelerators.kind()
+    return torch.cuda if kind is None else torch.get_device_module(kind)
+
+
+def _functions_of(module: Any) -> Any:
+    """Where a device's module defines what seeds it: `torch.cuda.random`, or itself."""
+    return getattr(module, "random", module)
 
 
 def shares_gpu(worker: Worker) -> bool:
     """Whether another worker of this process draws from the generator of this one's GPU."""
-    return worker.device.type == "cuda" and any(
+    return accelerators.on_accelerator(worker.device) and any(
         peer is not worker and peer.device == worker.device for peer in tuple(worker.peers.values())
     )
 
@@ -185,14 +199,14 @@ def _seed_own_gpu(name: str, function: Callable[..., Any]) -> Callable[..., Any]
         worker = current_worker_or_none()
         if worker is None:
             return function(*args)
-        if worker.device.type != "cuda":
+        if not accelerators.on_accelerator(worker.device):
             return None
         _warn(worker)
         return own(*args)
 
     own: Callable[..., Any] = function
     if name.endswith("_all"):
-        own = getattr(torch.cuda.random, name.removesuffix("_all"))
+        own = getattr(_functions_of(_device_module()), name.removesuffix("_all"))
     return seed
 
 

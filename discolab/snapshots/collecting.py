@@ -36,6 +36,7 @@ from ..layouts.text import layout_of, read_placements
 from ..loader.formats.checks import MAX_DIMS
 from ..loader.formats.dtypes import SAFETENSORS_NAMES
 from ..loader.plans.plan import Plan
+from ..runtime import accelerators
 from ..runtime.mesh import Mesh
 from ..runtime.worker import Worker, current_worker
 from . import rebuilding
@@ -178,8 +179,8 @@ def _is_given(value: Any, given: Any) -> bool:
 def _random_states(worker: Worker) -> list[Any]:
     """In one value: of torch, of Python, of numpy, and of the worker's GPU if it has one."""
     gpu = None
-    if worker.device.type == "cuda" and torch.cuda.is_initialized():
-        gpu = torch.cuda.get_rng_state(worker.device)
+    if accelerators.in_use(worker.device):
+        gpu = accelerators.module_of(worker.device).get_rng_state(worker.device)
     numpy_state = numpy.random.get_state(legacy=False)
     return [torch.get_rng_state(), random.getstate(), numpy_state, gpu]
 

@@ -25,6 +25,7 @@ from ..loader.errors import CheckpointError
 from ..loader.loading import run
 from ..loader.progress import Board, Meter
 from ..loader.read import Files, read_entry
+from ..runtime import accelerators
 from ..runtime.arguments import Pickled
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError
@@ -351,8 +352,8 @@ def _bind(values: _Values, chosen: list[str] | None) -> _Outcome:
         torch.set_rng_state(of_torch)
         random.setstate(of_python)
         numpy.random.set_state(of_numpy)
-        if of_gpu is not None and worker.device.type == "cuda":
-            torch.cuda.set_rng_state(of_gpu, worker.device)
+        if of_gpu is not None and accelerators.on_accelerator(worker.device):
+            accelerators.module_of(worker.device).set_rng_state(of_gpu, worker.device)
     return _Outcome(tuple(taken), tuple(values.refs), values.left_out)
 
 

@@ -270,7 +270,7 @@ def _save_here(job: Job, collected: Collected) -> None:
                 flat = replace(
                     slot, record=Record(name, (len(bytes_of),), torch.uint8, torch.uint8)
                 )
-                step = len(bytes_of) if not bytes_of.is_cuda else BLOCK
+                step = len(bytes_of) if bytes_of.is_cpu else BLOCK
                 for start in range(0, len(bytes_of), max(1, step)):
                     sink.put(flat, bytes_of[start : start + step], (start,))
     except CheckpointError as exc:

@@ -25,6 +25,7 @@ import torch
 from ..ccl.board.ledger import ledger_of
 from ..ccl.board.rounds import in_words
 from ..ccl.call import WAITING, Call
+from ..runtime import accelerators
 from ..runtime.services import probe
 from ..runtime.worker import Worker
 from .recorder import recorder_of
@@ -103,9 +104,9 @@ def _host() -> str:
 
 
 def _device_name(device: torch.device) -> str:
-    if device.type != "cuda" or not torch.cuda.is_initialized():
+    if not accelerators.in_use(device):
         return ""
-    return str(torch.cuda.get_device_properties(device).name)
+    return str(accelerators.module_of(device).get_device_properties(device).name)
 
 
 def _thread_time(thread: int) -> int:
@@ -148,11 +149,12 @@ def _psutil_process() -> Any:
 
 def _memory(device: torch.device) -> dict[str, int] | None:
     """Of this process on its GPU, and of the GPU."""
-    if device.type != "cuda" or not torch.cuda.is_initialized():
+    if not accelerators.in_use(device):
         return None
     try:
-        stats = torch.cuda.memory_stats(device)
-        free, total = torch.cuda.mem_get_info(device)
+        module = accelerators.module_of(device)
+        stats = module.memory_stats(device)
+        free, total = module.mem_get_info(device)
     except (RuntimeError, AssertionError):  # an error of CUDA that a kernel has left
         return None
     return {

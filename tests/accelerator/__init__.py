@@ -1,1 +1,0 @@
-"""A simulated accelerator, and tests on it: ``pytest -m accelerator``."""
