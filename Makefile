@@ -39,7 +39,7 @@ export PYTHONNOUSERSITE := 1
 unexport PYTHONHOME
 unexport PYTHONPATH
 
-.PHONY: help demo test test-all test-python units soak test-tvm compat lab pictures docs dist lint clean
+.PHONY: help demo test test-all accelerator test-python units soak test-tvm compat lab pictures docs dist lint clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -93,9 +93,17 @@ $(call PYTEST,OMP_NUM_THREADS=1,-n $(JOBS) --dist loadfile --part together $(1) 
 $(call PYTEST,,--part alone $(1) $(PYTEST_ARGS),$(LAST_FAILED))
 endef
 
+# Tests on the simulated accelerator, which is built for them
+define RUN_ACCELERATOR
+@if command -v c++ ninja >/dev/null; then \
+  $(call PYTEST,OMP_NUM_THREADS=1,-n $(JOBS) --dist loadfile -m accelerator $(1),$(LAST_FAILED)); \
+else echo "no c++ or no ninja: the simulated accelerator is left out"; fi
+endef
+
 # Those, then notebooks against stored outputs
 define RUN_TESTS
 $(call RUN_UNITS,$(1))
+$(call RUN_ACCELERATOR,$(if $(1),$(1),tests/accelerator))
 $(call PYTEST,OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES=,-p no:cacheprovider \
   -o timeout=0 -o faulthandler_timeout=0 \
   --nbval --nbval-current-env --nbval-sanitize-with tests/nbval_sanitize.cfg \
@@ -107,6 +115,9 @@ test: lint ## lint, the tests to run often, the demo's notebooks against their s
 
 test-all: lint docs ## lint, docs, all tests on all engines, all notebooks
 	$(call RUN_TESTS,--all,notebooks/)
+
+accelerator: $(STAMP) ## tests on the simulated accelerator, all of them
+	$(call RUN_ACCELERATOR,--all)
 
 test-python: ## the tests that need no browser, on another Python: make test-python PY=python3.13
 	@version=$$("$(PY)" -c 'import sys; print("%d.%d" % sys.version_info[:2])') || { \

@@ -10,7 +10,7 @@ from tests.accelerator import sim
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Let streams drift apart in several ways."""
     if "delays" in metafunc.fixturenames:
-        seeds = range(1, 21 if metafunc.config.getoption("all") else 3)
+        seeds = range(1, 21 if metafunc.config.getoption("all") else 6)
         metafunc.parametrize("delays", seeds, indirect=True)
 
 
