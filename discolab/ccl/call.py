@@ -151,7 +151,7 @@ class Call:
     @property
     def on_gpu(self) -> bool:
         """Whether its tensors are on a GPU or another accelerator."""
-        return self.signature.device != "cpu"
+        return self.signature.device not in (None, "cpu")
 
     @property
     def title(self) -> str:

@@ -40,6 +40,7 @@ MOVES, LOCAL = "discolab/ccl/moves.py", "discolab/ccl/rendezvous/local.py"
 P2P, WORKER = "discolab/ccl/rendezvous/p2p_client.py", "discolab/runtime/worker.py"
 READ, CHANNELS = "discolab/loader/read.py", "discolab/rpc/channels.py"
 ACCELERATORS = "discolab/runtime/accelerators.py"
+MESSAGES = (*CCL, "-k", "messages")
 LOADER = ("tests/accelerator/test_loader.py",)
 CALLS = ("tests/accelerator/test_rpc.py",)
 DEFAULT = "torch.get_device_module({0}).default_stream({0})"
@@ -83,14 +84,15 @@ FAULTS = [
     Fault(LOCAL, ADOPT, "pass"),
     Fault(LOCAL, ADOPT, ADOPT.replace("collective.done", "collective.done[:1]")),
     Fault(LOCAL, ADOPT, "moves.adopt(collective.done)"),
+    Fault(LOCAL, "                    moves.keep(tensor)\n", "                    pass\n"),
     # messages
-    Fault(P2P, "        moves.enter(message.events, (got, out))\n", ""),
-    Fault(P2P, "moves.enter(message.events,", "moves.enter(message.events[1:],"),
-    Fault(P2P, "        moves.keep(got)\n", ""),
-    Fault(P2P, "moves.posted([copy])", "[]"),
-    Fault(P2P, COPY, "        copy = src\n"),
-    Fault(MOVES, f"        {KEEP}\n", "        pass\n"),
-    Fault(MOVES, KEEP, f"tensor.record_stream({DEFAULT.format('tensor.device')})"),
+    Fault(P2P, "        moves.enter(message.events, (got, out))\n", "", MESSAGES),
+    Fault(P2P, "moves.enter(message.events,", "moves.enter(message.events[1:],", MESSAGES),
+    Fault(P2P, "        moves.keep(got)\n", "", MESSAGES),
+    Fault(P2P, "moves.posted([copy])", "[]", MESSAGES),
+    Fault(P2P, COPY, "        copy = src\n", MESSAGES),
+    Fault(MOVES, f"        {KEEP}\n", "        pass\n", MESSAGES),
+    Fault(MOVES, KEEP, f"tensor.record_stream({DEFAULT.format('tensor.device')})", MESSAGES),
     # loading through pinned buffers
     Fault(READ, WAIT, "", LOADER),
     Fault(READ, "current_stream(staging._device)", DEFAULT.format("staging._device"), LOADER),

@@ -216,8 +216,8 @@ BlockPtr allocate(int device, size_t size) {
     gone.swap(s.freed[stream]);
     for (const auto& old : gone)
       for (const auto& access : old->accesses)
-        if (access.stream != stream && !old->recorded.count(access.stream) &&
-            !ordered(access, clock) && reused.empty())
+        if (access.stream != stream && !ordered(access, old->kept) && !ordered(access, clock) &&
+            reused.empty())
           reused = "sim: use after free: memory allocated on " + name_of(stream) +
               " was freed and is given out again, while " + access.op + " on " +
               name_of(access.stream) + " still uses it; no record_stream said so";
@@ -255,6 +255,8 @@ void release(const BlockPtr& block) {
   kept = std::move(found->second);
   s.blocks.erase(found);
   s.allocated[block->device] -= block->size;
+  block->kept = Clock(kDevices * kStreams);
+  for (int recorded : block->recorded) merge(block->kept, s.clocks[recorded]);
   s.freed[block->stream].push_back(block);
 }
 

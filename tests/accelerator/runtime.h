@@ -46,6 +46,7 @@ struct Block {
   int device = 0;
   int stream = 0;  // on which it was allocated
   std::set<int> recorded;
+  Clock kept;  // what is waited for before it is given out again: the recorded streams, as it was freed
   std::vector<Access> accesses;
   ~Block();
 };

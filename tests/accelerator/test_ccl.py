@@ -235,3 +235,33 @@ def sess(request: pytest.FixtureRequest) -> Iterator[Session]:
 def test_collectives(sess: Session, name: str, streams: str, delays: int) -> None:
     """The values of all are right, whatever runs late."""
     assert sess.call_packed(run, name, streams).debug_get_from_all() == [0] * RANKS
+
+
+def never_waited(own: bool) -> float:
+    """Worker 0 begins a sum, lets go of it and of its input, and goes on; the others wait."""
+    worker = current_worker()
+    before = sim.current_stream(worker.device)
+    if own:
+        sim.set_stream(torch.Stream(worker.device))
+        sim.current_stream(worker.device).wait_stream(before)
+    x = mine(0)
+    if worker.worker_id:
+        sim.sleep(0.02)
+    work = ccl.all_reduce(x, async_op=True)
+    ccl.barrier()  # all have begun, so the sum has been given to a stream
+    out = work.wait() if worker.worker_id else x
+    del work, x
+    ccl.barrier()  # nobody has the work any more
+    if worker.worker_id == 0:
+        del out
+        out = torch.full((SIZE,), total(0), device=worker.device)
+    ccl.barrier()
+    result = float(out[0])
+    sim.set_stream(before)
+    return result
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["default", "own"])
+def test_an_input_is_kept_until_it_has_been_read(sess: Session, own: bool) -> None:
+    """Though its owner never waits, and has given its memory back."""
+    assert sess.call_packed(never_waited, own).debug_get_from_all() == [total(0)] * RANKS

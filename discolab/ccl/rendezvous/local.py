@@ -81,6 +81,8 @@ class LocalRendezvous:
                     [event for contribution in contributions for event in contribution.events],
                     tensors,
                 )
+                for tensor in tensors:  # a member may never wait, and let its memory go
+                    moves.keep(tensor)
             with torch.inference_mode():
                 chunks = execute(collective, contributions)
             if collective.abroad:
