@@ -7,6 +7,7 @@ for each worker, two on each, and one for all.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -265,3 +266,25 @@ def never_waited(own: bool) -> float:
 def test_an_input_is_kept_until_it_has_been_read(sess: Session, own: bool) -> None:
     """Though its owner never waits, and has given its memory back."""
     assert sess.call_packed(never_waited, own).debug_get_from_all() == [total(0)] * RANKS
+
+
+def polled(own: bool) -> float:
+    """A result that is used once `done` says so, without `wait`."""
+    worker = current_worker()
+    before = sim.current_stream(worker.device)
+    if own:
+        sim.set_stream(torch.Stream(worker.device))
+    sim.sleep(0.01)
+    x = torch.ones(SIZE, device=worker.device)
+    work = ccl.all_reduce_(x, async_op=True)
+    while not work.done():
+        time.sleep(0.001)
+    result = float((x + 0)[0])
+    sim.set_stream(before)
+    return result
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["default", "own"])
+def test_what_is_done_may_be_used(sess: Session, own: bool) -> None:
+    """As under NCCL: done is what the device has done."""
+    assert sess.call_packed(polled, own).debug_get_from_all() == [float(RANKS)] * RANKS

@@ -286,10 +286,16 @@ class LocalWork(Work):
         return self.result
 
     def done(self) -> bool:
-        """See `Work`. A worker that polls is told too if it can't complete."""
-        if not self._over and not self._collective.settled():
-            self._rendezvous.look(self._collective, self._contribution.call)
-        return self._collective.settled()
+        """See `Work`. A worker that polls is told too if it can't complete.
+
+        On devices it is over when they have done it: whoever has polled may not wait as well.
+        """
+        collective = self._collective
+        if not self._over and not collective.settled():
+            self._rendezvous.look(collective, self._contribution.call)
+        return collective.settled() and (
+            self._over or all(event.query() for event in collective.done)
+        )
 
     def _await(self, timeout: float | None) -> None:
         call, collective, rendezvous = self._contribution.call, self._collective, self._rendezvous
