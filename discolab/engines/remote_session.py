@@ -6,6 +6,7 @@ What engines of this kind have in common. An engine says how its processes come 
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import sys
@@ -564,17 +565,20 @@ def follow_path(path: list[str]) -> None:
     sys.path[:] = [*path, *(own for own in sys.path if own not in path)]
 
 
-def _folder() -> str:
-    """The working folder; "" if it is gone."""
-    try:
-        return os.getcwd()
-    except OSError:
-        return ""
+_LONGEST_PATH = 4096
+_folder: Callable[[], bytes | None] = os.getcwdb
+"""The working folder; None if it is gone. Each call asks for it."""
+
+if os.name == "posix":  # unlike Python's it keeps the GIL, which a busy thread would take
+    _getcwd = ctypes.PyDLL(None).getcwd
+    _getcwd.restype = ctypes.c_char_p
+    _room = ctypes.create_string_buffer(_LONGEST_PATH)
+    _folder = partial(_getcwd, _room, ctypes.c_size_t(_LONGEST_PATH))
 
 
-def follow_to(folder: str) -> None:
+def follow_to(folder: bytes | None) -> None:
     """Work in the folder in which the notebook does, where it is there (a worker function)."""
-    if os.path.isdir(folder):
+    if folder and os.path.isdir(folder):
         os.chdir(folder)
 
 
