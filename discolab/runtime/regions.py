@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
+_CPU = (1, 0)  # DLPack's number of the device
+_to_dlpack_versioned: Callable[[torch.Tensor], Any] = torch._C._to_dlpack_versioned
 ALIGN = 16  # bytes; the largest element
 _SMALL_SPAN = 1 << 16  # bytes that a tensor may span, gaps or not
 _MOST_GAPS = 2  # times the bytes of its elements that a larger one may span
@@ -151,10 +154,29 @@ def bare(tensor: torch.Tensor) -> torch.Tensor:
 def array_of(tensor: torch.Tensor) -> Any:
     """The elements of a tensor on the CPU as an array of numpy, where they are.
 
-    After ``tensor.numpy()`` torch refuses for good to resize the storage, as FSDP2 does with
-    parameters; so whoever looks at a user's tensor takes this.
+    As they lie there: of a tensor that is neither conjugated nor negated.
+
+    After ``tensor.numpy()`` torch refuses for good to resize the storage, as FSDP2 does
+    with parameters; so whoever looks at a user's tensor takes this.
     """
-    return np.from_dlpack(tensor.detach())
+    return np.from_dlpack(_Exported(tensor.detach()))
+
+
+class _Exported:
+    """A tensor as numpy takes it; torch's own ``__dlpack__`` checks for 4 us what it may be."""
+
+    __slots__ = ("_tensor",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def __dlpack__(self, max_version: object = None, **_: Any) -> Any:
+        if max_version is None:  # numpy before 2.1
+            return to_dlpack(self._tensor)
+        return _to_dlpack_versioned(self._tensor)  # numpy may write there only with a version
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _CPU
 
 
 def view_in(
