@@ -98,20 +98,22 @@ def _from_own(name: str) -> Callable[..., Any]:
     if base == "randperm" or base.endswith("_"):
         quick = torch.library.get_kernel(f"aten::{name}", "CPU").call_boxed
 
-    def draw(keys: Any, *args: Any, **kwargs: Any) -> Any:
+    def draw(keys: Any, *args: Any, generator: Any = None, **kwargs: Any) -> Any:
         if position >= 0 and len(args) > position:
-            args, kwargs = args[:position], {**kwargs, "generator": args[position]}
+            args, generator = args[:position], args[position]
         raw = keys.raw_repr()
         keys, on_cpu = known.get(raw) or known.setdefault(raw, _below(keys))
-        given = kwargs.get("generator")
-        if given is None or given._cdata in defaults:  # each time a new object of Python
+        if generator is None or generator._cdata in defaults:  # each time a new object of Python
             worker = current_worker_or_none()
-            kwargs["generator"] = _default if worker is None else worker.generator
             if not on_cpu:
-                kwargs["generator"] = None
-            elif worker is not None and quick is not None and count(args[0]) < _SMALL:
-                return quick(cpu, *args, **kwargs)
-        return redispatch(keys, *args, **kwargs)
+                generator = None
+            elif worker is None:
+                generator = _default
+            else:
+                generator = worker.generator
+                if quick is not None and count(args[0]) < _SMALL:
+                    return quick(cpu, *args, generator=generator, **kwargs)
+        return redispatch(keys, *args, generator=generator, **kwargs)
 
     return draw
 
