@@ -618,7 +618,9 @@ def check_timeout(timeout: Any) -> float | None:
     return seconds
 
 
-_last_site: CodeType | None = None  # code of a user that has called, to recognize it quickly
+# where a user's code has called last: its code, the place in it, and both with the line, which is
+# counted from the beginning of the code
+_last_call: tuple[CodeType | None, int, tuple[CodeType, int] | None] = None, 0, None
 
 
 def call_site(above: int = 2) -> tuple[Any, int] | None:
@@ -626,13 +628,15 @@ def call_site(above: int = 2) -> tuple[Any, int] | None:
 
     `above` is the first frame that may be the user's, counted from here.
     """
-    global _last_site
+    global _last_call
     frame = sys._getframe(above)
-    if frame.f_code is _last_site:
-        return frame.f_code, frame.f_lineno
+    code, place, site = _last_call
     while frame is not None:
+        if frame.f_code is code and frame.f_lasti == place:
+            return site
         if not frame.f_globals.get("__name__", "").startswith(_OWN_MODULES):
-            _last_site = frame.f_code
-            return frame.f_code, frame.f_lineno
+            site = frame.f_code, frame.f_lineno
+            _last_call = frame.f_code, frame.f_lasti, site
+            return site
         frame = frame.f_back  # type: ignore[assignment]
     return None
