@@ -88,6 +88,25 @@ def test_an_exception_is_told_with_ranks_command_and_call_site(sess: ThreadedSes
 
 
 @pytest.mark.conformance
+def test_each_call_of_one_function_is_told_with_its_own_line(sess: ThreadedSession) -> None:
+    def call(deeper: bool) -> list[Any]:
+        refs = [sess.call_packed(fail)]
+        if deeper:
+            refs += call(False)
+            refs += [sess.call_packed(fail)]
+        return [*refs, sess.call_packed(fail)]
+
+    begin = call.__code__.co_firstlineno
+    for _ in range(2):
+        lines = []
+        for ref in call(True):
+            with pytest.raises(WorkerError, match="called at") as info:
+                ref.debug_get_from_all()
+            lines.append(int(info.value.failures[0].call_site.rpartition(":")[2]) - begin)
+        assert lines == [1, 1, 5, 4, 5]
+
+
+@pytest.mark.conformance
 def test_the_workers_own_traceback_is_shown_without_frames_of_discolab(
     pair: ThreadedSession,
 ) -> None:
