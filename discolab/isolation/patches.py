@@ -9,7 +9,7 @@ import bisect
 import ctypes
 import functools
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from types import ModuleType
 from typing import Any
 
@@ -98,46 +98,40 @@ def replace_names(modules: Iterable[ModuleType], pairs: Iterable[tuple[Any, Any]
 
     Not those of this package, which knows what was there before. Each session of threads asks for
     this twice, of all modules there are, which have 50,000 names and more; so `_mentioned` picks
-    the few namespaces that are concerned. It looks at a few at a time: memory for all names at once
-    would come fresh from the system, which takes longer than the search.
+    the few namespaces that are concerned.
     """
     news = {id(old): new for old, new in pairs}
     if not news:
         return
-    is_wanted = np.zeros(_SLOTS, np.bool_)
-    is_wanted[np.fromiter(news, np.intp, len(news)) >> 4 & _SLOTS - 1] = True
     found = [getattr(module, "__dict__", None) for module in modules]
     namespaces = [names for names in found if type(names) is dict]
-    for start in range(0, len(namespaces), _AT_A_TIME):
-        some = namespaces[start : start + _AT_A_TIME]
-        values: list[Any] = []
-        ends: list[int] = []  # of each namespace's part of `values`
-        for names in some:
-            values += names.values()
-            ends.append(len(values))
-        places = _mentioned(tuple(values), is_wanted)
-        concerned = {bisect.bisect_right(ends, n) for n in places if id(values[n]) in news}
-        for names in map(some.__getitem__, concerned):
-            if str(names.get("__name__")).startswith(f"{__package__}."):
-                continue
-            bound = [(name, value) for name, value in tuple(names.items()) if id(value) in news]
-            for name, value in bound:
-                if names.get(name) is value:  # no other thread has bound it anew
-                    names[name] = news[id(value)]
+    values: list[Any] = []
+    ends: list[int] = []  # of each namespace's part of `values`
+    for names in namespaces:
+        values += names.values()
+        ends.append(len(values))
+    places = _mentioned(tuple(values), news)
+    for index in sorted({bisect.bisect_right(ends, place) for place in places}):
+        names = namespaces[index]
+        if str(names.get("__name__")).startswith(f"{__package__}."):
+            continue
+        for name, value in tuple(names.items()):
+            if id(value) in news and names.get(name) is value:  # no other thread has bound it anew
+                names[name] = news[id(value)]
 
 
-_AT_A_TIME = 64
-_WORD = np.dtype(np.intp).itemsize
-_SLOTS = 1 << 16
+_SLOTS = 1 << 18
 
 
-def _mentioned(values: tuple[Any, ...], is_wanted: Any) -> list[int]:
-    """The places in `values` whose objects share a slot with one that is wanted.
+def _mentioned(values: tuple[Any, ...], wanted: Collection[int]) -> list[int]:
+    """The places in `values` where objects of these ids are.
 
-    An id is an object's address, and a tuple is an array of addresses: numpy looks at those, and
-    only what it finds becomes numbers of Python.
+    An id is an object's address, and a tuple is an array of addresses: numpy looks at them where
+    they are, and only those that share a slot with one of the wanted become numbers of Python.
     """
-    addresses = ctypes.string_at(id(values) + tuple.__basicsize__, len(values) * _WORD)
-    slots = np.frombuffer(addresses, np.intp) >> 4 & _SLOTS - 1
+    array = (ctypes.c_ssize_t * len(values)).from_address(id(values) + tuple.__basicsize__)
+    slots = np.frombuffer(memoryview(array), np.intp) >> 4 & _SLOTS - 1
+    is_wanted = np.zeros(_SLOTS, np.bool_)
+    is_wanted[np.fromiter(wanted, np.intp, len(wanted)) >> 4 & _SLOTS - 1] = True
     places: list[int] = np.flatnonzero(is_wanted[slots]).tolist()
-    return places
+    return [place for place in places if id(values[place]) in wanted]
