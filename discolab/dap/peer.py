@@ -34,6 +34,9 @@ class Peer:
         Whether it has shown the token and holds the session's seat.
     closing
         Whether its line is closed, or shall be.
+    paused
+        When it has last asked for a pause (on the clock of ``time.monotonic``) of which it was told
+        nothing yet; None: it has not.
 
     Parameters
     ----------
@@ -57,6 +60,7 @@ class Peer:
         self.name = "a client"
         self.features: dict[str, Any] = {}
         self.attached = self.closing = False
+        self.paused: float | None = None
         self.turn = threading.RLock()
         self._admit = admit
         self._left = left

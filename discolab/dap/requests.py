@@ -6,6 +6,7 @@ What goes on goes on in lockstep, as the debugger decides; with ``singleThread``
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +27,8 @@ Handler = Callable[[Peer, Arguments], Body]
 REQUESTS: dict[str, Handler] = {}
 UNATTACHED = frozenset({"initialize", "attach", "launch", "disconnect"})
 """What is answered before the token was shown."""
-GOING_ON = frozenset({"continue", "next", "stepIn", "stepOut"})
+_MODES = {"continue": "continue", "next": "next", "stepIn": "step", "stepOut": "out"}
+GOING_ON = frozenset(_MODES)
 
 _PATIENCE = {"repl": 10.0, "clipboard": 10.0}  # seconds for a value; of others:
 _SHORT = 3.0
@@ -161,36 +163,24 @@ def _breakpoint_locations(client: Peer, arguments: Arguments) -> Body:
 # -- going on ------------------------------------------------------------------------------------
 
 
-def _go(client: Peer, arguments: Arguments, mode: str) -> Body:
-    rank = _rank(client, arguments.number("threadId"))
-    alone = arguments.flag("singleThread")
-    client.debugger.go(mode, None, [rank] if alone else None)
-    return {"allThreadsContinued": not alone} if mode == "continue" else None
+def _going(mode: str) -> Handler:
+    def go(client: Peer, arguments: Arguments) -> Body:
+        rank = _rank(client, arguments.number("threadId"))
+        alone = arguments.flag("singleThread")
+        client.debugger.go(mode, None, [rank] if alone else None)
+        return {"allThreadsContinued": not alone} if mode == "continue" else None
+
+    return go
 
 
-@_request("continue")
-def _continue(client: Peer, arguments: Arguments) -> Body:
-    return _go(client, arguments, "continue")
-
-
-@_request("next")
-def _next(client: Peer, arguments: Arguments) -> Body:
-    return _go(client, arguments, "next")
-
-
-@_request("stepIn")
-def _step_in(client: Peer, arguments: Arguments) -> Body:
-    return _go(client, arguments, "step")
-
-
-@_request("stepOut")
-def _step_out(client: Peer, arguments: Arguments) -> Body:
-    return _go(client, arguments, "out")
+for _command, _mode in _MODES.items():
+    REQUESTS[_command] = _going(_mode)
 
 
 @_request("pause")
 def _pause(client: Peer, arguments: Arguments) -> Body:
     client.debugger.pause_soon()
+    client.paused = time.monotonic()
     return None
 
 

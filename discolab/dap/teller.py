@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from ..debugger.lockstep import PAUSED, RUNNING
 from ..debugger.stops import Stop, WorkerAt
+from ..runtime.services import probe
+from ..runtime.worker import Worker
 from .peer import Peer
 
 _TICK = 0.25  # seconds until it is looked whether the session is there
+_TO_PAUSE = 2.0  # seconds after a pause until it is said who does not stop, and why
 _MOST = 10_000  # pieces of output that wait for a slow client
 
 _REASONS = {
@@ -118,7 +122,9 @@ class Teller:
         if stop is None:
             return
         standing = [worker.rank for worker in stop.workers if worker.state == PAUSED]
-        settled = all(worker.state != RUNNING for worker in stop.workers)
+        running = [worker for worker in stop.workers if worker.state == RUNNING]
+        settled = not running
+        self._tell_who_does_not_pause([worker.rank for worker in running if not worker.stack])
         if standing and settled:
             key = program, stop.number, tuple(standing)
             if key != self._stop:
@@ -135,6 +141,19 @@ class Teller:
                 if worker.error:
                     self._client.say(f"worker {worker.rank}: {worker.error}", "important")
             self._client.say(f"{stop.name} has ended")
+
+    def _tell_who_does_not_pause(self, running: list[int]) -> None:
+        """Say what keeps workers from a line, once, if they don't stop soon after a pause."""
+        asked = self._client.paused
+        if asked is None or (running and time.monotonic() < asked + _TO_PAUSE):
+            return
+        self._client.paused = None
+        if not running:
+            return
+        doing = self._debugger.session.look(worked_out, ranks=running)
+        for rank in running:
+            why = doing.get(rank) or "it is in a call that is no Python of yours, or in a library"
+            self._client.say(f"worker {rank} can't pause before it comes to a line: {why}")
 
     def _tell_going_on(self, standing: list[int]) -> None:
         _, _, before = self._stop
@@ -169,6 +188,12 @@ class Teller:
     def _invalidate(self, *areas: str) -> None:
         if self._client.features.get("supportsInvalidatedEvent") is True:
             self._client.tell("invalidated", areas=list(areas))
+
+
+@probe
+def worked_out(worker: Worker) -> str:
+    """What of the debugger's a worker works out, such as a condition; "" if nothing."""
+    return worker.alone
 
 
 def _most_to_say(stop: Stop, new: Sequence[int]) -> WorkerAt:

@@ -148,6 +148,11 @@ def is_hit(hits: str, count: int) -> bool:
     return match is None or _COMPARED[match[1] or "=="](count, int(match[2]))
 
 
+def as_f_string(expression: str) -> str:
+    """What stands in braces in a log, as an expression: with a format, as ``{loss:.3}``, too."""
+    return f"f'''{{{expression}}}'''"
+
+
 def log_text(log: str, value_of: Callable[[str], object]) -> str:
     """The message of a logpoint, with each ``{expression}`` replaced by what `value_of` gives."""
     return _SHOWN.sub(lambda match: str(value_of(match[1])), log)
@@ -166,7 +171,13 @@ def check_hits(hits: str) -> None:
 def check_log(log: str) -> None:
     """Raise an ArgumentError if an expression in the message of a logpoint can't be compiled."""
     for expression in _SHOWN.findall(log):
-        _check_condition(expression.strip(), f"{{{expression}}}")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                compile(as_f_string(expression), "<log>", "eval")
+        except (SyntaxError, ValueError) as exc:
+            why = exc.msg if isinstance(exc, SyntaxError) else str(exc)
+            raise ArgumentError(f"{{{expression}}} in a log can't be compiled: {why}") from None
 
 
 def parse_break(

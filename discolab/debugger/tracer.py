@@ -28,9 +28,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..runtime.errors import WorkerInterrupted
-from ..runtime.failures import safe_str
 from . import frames
-from .breaks import Break, compiled, is_hit, log_text
+from .breaks import Break, as_f_string, compiled, is_hit, log_text
 from .plans import Plan, Plans
 from .records import Arrival, Order
 from .watch import Watch, headline, is_class_body, raising_in, watch_of
@@ -324,7 +323,7 @@ class Tracer:
 
         def value_of(expression: str) -> object:
             try:
-                return safe_str(frames.evaluate(frame, expression))
+                return frames.evaluate(frame, as_f_string(expression))
             except WorkerInterrupted:
                 raise
             except BaseException as exc:

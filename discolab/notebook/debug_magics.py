@@ -156,7 +156,10 @@ def _read_break(parser: MagicArgumentParser, line: str, cell: str | None = None)
         raise UsageError(f"%disco_break: -d takes the number of one, or all: {args.remove!r}")
     if args.remove and args.where:
         raise UsageError("%disco_break: a breakpoint to set, or -d, not both")
+    if (args.hits or args.log) and not args.where:
+        raise UsageError("%disco_break: --hits and --log are of a breakpoint: at which line?")
     args.where = unquoted(args.where) if args.where[:1] in ("'", '"') else args.where
+    args.hits, args.log = unquoted(args.hits), unquoted(args.log)
     return args
 
 
@@ -173,18 +176,31 @@ def _breakpoints(breaks: list[Any], args: Namespace) -> Any:
 
 Magic(
     name="disco_break",
-    usage="[FILE:LINE [if COND] | -d NUMBER] [options]",
+    usage="[FILE:LINE [if COND] [--hits WHEN] [--log TEXT] | -d NUMBER] [options]",
     help="""Set a breakpoint; alone: list them.
 
 All workers gather at the line, then it is decided, and all stop or none. It is kept for the
 programs to come; a line alone is of the cell in which the workers stand.""",
     examples=(
         "%disco_break model.py:12 if rank == 2",
+        "%disco_break model.py:12 --log 'loss {loss.item():.3}'",
         "%disco_break            # list them",
         "%disco_break -d all",
     ),
     options=(
         argument("-d", "--delete", dest="remove", metavar="NUMBER", help="remove this one, or all"),
+        argument(
+            "--hits",
+            default="",
+            metavar="WHEN",
+            help="at which of the times that it would stop it does: 3, '>= 3', '%%%% 10'",
+        ),
+        argument(
+            "--log",
+            default="",
+            metavar="TEXT",
+            help="each worker prints this, with values for {expressions}, and does not stop",
+        ),
         RANKS,
         SESSION,
     ),

@@ -166,6 +166,8 @@ class Debugging:
         where: str = "",
         ranks: Ranks = None,
         *,
+        hits: str = "",
+        log: str = "",
         remove: int | str | None = None,
         session: str | None = None,
     ) -> list[Break]:
@@ -178,6 +180,8 @@ class Debugging:
             the cell in which the workers stand. It holds for the programs to come, too.
         ranks
             On which workers its condition counts; None: all.
+        hits, log
+            At which times it stops, and what it prints instead: see `Debugger.break_at`.
         remove
             The number of one, or ``"all"``.
 
@@ -195,7 +199,7 @@ class Debugging:
         if remove is not None:
             return debugger.clear(None if remove == "all" else int(remove))
         if where:
-            return [debugger.break_at(where, ranks=ranks)]
+            return [debugger.break_at(where, ranks=ranks, hits=hits, log=log)]
         return debugger.all_breaks()
 
     # -- other front ends ---------------------------------------------------------------------

@@ -17,7 +17,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser, argument
 
 _WORD = re.compile(r"(?:[^\s'\"]|'[^']*'|\"[^\"]*\")+")
-_LAST_OPTION = re.compile(r"(?:^|\s)(-[a-z]|--[a-z-]+)\s+([\w=,:.-]+)\s*$")
+_LAST_OPTION = re.compile(r"(?:^|\s)(-[a-z]|--[a-z-]+)\s+([\w=,:.-]+|'[^']*'|\"[^\"]*\")\s*$")
 
 
 def read_options(parser: MagicArgumentParser, line: str, cell: str | None = None) -> Namespace:

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from discolab import ProcessSession, ThreadedSession, dap
-from discolab.debugger import Debugger, debugger_of
 from discolab.runtime.session import Session
+from tests.debugger.conftest import dbg, sess
 
 from .adapter_client import AdapterClient
 
+__all__ = ["dbg", "sess"]  # fixtures; `sess` is of the `shared_session` here
 ENGINES = {"threads": ThreadedSession, "processes": ProcessSession}
 PROGRAM = """\
 import torch
@@ -47,22 +48,6 @@ def shared_session(request: pytest.FixtureRequest) -> Iterator[Session]:
     with ENGINES[request.param](4, timeout=20) as session:
         session.init_ccl()
         yield session
-
-
-@pytest.fixture
-def sess(shared_session: Session) -> Iterator[Session]:
-    """The session of the module, in which nothing is stepped."""
-    yield shared_session
-    debugger = debugger_of(shared_session)
-    if debugger.is_active:
-        debugger.abort()
-    debugger.clear()
-
-
-@pytest.fixture
-def dbg(sess: Session) -> Debugger:
-    """The debugger of `sess`."""
-    return debugger_of(sess)
 
 
 @pytest.fixture

@@ -1,10 +1,12 @@
 """Every request, against a session whose program stands, on threads and on processes."""
 
 import linecache
+import time
 
 import pytest
 
 from discolab import WorkerError
+from discolab.dap.teller import worked_out
 
 from .adapter_client import RefusedError
 from .conftest import PROGRAM
@@ -358,3 +360,25 @@ def test_a_path_without_source_has_no_breakpoints(client, path):
     assert client.ask("setBreakpoints", source={"path": path}, breakpoints=[]) == {
         "breakpoints": []
     }
+
+
+def test_a_pause_says_who_does_not_stop_for_a_condition_that_never_ends(client, dbg, module):
+    line, condition = at("x = inner"), "rank == 1 and [0 for _ in iter(int, 1)]"
+    client.ask(
+        "setBreakpoints",
+        source={"path": module[0]},
+        breakpoints=[{"line": line, "condition": condition}],
+    )
+    dbg.start(module[1])
+    until = time.monotonic() + 10
+    while not dbg.session.look(worked_out, ranks=[1]).get(1) and time.monotonic() < until:
+        time.sleep(0.01)
+    client.ask("pause", threadId=1)
+    told = client.event("output")["output"]
+    number = dbg.all_breaks()[0].number
+    assert told == (
+        "worker 1 can't pause before it comes to a line: "
+        f"the condition of breakpoint {number} is worked out\n"
+    )
+    client.ask("terminate")
+    client.event("terminated")

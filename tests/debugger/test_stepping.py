@@ -514,8 +514,13 @@ def test_a_logpoint_prints_on_each_worker_and_stops_nobody(dbg, capsys):
     told = [f"i={i} of {rank}, {{nosuch: NameError: name 'nosuch' is not defined}}"
             for i in (2, 3) for rank in range(4)]  # fmt: skip
     assert sorted(lines) == sorted(told)
-    with pytest.raises(ArgumentError, match="can't be compiled"):
-        dbg.break_at("6", "program.py", log="{1 +}")
+    dbg.clear()
+    dbg.break_at("6 if rank == 2 and i == 3", "program.py", log="{i / 3:.2f} {str(i)!r:>5}")
+    assert dbg.run(load(LOOP), 4, step=False).finished
+    assert capsys.readouterr().out == "1.00   '3'\n"
+    for wrong in ("{1 +}", "{}", "{i!x}"):
+        with pytest.raises(ArgumentError, match="in a log can't be compiled"):
+            dbg.break_at("6", "program.py", log=wrong)
 
 
 def test_every_cell_is_stepped_while_a_front_end_is_there_and_failures_stop(dbg):

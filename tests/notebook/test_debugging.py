@@ -139,6 +139,23 @@ def test_break_points_that_stay(nb: Any, tmp_path: Path) -> None:
     assert nb.ok(code).text.startswith("DRef")
 
 
+def test_break_points_that_count_and_that_print(nb: Any) -> None:
+    loop = "total = 0\nfor i in range(5):\n    total += i\ntotal"
+    nb.ok(f"%%disco -b 2\n{loop}")
+    assert "hit >= 3" in nb.ok("%disco_break 4 if i >= 0 --hits '>= 3' -r 1").stdout
+    logs = nb.ok("%disco_break 4 --log 'total {total}, {i:02} # not \"10\"'").stdout
+    assert "logs 'total {total}, {i:02} # not \"10\"'" in logs
+    assert nb.ok("%disco_break --hits 2 3").stdout.rstrip().endswith("hit 2")
+    listed = nb.ok("%disco_break").text
+    assert ">= 3" in listed
+    assert "total {total}, {i:02}" in listed
+    assert nb.ok("%disco_break -d 2").stdout
+    assert "hit condition 'often'" in nb.fails("%disco_break 3 --hits often").stderr
+    assert "at which line?" in nb.fails("%disco_break --hits 3").stderr
+    nb.ok("%disco_abort")
+    nb.ok("%disco_break -d all")
+
+
 def test_break_points_that_are_not_there(nb: Any) -> None:
     assert "-d which? The number of one, or all" in nb.fails("%disco_break -d").stderr
     assert nb.ok("%disco_break -d all").stdout == "there are no breakpoints\n"

@@ -29,6 +29,8 @@ def breaks_parts(
         Column("#", "right"),
         Column("place"),
         Column("condition"),
+        Column("hits"),
+        Column("logs"),
         Column("workers"),
         Column("stops", "right"),
     )
@@ -47,6 +49,8 @@ def _cells(one: Break, hits: Mapping[int, int] | None) -> tuple[Text, ...]:
         Text(str(one.number)),
         Text(f"{name}, line {one.line}" if is_cell(one.file) else f"{name}:{one.line}"),
         Text(f"if {cut(one.condition, 80)}" if one.condition else ""),
+        Text(one.hits),
+        Text(cut(one.log, 80)),
         Text("all" if one.ranks is None else format_ranks(one.ranks)),
         Text("" if hits is None else _counted(hits)),
     )

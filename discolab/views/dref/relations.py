@@ -41,14 +41,7 @@ def question(count: int) -> Text:
 def relation_of(ref: DRef, summary: ValueSummary, deadline: float) -> Text | None:
     """What is known of tensors of one shape that differ on all workers; None for other values.
 
-    Parameters
-    ----------
-    ref
-        Of a live session.
-    summary
-        What is known of its value.
-    deadline
-        On the clock of ``time.monotonic``; workers are not asked after it.
+    The parameters are those of `differences.difference_parts`.
     """
     if not summary.unrelated:
         return None
