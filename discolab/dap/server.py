@@ -68,7 +68,8 @@ class Server:
     @property
     def closed(self) -> bool:
         """Whether it listens no more: it was closed, or the session was."""
-        return self._closed
+        debugger = self._debugger()
+        return self._closed or debugger is None or debugger.session.closed
 
     @property
     def client(self) -> str | None:

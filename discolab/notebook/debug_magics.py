@@ -212,13 +212,12 @@ programs to come; a line alone is of the cell in which the workers stand.""",
 # -- other front ends ----------------------------------------------------------------------------
 
 
-def _dap(lab: Lab, port: int, close: bool, session: str | None) -> Any:
-    return lab.debugging.disco_dap(port, close=close, session=session)
-
-
-def _served(server: Any, _: Namespace) -> None:
+def _served(server: Any, args: Namespace) -> None:
     if server is None:
         print("editors can attach no more")
+        return
+    if args.jupyterlab:
+        print("JupyterLab's debugger shows the workers of this session: switch it on (the bug)")
         return
     print(f"editors can attach to this session at {server.host}:{server.port}")
     if server.file is not None:
@@ -231,14 +230,18 @@ Magic(
     name="disco_dap",
     help="""Serve the debugger to VS Code and other editors: workers are threads there.
 
-It listens on this machine alone; an editor must show a token, which `discolab dap` prints.""",
-    examples=("%disco_dap", "%disco_dap --port 5678", "%disco_dap --close"),
+It listens on this machine alone; an editor must show a token, which `discolab dap` prints.
+With --jupyterlab the debugger of JupyterLab (the bug above the notebook) shows the workers, until
+--close or the end of the session; it shows the kernel then again.""",
+    examples=("%disco_dap", "%disco_dap --jupyterlab", "%disco_dap --close"),
     options=(
         argument("--port", type=int, default=0, metavar="P", help="where (default: a free one)"),
+        argument(
+            "--jupyterlab", action="store_true", help="JupyterLab's own debugger shows the workers"
+        ),
         argument("--close", action="store_true", help="serve it no more"),
         SESSION,
     ),
-    call=_dap,
     show=_served,
 ).enter()
 

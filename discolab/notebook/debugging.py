@@ -25,6 +25,7 @@ from ..runtime.dref import DRef
 from ..runtime.ranks import parse_ranks
 from ..runtime.session import Session
 from . import errors_shown
+from .jupyter_debugger import JupyterDebugger
 from .programs import Programs
 from .running import Running
 from .sessions import Sessions
@@ -79,7 +80,10 @@ class Debugging:
         self._running = running
         self._programs = programs
         self._servers: WeakKeyDictionary[Session, dap.Server] = WeakKeyDictionary()
+        self._jupyterlab: JupyterDebugger | None = None
         sessions.status_notes.append(_where_it_is_paused)
+        sessions.at_stop.append(lambda _, session: self._show_no_more(session))
+        programs.at_begin.append(self._program_begins)
 
     disco_step = _moves(Debugger.step)
     disco_next = _moves(Debugger.next)
@@ -209,6 +213,7 @@ class Debugging:
         port: int = 0,
         *,
         token: str | None = None,
+        jupyterlab: bool = False,
         close: bool = False,
         session: str | None = None,
     ) -> dap.Server | None:
@@ -218,17 +223,22 @@ class Debugging:
         ----------
         port, token
             Where, and what the editor must show; 0 and None: chosen here.
+        jupyterlab
+            Have JupyterLab's own debugger show the workers instead of the kernel, too.
         close
             Serve it no more.
 
         Raises
         ------
         DebuggerError
-            With `close`, if it was not served.
+            With `close`, if it was not served; with `jupyterlab`, outside of a kernel and while its
+            debugger is on, for the kernel.
         DiscoError
             If the port is taken, or the session is served at another.
         """
         sess = self._sessions.get(session)
+        if close:
+            self._show_no_more(sess)
         known = self._servers.pop(sess, None)
         if close:
             if known is None or known.closed:
@@ -239,7 +249,29 @@ class Debugging:
         self._servers[sess] = server
         if known is not server:
             self._sessions.output.listeners.append(_passing_output_on(sess, server, self._sessions))
+        if jupyterlab and not (self._jupyterlab and self._jupyterlab.shows(server)):
+            if self._jupyterlab is not None:
+                self._jupyterlab.uninstall()
+            shown = JupyterDebugger(self._sessions.shell, server)
+            shown.install()
+            self._jupyterlab = shown
         return server
+
+    def _program_begins(self, session: Session, file: str) -> None:
+        server = self._servers.get(session)
+        if server is not None and self._jupyterlab and self._jupyterlab.shows(server):
+            self._jupyterlab.program_begins(file)
+
+    def _show_no_more(self, session: Session) -> None:
+        """Leave JupyterLab's debugger to the kernel if it shows this session."""
+        server = self._servers.get(session)
+        if server is not None and self._jupyterlab and self._jupyterlab.shows(server):
+            self._jupyterlab.end()
+
+    def uninstall(self) -> None:
+        """Take the hook in the kernel away."""
+        if self._jupyterlab is not None:
+            self._jupyterlab.uninstall()
 
     # -- what is over --------------------------------------------------------------------------
 

@@ -112,6 +112,7 @@ class Lab:
         self.shell.events.unregister("post_run_cell", self._after_cell)
         sources.namers.remove(self.cell_name)
         PRELOAD.remove(set_up.__module__)
+        self.debugging.uninstall()
         self._inspector.uninstall()
         self._cells.uninstall()
         at_restart.remove(self.sessions.for_new_worker)

@@ -94,7 +94,13 @@ class Started:
 
 
 class Programs:
-    """Runs cells and scripts on the sessions of one shell."""
+    """Runs cells and scripts on the sessions of one shell.
+
+    Attributes
+    ----------
+    at_begin
+        Called with the session and the file of a program that is about to be sent.
+    """
 
     def __init__(self, sessions: Sessions, running: Running, inspector: WorkerInspector) -> None:
         self._sessions = sessions
@@ -102,6 +108,7 @@ class Programs:
         self._running = running
         self._inspector = inspector
         self._stopped: WeakKeyDictionary[Session, Started] = WeakKeyDictionary()
+        self.at_begin: list[Callable[[Session, str], object]] = []
         sessions.at_set_up.append(debugger_of)  # from then on `breakpoint()` stops
         sessions.at_stop.append(lambda _, session: self.forget(session))
 
@@ -261,6 +268,8 @@ class Programs:
     def _begin(self, session: Session, program: Program, stepping: Stepping) -> Started:
         """Send a program, to be stepped if that was asked for or there are breakpoints."""
         debugger = debugger_of(session)
+        for note in self.at_begin:
+            note(session, program.file)
         if not stepping.asked and not debugger.is_wanted:
             return Started(program, program.send(program.func), False)
         stepped = debugger.prepare(
