@@ -249,9 +249,10 @@ def _factor_words(e: Evidence, k: float, but: str) -> str:
         return f"{who}is {format_number(k)} times the reference"
     if n > 1 and abs(k - n) < 1e-2 * n:
         why = (
-            "summed over the workers where each one had all of it already"
+            f"summed over the workers where each one had all of it already, or not divided by {n}"
             if e.gradient
-            else "reduced twice, or each worker had all of it when it was summed"
+            else "reduced twice, each worker had all of it when it was summed, or it is not "
+            f"divided by {n}"
         )
         return f"{who}is {n} times the reference{but}: {why}"
     if n > 1 and abs(k - 1 / n) < 1e-2 / n:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -134,13 +134,16 @@ def _lost_gradients(matcher: Matcher, compared: Compared, first: Finding) -> lis
 
 
 def _first(matcher: Matcher, compared: Compared, end: Point | None) -> Finding | None:
+    otherwise = {p.key for p in compared.points if not p.agrees and not p.gradient}
     for points in compared.runs:
         for number, point in enumerate(points):
             if not _wrong(point) or _rejoined(points, number) is not None:
                 continue
             later = _summed_later(points, number, end)
             lacks = _may_lack_sum(points, number) and (later is not True or "Shard" in point.layout)
-            earlier = _unsummed(matcher, points, number) if lacks else None
+            earlier = _unsummed(matcher, points, number, otherwise) if lacks else None
+            if earlier is None and not lacks and not point.gradient:
+                earlier = _averaged(matcher, points, number)
             if earlier is not None:
                 return _finding(matcher, compared, points, earlier, points[earlier], True, later)
             return _finding(matcher, compared, points, number, point, False, later)
@@ -229,12 +232,45 @@ def _may_lack_sum(points: Sequence[Point], number: int) -> bool:
     return not origin or not all(p.agrees and not p.partial for p in origin)
 
 
-def _unsummed(matcher: Matcher, points: Sequence[Point], number: int) -> int | None:
-    """The first of the terms that lead up to a difference, if there are any."""
+def _averaged(matcher: Matcher, points: Sequence[Point], number: int) -> int | None:
+    """The first value before a difference that is the reference / n, on all workers alike.
+
+    Numbers that are alike on all workers are no terms of a sum, though n of them have that sum.
+    """
+    found = None
+    for place in range(number - 1, -1, -1):
+        point = points[place]
+        if point.problem or point.kind in ("parameter", "buffer"):
+            continue
+        if not point.partial or point.source != "inferred":
+            break
+        if not _whole_later(matcher, points, place, number) and _alike(matcher, point):
+            found = place
+    return found
+
+
+def _alike(matcher: Matcher, point: Point) -> bool:
+    """Whether all workers that hold a value hold the same."""
+    (taken,) = matcher.workers.samples([point.theirs])
+    first, *others = (taken[r] for r in taken if r in matcher.pairs[point.key].held)
+    near = 1e-6 * float(first.abs().max()) if first.numel() else 0.0
+    return all(o.shape == first.shape and bool(((o - first).abs() <= near).all()) for o in others)
+
+
+def _unsummed(
+    matcher: Matcher, points: Sequence[Point], number: int, otherwise: Collection[str]
+) -> int | None:
+    """The first of the terms that lead up to a difference, if there are any.
+
+    `otherwise`: the keys of values that are computed another way in forward. Of such a value each
+    worker may have its own part, as of an embedding's rows, and its gradient is no term.
+    """
     found = None
     for place in range(number - 1, -1, -1):
         point = points[place]
         if point.problem or (point.kind in ("parameter", "buffer") and not point.gradient):
+            continue
+        if point.gradient and point.key.removesuffix(".grad") in otherwise:
             continue
         if point.partial and point.source == "inferred":
             if not _whole_later(matcher, points, place, number):
@@ -384,14 +420,10 @@ def _finding(
 
 def _unsummed_words(matcher: Matcher, points: Sequence[Point], number: int, point: Point) -> str:
     """What to say of terms that nothing sums up; what all hold alike may be an average as well."""
-    (taken,) = matcher.workers.samples([point.theirs])
-    held = {rank: part for rank, part in taken.items() if rank in matcher.pairs[point.key].held}
-    first, *others = held.values()
-    near = 1e-6 * float(first.abs().max()) if first.numel() else 0.0
-    if all(o.shape == first.shape and bool(((o - first).abs() <= near).all()) for o in others):
+    if _alike(matcher, point):
         return (
-            f"is the reference / {len(held)} on all workers alike: averaged where a sum belongs, "
-            "or divided twice"
+            f"is the reference / {len(matcher.pairs[point.key].held)} on all workers alike: "
+            "averaged where a sum belongs, or divided twice"
         )
     parameter = point.kind == "parameter"
     owner = point.module.rpartition(".")[0]

@@ -179,12 +179,19 @@ def _user_line() -> str:
 
 
 def match_operations(ours: Sequence[Operation], theirs: Sequence[Operation]) -> dict[str, str]:
-    """Which operation of a worker is which of the reference: labels there to labels here."""
+    """Which operation of a worker is which of the reference: labels there to labels here.
+
+    What takes a part is matched only if both do it as often: of a loop over a sequence of which a
+    worker has a part, no step need be that of the same number.
+    """
     mine, other = [name for _, name, _ in ours], [name for _, name, _ in theirs]
+    loops = {name for name in ("getitem", "select") if mine.count(name) != other.count(name)}
     found = {}
     for block in difflib.SequenceMatcher(None, mine, other, autojunk=False).get_matching_blocks():
         for step in range(block.size):
             key, theirs_key = ours[block.a + step][0], theirs[block.b + step][0]
+            if ours[block.a + step][1] in loops:
+                continue
             found[theirs_key.partition("|")[2]] = key.partition("|")[2]
     return found
 

@@ -93,7 +93,8 @@ def front(nb: Any) -> Iterator[Lab]:
     assert "shows the workers of this session" in nb.ok("%disco_dap --jupyterlab").stdout
     lab = Lab(nb)
     yield lab
-    lab.answer("disconnect")
+    if lab.ask("debugInfo")["isStarted"]:
+        lab.ask("disconnect")
     lab.close()
     nb.run("%disco_abort")
     nb.run("%disco_dap --close")
