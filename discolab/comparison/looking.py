@@ -63,7 +63,7 @@ class Operations:
         theirs = [each for each in workers.operations() if each is not None]
         if not recorder.operations or len(theirs) < self.matcher.num_workers:
             return self.first
-        names = [match_operations(recorder.operations, each) for each in theirs]
+        names = match_operations(recorder.operations, theirs)
         facts = workers.rename_operations(names)
         with on_shelf(self.side) as token:
             matcher = Matcher(

@@ -178,21 +178,30 @@ def _user_line() -> str:
     return library
 
 
-def match_operations(ours: Sequence[Operation], theirs: Sequence[Operation]) -> dict[str, str]:
-    """Which operation of a worker is which of the reference: labels there to labels here.
+def match_operations(
+    ours: Sequence[Operation], theirs: Sequence[Sequence[Operation]]
+) -> list[dict[str, str]]:
+    """Which operation of each worker is which of the reference: labels there to labels here.
 
-    What takes a part is matched only if both do it as often: of a loop over a sequence of which a
+    What takes a part is matched only if all do it as often: of a loop over a sequence of which a
     worker has a part, no step need be that of the same number.
     """
-    mine, other = [name for _, name, _ in ours], [name for _, name, _ in theirs]
-    loops = {name for name in ("getitem", "select") if mine.count(name) != other.count(name)}
-    found = {}
-    for block in difflib.SequenceMatcher(None, mine, other, autojunk=False).get_matching_blocks():
-        for step in range(block.size):
-            key, theirs_key = ours[block.a + step][0], theirs[block.b + step][0]
-            if ours[block.a + step][1] in loops:
-                continue
-            found[theirs_key.partition("|")[2]] = key.partition("|")[2]
+    mine = [name for _, name, _ in ours]
+    others = [[name for _, name, _ in operations] for operations in theirs]
+    loops = {
+        name for name in ("getitem", "select")
+        if any(mine.count(name) != names.count(name) for names in others)
+    }  # fmt: skip
+    found: list[dict[str, str]] = []
+    for operations, names in zip(theirs, others, strict=True):
+        labels = {}
+        matcher = difflib.SequenceMatcher(None, mine, names, autojunk=False)
+        for a, b, size in matcher.get_matching_blocks():
+            for step in range(size):
+                if mine[a + step] not in loops:
+                    there, here = operations[b + step][0], ours[a + step][0]
+                    labels[there.partition("|")[2]] = here.partition("|")[2]
+        found.append(labels)
     return found
 
 

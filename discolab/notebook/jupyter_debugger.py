@@ -32,6 +32,7 @@ _PATIENCE = 15.0  # seconds for an answer; the server has shorter limits of its 
 _AT_BEGIN = 5.0  # seconds to set breakpoints in a cell that is about to run
 _STOP = 1_000_000  # the frames of two stops have numbers so far apart
 _TOLD = frozenset({"stopped", "continued", "terminated"})
+_SHOWN_BY_VALUE = frozenset({"int", "float", "bool", "str"})
 _KERNELS = frozenset({"inspectVariables", "modules"})  # what only the kernel knows
 _EMPTY: Mapping[str, Mapping[str, Any]] = {
     "setBreakpoints": {"breakpoints": []},
@@ -293,6 +294,17 @@ class JupyterDebugger:
             frames += [self._frame(one, thread["name"]) for one in found if "source" in one]
         return {"stackFrames": frames, "totalFrames": len(frames)}
 
+    async def _variables(self, arguments: Body) -> Body:
+        found = (await self._ask("variables", arguments))["variables"]
+        # the front end shows the type of what is no number or string, but the value if it has none
+        shown = [
+            one
+            if one.get("type") in _SHOWN_BY_VALUE
+            else {key: one[key] for key in one if key != "type"}
+            for one in found
+        ]
+        return {"variables": shown}
+
     async def _source(self, arguments: Body) -> Body:
         path = arguments.get("source", {}).get("path", "")
         cell = self._cells.get(path)
@@ -387,6 +399,7 @@ _HANDLERS: Mapping[str, Callable[[JupyterDebugger, Body], Awaitable[Body]]] = {
     "dumpCell": JupyterDebugger._dump_cell,
     "setBreakpoints": JupyterDebugger._set_breakpoints,
     "stackTrace": JupyterDebugger._stack_trace,
+    "variables": JupyterDebugger._variables,
     "source": JupyterDebugger._source,
     "richInspectVariables": JupyterDebugger._rich_variable,
     "copyToGlobals": JupyterDebugger._copy_to_globals,

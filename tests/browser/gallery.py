@@ -162,7 +162,7 @@ total = ccl.all_reduce(weights)""",
     ),
     "debugger": ("%disco_debugger",),
     "where": ("%disco_where",),
-    "eval": ("%disco_eval scores.mean(-1)",),
+    "eval": ("%disco_eval query.mean(-1)",),
     "breaks": ("%disco_break",),
     "diverged": ("%disco_next -r 0",),
     "post_mortem": (

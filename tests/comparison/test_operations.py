@@ -71,9 +71,14 @@ def test_operations_are_matched_by_name_and_order() -> None:
 
     ours = named("linear", "gelu", "linear", "add")
     theirs = named("linear", "mul", "gelu", "linear", "sub", "add")
-    assert match_operations(ours, theirs) == {
+    assert match_operations(ours, [theirs]) == [{
         "0:linear": "0:linear", "2:gelu": "1:gelu", "3:linear": "2:linear", "5:add": "3:add"
-    }  # fmt: skip
+    }]  # fmt: skip
+    loop = named("getitem", "mul", "getitem", "mul", "stack")
+    part = named("getitem", "mul", "stack", "getitem")
+    other = named("getitem", "mul", "stack")
+    matched = match_operations(loop, [part, other])
+    assert [sorted(one.values()) for one in matched] == [["1:mul", "4:stack"]] * 2
     odd = named("linear", "silu", "linear", "add")
     assert other_operations(ours, [ours, odd]) == [("1:gelu", "silu", "", [1])]
     assert other_operations(ours, [odd, odd]) == []

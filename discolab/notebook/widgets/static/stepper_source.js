@@ -95,7 +95,9 @@ function startSource(onToggle) {
   }
 
   function mark(source, colours) {
-    body.style.setProperty("--who", `${Math.min(4, source.widest) * 20 + 4}px`);
+    // as wide as it was for most workers, so that the code stays where it is; 0 once nobody stands
+    const most = Object.keys(source.marks).length ? Math.min(4, source.widest) : 0;
+    body.style.setProperty("--who", `${most * 20 + 4}px`);
     for (const [number, { row, dot, who }] of lines) {
       const marks = source.marks[number] ?? [];
       const stop = source.breaks[number];
