@@ -56,7 +56,7 @@ class Panel:
 
 
 def test_the_debugger_of_jupyterlab_steps_through_a_cell(
-    lab: Server, open_notebook: Callable[..., NotebookPage], tmp_path: Any
+    lab: Server, open_notebook: Callable[..., NotebookPage]
 ) -> None:
     page = open_notebook(lab, lab.put("debugger.ipynb", CELLS))
     page.set_width(1500)
@@ -85,7 +85,6 @@ def test_the_debugger_of_jupyterlab_steps_through_a_cell(
     panel.command("next")
     panel.until(lambda: panel.stack()[:1] == [("worker 0 · double", "4")])
     panel.until(lambda: "twice" in panel.variables())
-    page.picture(tmp_path / "stepped.png")  # DEBUG
     panel.command("continue")
     panel.until(lambda: not panel.stack())
     page.run(2)
