@@ -183,7 +183,7 @@ _PROGRAM_RULES = (
     " .o .ch{color:var(--jp-brand-color1,#1976d2);font-weight:700}",
     " .c:has(.q)>div:has(>.t:first-child):not(.hd),&.c:has(.q)>.s{margin-top:7px}",
     " .s>div:first-child:has(.q){max-width:100%}",
-    " .o td.ab{min-width:84px;max-width:150px}",
+    " .o td.ab{min-width:84px;max-width:210px}",
     " .o td.ls{min-width:150px}",
     " .o .v{display:inline-block;margin-right:14px}",
 )
