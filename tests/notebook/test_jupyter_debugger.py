@@ -194,6 +194,24 @@ def test_the_kernels_own_debugger_comes_back(nb: Any, front: Lab) -> None:
     )
 
 
+def test_workers_of_other_processes_and_one_that_waits(nb: Any) -> None:
+    nb.ok("%disco_session 2 --engine processes --devices cpu\n%disco_dap --jupyterlab")
+    lab = Lab(nb)
+    lab.switch_on()
+    code = "%%disco\nx = torch.ones(2)\nif rank == 1:\n    y = x + 1\nccl.all_reduce(x)\nz = 1"
+    path = lab.ask("dumpCell", code=code)["sourcePath"]
+    lab.ask("setBreakpoints", source={"path": path}, breakpoints=[{"line": 4}])
+    nb.ok(code)
+    lab.event("stopped")
+    names = {frame["name"]: frame["line"] for frame in lab.stack()}
+    assert names == {"worker 1 · <module>": 4, "worker 0 · waits · <module>": 5}
+    assert lab.variables(lab.stack()[0])["x"].startswith("float32[2]")
+    lab.ask("disconnect")  # and it goes on
+    assert "has ended" in nb.ok("%disco_continue").stdout
+    lab.close()
+    nb.run("%disco_dap --close")
+
+
 def test_it_is_refused_while_another_is_attached_and_while_it_shows_the_kernel(nb: Any) -> None:
     lab = Lab(nb)
     try:
