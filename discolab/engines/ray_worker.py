@@ -9,6 +9,7 @@ import sys
 import threading
 from typing import Any
 
+from ..runtime.interrupts import ignore_ctrl_c
 from ..runtime.services import PRELOAD
 from ..transport.machine import machine
 from .forkserver import import_all
@@ -50,7 +51,7 @@ def work(settings: dict[str, Any]) -> None:
     EOFError
         If the session does not take the worker in.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the session interrupts
+    ignore_ctrl_c()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray's handler would only end a command
     _prepare(settings)
     import_all(PRELOAD)

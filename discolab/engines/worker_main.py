@@ -9,7 +9,6 @@ import atexit
 import faulthandler
 import os
 import re
-import signal
 import sys
 import threading
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from ..runtime import sources
+from ..runtime.interrupts import ignore_ctrl_c
 from ..runtime.worker import Worker, own_process, prepare_thread
 from ..transport.handshake import Keys
 from ..transport.unix_sockets import local_socket
@@ -127,7 +127,7 @@ def _run_to_the_end(settings: dict[str, Any], end: WorkerEnd, crash_buffer: Cras
 
 def prepare_process(settings: dict[str, Any]) -> None:
     """Make a forked process what the controller's is, as far as `settings` say it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the session interrupts, not the terminal
+    ignore_ctrl_c()
     faulthandler.enable(file=2, all_threads=False)  # where it was is said if C code crashes
     if "environ" in settings:
         os.environ.clear()

@@ -11,18 +11,26 @@ Only a thread that runs a worker's call, or serves one, waits so, and only outsi
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import selectors
+import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import psutil
 
 from ..runtime.errors import WorkerInterrupted
 from ..runtime.interrupts import (
     TICK,
     Interruptible,
+    at_interrupt,
+    plain_lock,
     shield,
     wait_in_shield,
     waiter_here,
@@ -33,6 +41,10 @@ from .patches import Patches
 from .table import Row, Treatment
 
 _new_lock = threading.Lock
+_lock = plain_lock()  # guards `_programs`
+_programs: weakref.WeakKeyDictionary[
+    Interruptible, weakref.WeakKeyDictionary[subprocess.Popen[Any], object]
+] = weakref.WeakKeyDictionary()  # what each worker has started, and in which call
 _FAR = 1e6  # seconds; a deadline that is none
 _END_WITHIN = 1.0  # seconds that a process which was killed may take to end
 
@@ -127,8 +139,9 @@ def _process_over(wait: Callable[..., int]) -> Callable[..., int]:
         me = _waiter()
         if me is None or timeout is not None:
             return wait(self, timeout=timeout)
-        # with a deadline it looks again and again, and sleeps between (threading_time.py)
-        return wait(self, timeout=_FAR)
+        with _passing_on(me):
+            # with a deadline it looks again and again, and sleeps between (threading_time.py)
+            return wait(self, timeout=_FAR)
 
     return wait_for_process
 
@@ -139,6 +152,7 @@ def _start_over(start: Callable[..., None]) -> Callable[..., None]:
         try:
             with shield():  # or it would run, and nobody know its number
                 start(self, *args, **named)
+                _note_program(self)
         except WorkerInterrupted:  # nobody gets it
             if getattr(self, "_child_created", False):
                 self.__exit__(WorkerInterrupted, None, None)
@@ -147,11 +161,56 @@ def _start_over(start: Callable[..., None]) -> Callable[..., None]:
     return start_whole
 
 
+def _note_program(program: subprocess.Popen[Any]) -> None:
+    me = waiter_here()
+    if me is not None:
+        with _lock:
+            _programs.setdefault(me, weakref.WeakKeyDictionary())[program] = me.work()
+
+
+@contextlib.contextmanager
+def _passing_on(me: Interruptible | None) -> Iterator[None]:
+    """An interrupt of a wait for a program reaches that before it is killed, and its own ones."""
+    try:
+        yield
+    except WorkerInterrupted:
+        if me is not None:
+            with shield():
+                _interrupt_programs(me)
+        raise
+
+
+def _interrupt_programs(me: Interruptible) -> None:
+    """Interrupt the programs that a call has started, and theirs, as Ctrl-C does at a terminal.
+
+    A worker that reads from the pipe of one, which nothing else ends, then goes on. Those of
+    earlier calls go on too.
+    """
+    with _lock:
+        if me not in _programs:
+            return
+        work = me.work()
+        pids = [p.pid for p, by in _programs[me].items() if by is work and p.returncode is None]
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            first = psutil.Process(pid)
+            for process in (*first.children(recursive=True), first):
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(signal.SIGINT)
+
+
+at_interrupt.append(_interrupt_programs)
+
+
 def _exit_over(leave: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(leave)
     def kill_and_leave(self: Any, kind: Any, *rest: Any) -> None:
         if kind is None or not issubclass(kind, WorkerInterrupted):
-            return leave(self, kind, *rest)
+            try:
+                return leave(self, kind, *rest)
+            except WorkerInterrupted:
+                kill_and_leave(self, WorkerInterrupted, *rest)
+                raise
         with shield():
             self.kill()  # `subprocess.run` did, but for an interrupt that came again
             wait_in_shield(lambda: self.poll() is not None, _END_WITHIN)
@@ -164,9 +223,11 @@ def _communicate_over(communicate: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(communicate)
     def communicate_in_slices(self: Any, input: Any = None, timeout: float | None = None) -> Any:
         # without a deadline it may read from the only pipe, which nothing ends
-        if timeout is None and _waiter() is not None:
+        me = _waiter()
+        if timeout is None and me is not None:
             timeout = _FAR
-        return communicate(self, input, timeout)
+        with _passing_on(me):
+            return communicate(self, input, timeout)
 
     return communicate_in_slices
 
@@ -174,7 +235,18 @@ def _communicate_over(communicate: Callable[..., Any]) -> Callable[..., Any]:
 _SELECTORS = ("SelectSelector", "_PollLikeSelector", "EpollSelector", "KqueueSelector")
 
 
+def _fork_over(fork: Callable[[], int]) -> Callable[[], int]:
+    @functools.wraps(fork)
+    def fork_whole() -> int:
+        with shield():  # or what it locks before, such as that of `logging`, may stay locked
+            return fork()
+
+    return fork_whole
+
+
 def _install(patches: Patches) -> None:
+    if hasattr(os, "fork"):
+        patches.replace(os, "fork", _fork_over)
     patches.replace(threading.Condition, "wait", _condition_over)
     patches.replace(threading.Thread, "join", _join_over)
     patches.replace(subprocess.Popen, "__init__", _start_over)
@@ -193,8 +265,8 @@ table.add(
         treatment=Treatment.PER_WORKER,
         meaning="An interrupt of a worker ends its waits for a `Condition`, an `Event`, a "
         "`queue.Queue`, a `Future`, a `Semaphore`, a thread or a process, and the sleep of an "
-        "event loop. A `Lock` that is acquired directly, a `SimpleQueue` and other code in C it "
-        "can't end.",
+        "event loop, and goes to the programs that the call has started. A `Lock` that is acquired "
+        "directly, a `SimpleQueue` and other code in C it can't end.",
         test="tests/isolation/test_waits.py::test_an_interrupt_ends_pythons_waits",
         install=_install,
         in_own_process=True,  # an interrupt comes from another thread there too

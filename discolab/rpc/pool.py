@@ -97,6 +97,10 @@ class ServerThread(Interruptible):
             target=self._serve, name=f"discolab-rpc-{pool.name}-{number}", daemon=True
         )
 
+    def work(self) -> object:
+        """See `Interruptible`."""
+        return self.task
+
     def wait_for(
         self,
         ready: Callable[[], bool],

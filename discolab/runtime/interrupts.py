@@ -61,6 +61,9 @@ waiting_threads: set[int] = set()
 _local = threading.local()
 _NO_SHIELD: AbstractContextManager[None] = nullcontext()
 
+at_interrupt: list[Callable[[Interruptible], None]] = []
+"""What layers above do as a thread is interrupted, and at each new try; on the sender's thread."""
+
 run_steps: Callable[[Iterable[Any]], None] = deque[Any](maxlen=0).extend
 """Exhausts an iterator, and keeps nothing: ``run_steps(map(operator.call, functions))`` calls each
 function, and if all are written in C no interrupt lands between two."""
@@ -74,6 +77,19 @@ def waiter_here() -> Interruptible | None:
 def bind_waiter(waiter: Interruptible | None) -> None:
     """Say as what the calling thread waits, and so what an interrupt of its work goes to."""
     _local.waiter = waiter
+
+
+def ignore_ctrl_c() -> None:
+    """Have this process ignore SIGINT: the session interrupts, not the terminal.
+
+    By a handler that does nothing, for programs that the process starts inherit SIG_IGN.
+    """
+    signal.signal(signal.SIGINT, _nothing)
+    signal.siginterrupt(signal.SIGINT, False)
+
+
+def _nothing(number: int, frame: FrameType | None) -> None:
+    pass
 
 
 # -- shields --------------------------------------------------------------------------------------
@@ -382,6 +398,12 @@ class Interruptible:
                     if self.running:
                         raise_in_thread(self.thread_id, WorkerInterrupted)
         self.wake()
+        for also in at_interrupt:
+            also(self)
+
+    def work(self) -> object:
+        """What the thread does now, None if nothing."""
+        return None
 
     def is_shielded(self) -> bool:
         """Whether a shield is in force that has not lasted too long."""

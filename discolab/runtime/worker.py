@@ -226,6 +226,10 @@ class Worker(Interruptible):
 
     # -- facts -----------------------------------------------------------------------------
 
+    def work(self) -> object:
+        """See `Interruptible`."""
+        return self.current
+
     @property
     def rank(self) -> int:
         """The field's word for `worker_id`."""

@@ -2,6 +2,8 @@
 
 import asyncio
 import concurrent.futures
+import gc
+import multiprocessing
 import os
 import queue
 import random
@@ -142,3 +144,34 @@ def test_an_interrupt_leaves_no_process(sess: Session) -> None:
         assert sess.interrupt(timeout=10) == []
         left = sess.call_packed(_children).debug_get_from_all()
         assert left == [[]] * sess.num_workers
+
+
+def _read_pipe() -> None:
+    with subprocess.Popen("echo; sleep 99", shell=True, stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        for _ in program.stdout:
+            pass
+
+
+def _map_in_processes() -> None:
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        pool.map(time.sleep, [99, 99])
+
+
+# an interrupt may land as CPython begins `__exit__`: the object then waits for the collector
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize(
+    "work",
+    [_read_pipe, lambda: os.system("sleep 99"), _map_in_processes],
+    ids=["pipe", "system", "pool"],
+)
+def test_an_interrupt_reaches_programs_and_theirs(sess: Session, work: Any) -> None:
+    for _ in range(3):
+        sess.call_packed(work)
+        time.sleep(0.2)
+        assert sess.interrupt(timeout=10) == []
+    assert sess.call_packed(int, 3).debug_get_from_all() == [3] * sess.num_workers
+    time.sleep(0.1)
+    found = [p for p in psutil.process_iter(["name", "cmdline"]) if p.info["name"] == "sleep"]
+    assert not [p for p in found if p.info["cmdline"] == ["sleep", "99"]]
+    gc.collect()
