@@ -70,7 +70,6 @@ def test_the_debugger_of_jupyterlab_steps_through_a_cell(
     # the first is a spacer
     page.cell(1).locator(".cm-breakpoint-gutter .cm-gutterElement").nth(7).click()
     page.page.wait_for_timeout(3000)
-    page.picture(tmp_path / "set.png")
     panel.until(lambda: page.page.locator(".jp-DebuggerBreakpoint").count() == 1)
     page.run(1)
     panel.until(lambda: panel.stack())
