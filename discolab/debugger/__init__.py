@@ -7,9 +7,8 @@ who may go on when is decided in lockstep.py.
 
 from . import picture as _picture  # noqa: F401 - gives a Stop its picture
 from .debugger import Debugger, Program, debugger_of
-from .evaluated import Evaluated
 from .looking import DebuggerError
-from .stops import Stop, WorkerAt
+from .stops import Evaluated, Stop, WorkerAt
 
 __all__ = [
     "Debugger",

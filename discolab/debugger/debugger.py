@@ -22,7 +22,7 @@ from ..runtime.interrupts import TICK
 from ..runtime.ranks import parse_ranks
 from ..runtime.session import Session
 from ..views.formats import format_ranks
-from .breaking import Breaking
+from .breakpoints import Breaking
 from .looking import NOTHING, DebuggerError, Ranks
 from .program import Stepped
 from .records import Options
@@ -325,7 +325,7 @@ class Debugger(Breaking):
         DebuggerError
             If nothing was recorded; also of the next three.
         """
-        from . import history  # which few sessions use
+        from . import history
 
         return history.names(self.session)
 

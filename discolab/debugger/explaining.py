@@ -30,7 +30,7 @@ from ..views.pictures import picture_of
 from .fingerprints import RANDOM, UNKNOWN, Entry, record_of
 from .frames import user_frames
 
-_WITH_FRAMES = ("the cell", "the script")  # commands of which the frames are kept (raised.py)
+_WITH_FRAMES = ("the cell", "the script")  # commands of which the frames are kept (post_mortem.py)
 _MOST_LINES = 6
 _MOST_WORDS = 300  # characters of an error
 _MOST_DIFFERENCES = 3

@@ -15,7 +15,7 @@ from ..runtime.frames import frame_of
 from ..runtime.services import probe
 from ..runtime.worker import Worker
 from . import frames, nan_hunt
-from .port import port_of
+from .agent import port_of
 
 
 def variables(

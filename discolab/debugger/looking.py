@@ -16,13 +16,11 @@ from ..runtime.interrupts import TICK
 from ..runtime.ranks import parse_ranks
 from ..runtime.session import Session
 from ..runtime.sources import place
-from .evaluated import Evaluated
+from .controller import Station
 from .inspecting import looked, seen
 from .lockstep import BLOCKED, PAUSED, RUNNING, Lockstep
 from .records import Spot
-from .snapshots import not_paused, snapshot, sources_of
-from .station import Station
-from .stops import Stop, WorkerAt
+from .stops import Evaluated, Stop, WorkerAt, not_paused, snapshot, sources_of
 
 ANSWER = 10.0  # seconds that workers are given for an evaluation
 _LOOKING = 3.0  # seconds that they are given to say what their variables are

@@ -13,10 +13,10 @@ from ..runtime.failures import safe_str
 from ..runtime.interrupts import plain_lock
 from ..runtime.user_code import is_user
 from ..runtime.worker import Worker, current_worker
-from . import nan_hunt, raised, recording
+from . import nan_hunt, post_mortem, recording
+from .agent import Port, port_of
 from .frames import stack_of_frames
 from .lockstep import ABORTED, DONE, ERROR
-from .port import Port, port_of
 from .records import Arrival, Options
 from .tracer import Tracer
 
@@ -100,7 +100,7 @@ def _stand_where_it_failed(port: Port, exc: BaseException, words: str) -> None:
             Arrival(stack, "raised", words, ordinal=port.worker.executed, raising=words),
         )
     except BaseException:  # it is ended: nothing may keep its frames
-        raised.forget()
+        post_mortem.forget()
         raise
     finally:
         port.frames = None

@@ -16,6 +16,9 @@ there holds the lock of the import, and the other workers' threads would wait fo
 
 On Python before 3.13 each trace event copies the frame's variables to a dict and back. That dict
 keeps a variable's value until the next event of that frame.
+
+`stop_here` is what `breakpoint()` and failed assertions call; where nothing is traced, it begins to
+trace the rest of the call.
 """
 
 from __future__ import annotations
@@ -27,17 +30,20 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..runtime.actions import Command, DiscoAction
 from ..runtime.errors import WorkerInterrupted
 from ..runtime.failures import safe_str
+from ..runtime.user_code import is_user
+from ..runtime.worker import Worker, current_worker_or_none
 from . import frames
+from .agent import Port, port_of
 from .breaks import Break, compiled, is_hit, log_text
-from .plans import Plan, Plans
 from .records import Arrival, Order
-from .watch import Watch, headline, is_class_body, raising_in, watch_of
+from .watch import Plan, Plans, Watch, headline, is_class_body, raising_in, watch_of
 
 if TYPE_CHECKING:
     from ..runtime.worker import Worker
-    from .port import Port
+    from .agent import Port
 
 T = TypeVar("T")
 Hook = Callable[[FrameType], None]
@@ -75,7 +81,7 @@ class Tracer:
         self.on_return = on_return
         self.attentive = False
         self.version = -1
-        self._plans = Plans(port)
+        self._plans = Plans(port.breaks)
         self._top: Watch | None = None  # of the innermost frame that is watched
         self._importing = 0
         self._armed = False
@@ -455,3 +461,71 @@ def _take_over(frame: FrameType) -> None:
 def _names(breaks: Sequence[Break]) -> str:
     numbers = ", ".join(str(one.number) for one in breaks)
     return f"breakpoint{'s' if len(breaks) > 1 else ''} {numbers}"
+
+
+# -- stopping from within a program: `breakpoint()` and failed assertions --------------------------
+
+
+def is_attached(worker: Worker) -> bool:
+    """Whether there is a debugger that is told if this worker stops."""
+    return port_of(worker).attached
+
+
+def stop_here(reason: str, detail: str = "", frame: FrameType | None = None) -> bool:
+    """Stop the calling worker until the debugger has it go on.
+
+    In a program that is not traced, its frames and what they call are from then on, until the call
+    ends.
+
+    Parameters
+    ----------
+    reason, detail
+        See `records.Arrival`.
+    frame
+        The user's frame in which it stops; None: the nearest to the caller.
+
+    Returns
+    -------
+    bool
+        Whether it has stopped: False outside of a worker and where no debugger is attached.
+    """
+    worker = current_worker_or_none()
+    if worker is None or not is_attached(worker):
+        return False
+    if frame is None:
+        frame = nearest_user_frame(sys._getframe(1))
+    if frame is None:
+        return False
+    port = port_of(worker)
+    if port.tracer is None:
+        _trace_from_now_on(port, frame)
+    assert port.tracer is not None
+    port.tracer.stop_at(frame, reason, detail)
+    return True
+
+
+def nearest_user_frame(frame: FrameType | None) -> FrameType | None:
+    """The first frame of the user's code from `frame` outwards."""
+    while frame is not None and not is_user(frame.f_code):
+        frame = frame.f_back
+    return frame
+
+
+def _trace_from_now_on(port: Port, frame: FrameType) -> None:
+    """Trace the rest of the call that runs; the next command finds a worker that is not traced."""
+    worker = port.worker
+    tracer = port.tracer = Tracer(worker, port)
+    before = list(worker.dispatch)
+
+    def ending(do: Callable[[Command], None]) -> Callable[[Command], None]:
+        def end(command: Command) -> None:
+            worker.dispatch[:] = before
+            tracer.disarm()
+            port.tracer = None
+            do(command)
+
+        return end
+
+    for action in DiscoAction:
+        worker.dispatch[action] = ending(before[action])
+    tracer.arm(frame, "continue")

@@ -18,10 +18,10 @@ from types import CodeType, FrameType
 from typing import Any
 
 from ..debugger import assertions as _assertions  # noqa: F401 - gives cells `disco_assert`
-from ..debugger import raised
-from ..debugger.comprehensions import scope_of
+from ..debugger import post_mortem
+from ..debugger.code_objects import scope_of
 from ..debugger.fingerprints import note_cell
-from ..debugger.given import GIVEN, given_here, given_names
+from ..debugger.frames import GIVEN, given_here, given_names
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError, DiscoError, WaitTimeoutError
 from ..runtime.failures import Failure, name_ranks
@@ -98,7 +98,7 @@ def run_cell(source: str, filename: str, targets: list[int] | None) -> Any:
     On workers that are not among `targets` nothing runs and None is returned.
     """
     worker = current_worker()
-    raised.forget()
+    post_mortem.forget()
     if targets is not None and worker.worker_id not in targets:
         worker.sat_out = worker.executed
         return None
@@ -107,7 +107,7 @@ def run_cell(source: str, filename: str, targets: list[int] | None) -> Any:
     try:
         return run_code(body, last, worker.namespace)
     except BaseException as exc:
-        raised.keep(filename, exc)
+        post_mortem.keep(filename, exc)
         raise
     finally:
         note_cell(worker, filename)
@@ -149,7 +149,7 @@ def complete_on_worker(text: str) -> list[str]:
 
 def complete_at_raise(text: str) -> list[str]:
     """The same where the last cell failed on this worker (a worker function); [] if none did."""
-    frame = raised.frame_kept()
+    frame = post_mortem.frame_kept()
     return [] if frame is None else completions(text, {**frame.f_globals, **scope_of(frame)})
 
 

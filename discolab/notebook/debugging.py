@@ -16,10 +16,9 @@ from .. import dap
 from ..debugger import post_mortem
 from ..debugger.breaks import Break
 from ..debugger.debugger import Debugger, debugger_of
-from ..debugger.evaluated import Evaluated
 from ..debugger.explaining import Explanation, explain
 from ..debugger.looking import DebuggerError, Ranks
-from ..debugger.stops import Stop
+from ..debugger.stops import Evaluated, Stop
 from ..runtime.controller import check_timeout
 from ..runtime.dref import DRef
 from ..runtime.ranks import parse_ranks

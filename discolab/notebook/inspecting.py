@@ -19,7 +19,7 @@ from IPython.core import page
 from IPython.core.oinspect import Inspector, OInfo
 from IPython.utils.tokenutil import token_at_cursor
 
-from ..debugger.comprehensions import scope_of
+from ..debugger.code_objects import scope_of
 from ..debugger.debugger import debugger_of
 from ..runtime.errors import DiscoError
 from ..runtime.failures import name_ranks

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from ..debugger.given import WORKER_NAMES
+from ..debugger.frames import WORKER_NAMES
 from ..loader.weights import Weights
 from ..runtime.errors import ArgumentError
 from ..runtime.session import Session

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 from ..ccl.distributed import environ
-from ..debugger import raised
+from ..debugger import post_mortem
 from ..isolation import logs_and_warnings, main_module, worker_modules
 from ..isolation.custom_ops import overrides_as_before
 from ..isolation.fresh_random import fresh_random_state
@@ -108,7 +108,7 @@ def run_script(path: str, source: str, args: list[str], name: str = "") -> None:
     keep_source(path, source)  # the file need not be on this worker's machine
     code = compile(source, path, "exec", dont_inherit=True)
     worker = current_worker()
-    raised.forget()
+    post_mortem.forget()
     fresh_random_state()
     environ.publish(worker)
     try:
@@ -121,10 +121,10 @@ def run_script(path: str, source: str, args: list[str], name: str = "") -> None:
                 run_at_end(worker)
     except SystemExit as exc:
         if exc.code not in (None, 0):
-            raised.keep(path, exc)
+            post_mortem.keep(path, exc)
             raise RuntimeError(_how_it_ended(exc, path)) from None
     except BaseException as exc:
-        raised.keep(path, exc)
+        post_mortem.keep(path, exc)
         raise
     finally:
         use_command_line(worker, None)

@@ -30,7 +30,7 @@ import cloudpickle
 import numpy
 import torch
 
-from ..debugger.given import given_names
+from ..debugger.frames import given_names
 from ..layouts.layout import Layout
 from ..layouts.text import layout_of, read_placements
 from ..loader.formats.checks import MAX_DIMS

@@ -216,7 +216,7 @@ def test_an_evaluation_without_end_is_stopped(dbg):
 
 def test_breakpoint_in_a_program_that_nobody_steps(dbg, sess):
     source = """\
-        from discolab.debugger.stopping import stop_here
+        from discolab.debugger.tracer import stop_here
         def program():
             a = 1
             stop_here("breakpoint()")

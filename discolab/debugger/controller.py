@@ -26,8 +26,8 @@ from ..runtime.services import SERVICES, Service, probe
 from ..runtime.session import Session
 from ..runtime.sources import display_name
 from ..runtime.worker import Worker
+from .agent import SERVICE, STATION, port_of
 from .lockstep import ABORTED, DONE, ERROR, HELD, PAUSED, RUNNING, Action, Blocking, Lockstep
-from .port import SERVICE, STATION, port_of
 from .records import arrival_of
 
 STUCK = "was told to end, and is still inside a call that Python can't interrupt"
