@@ -6,8 +6,8 @@ who may go on when is decided in lockstep.py.
 """
 
 from . import picture as _picture  # noqa: F401 - gives a Stop its picture
+from .controller import DebuggerError
 from .debugger import Debugger, Program, debugger_of
-from .looking import DebuggerError
 from .stops import Evaluated, Stop, WorkerAt
 
 __all__ = [

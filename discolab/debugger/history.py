@@ -29,7 +29,7 @@ from ..runtime.session import Session
 from ..runtime.sources import place
 from ..views.parts import Line, Part, Text, VStack
 from . import recording
-from .looking import DebuggerError, Ranks
+from .controller import DebuggerError, Ranks
 from .recording import Facts, Place, Step, Value
 from .records import Spot
 from .stops import Stop, WorkerAt

@@ -34,8 +34,8 @@ from ..runtime.worker import Worker, current_worker
 from ..views import describe
 from ..views.formats import cut
 from .agent import ALONE
+from .controller import DebuggerError
 from .frames import evaluate, stack_of_frames, variables
-from .looking import DebuggerError
 from .records import Spot
 from .stops import Evaluated, Stop, WorkerAt
 

@@ -1,7 +1,7 @@
 """Tracer: steps through one program on one worker's thread, by ``sys.settrace``.
 
 One tracer for each program that is traced, used on the worker's own thread alone; only
-`Port.pause_wanted` and the breakpoints change from elsewhere, and are looked at on each line.
+`DebugAgent.pause_wanted` and the breakpoints change from elsewhere, and are looked at on each line.
 ``sys.settrace`` is used on every version of Python: ``sys.monitoring`` is a table of the whole
 process, and workers that are threads of one process would have to share it.
 
@@ -36,14 +36,14 @@ from ..runtime.failures import safe_str
 from ..runtime.user_code import is_user
 from ..runtime.worker import Worker, current_worker_or_none
 from . import frames
-from .agent import Port, port_of
+from .agent import DebugAgent, agent_of
 from .breaks import Break, compiled, is_hit, log_text
 from .records import Arrival, Order
 from .watch import Plan, Plans, Watch, headline, is_class_body, raising_in, watch_of
 
 if TYPE_CHECKING:
     from ..runtime.worker import Worker
-    from .agent import Port
+    from .agent import DebugAgent
 
 T = TypeVar("T")
 Hook = Callable[[FrameType], None]
@@ -71,17 +71,17 @@ class Tracer:
     def __init__(
         self,
         worker: Worker,
-        port: Port,
+        agent: DebugAgent,
         on_line: Hook | None = None,
         on_return: Hook | None = None,
     ) -> None:
         self.worker = worker
-        self.port = port
+        self.agent = agent
         self.on_line = on_line
         self.on_return = on_return
         self.attentive = False
         self.version = -1
-        self._plans = Plans(port.breaks)
+        self._plans = Plans(agent.breaks)
         self._top: Watch | None = None  # of the innermost frame that is watched
         self._importing = 0
         self._armed = False
@@ -154,7 +154,7 @@ class Tracer:
     def _begin(self, mode: str) -> None:
         self._armed = True
         self._rest()
-        self.version = self.port.breaks.version
+        self.version = self.agent.breaks.version
         self._entry = mode == "step"
         self._set_mode(_STEP if mode == "step" else _FREE)
 
@@ -231,7 +231,7 @@ class Tracer:
 
     def _read_breaks(self, frame: FrameType) -> None:
         """The breakpoints have changed: of the frames that run, too."""
-        self.version = self.port.breaks.version
+        self.version = self.agent.breaks.version
         self._plans.clear()
         one: FrameType | None = frame
         while one is not None and one.f_code not in frames.FLOORS:
@@ -262,23 +262,23 @@ class Tracer:
         """A watched frame has come to a line that may be worth a stop."""
         if not line:  # of code without a line, as a cell of comments alone
             return
-        if self.port.pause_wanted and self.worker.interrupts:
+        if self.agent.pause_wanted and self.worker.interrupts:
             raise WorkerInterrupted("interrupted")
         # None: not within a comprehension; otherwise whether breakpoints of the line hold in it
         inner = watch.inner.get(frame.f_lasti)
         if self.on_line is not None and inner is None:
             self.on_line(frame)
-        if self.port.breaks.version != self.version:
+        if self.agent.breaks.version != self.version:
             self._read_breaks(frame)
-        if self.port.ahead is not None:
-            order, self.port.ahead, self.port.pause_wanted = self.port.ahead, None, False
+        if self.agent.ahead is not None:
+            order, self.agent.ahead, self.agent.pause_wanted = self.agent.ahead, None, False
             self._obey(order, watch, frame)
         wanted = self._mode and inner is None and self._wants(watch, frame, line)
         there = watch.breaks.get(line) if inner is not False else None
         fired, error = self._fired(there, frame) if there else ((), "")
         if fired:
             self._stop(watch, frame, "break", _names(fired), error=error)
-        elif self.port.pause_wanted:
+        elif self.agent.pause_wanted:
             self._stop(watch, frame, "pause")
         elif wanted:
             self._stop(watch, frame, "entry" if self._entry else "step")
@@ -390,14 +390,14 @@ class Tracer:
             self._entry = False
             watch.steps = True
         self._standing = True
-        self.port.returned, self._returned = self._returned, {}
+        self.agent.returned, self._returned = self._returned, {}
         try:
-            order = self.port.arrive(frame, arrival)
+            order = self.agent.arrive(frame, arrival)
         finally:
             self._standing = False
-            self.port.returned = {}
+            self.agent.returned = {}
         _take_over(frame)
-        if self.port.breaks.version != self.version:
+        if self.agent.breaks.version != self.version:
             self._read_breaks(frame)
         self._obey(order, watch, frame)
 
@@ -468,7 +468,7 @@ def _names(breaks: Sequence[Break]) -> str:
 
 def is_attached(worker: Worker) -> bool:
     """Whether there is a debugger that is told if this worker stops."""
-    return port_of(worker).attached
+    return agent_of(worker).attached
 
 
 def stop_here(reason: str, detail: str = "", frame: FrameType | None = None) -> bool:
@@ -496,11 +496,11 @@ def stop_here(reason: str, detail: str = "", frame: FrameType | None = None) -> 
         frame = nearest_user_frame(sys._getframe(1))
     if frame is None:
         return False
-    port = port_of(worker)
-    if port.tracer is None:
-        _trace_from_now_on(port, frame)
-    assert port.tracer is not None
-    port.tracer.stop_at(frame, reason, detail)
+    agent = agent_of(worker)
+    if agent.tracer is None:
+        _trace_from_now_on(agent, frame)
+    assert agent.tracer is not None
+    agent.tracer.stop_at(frame, reason, detail)
     return True
 
 
@@ -511,17 +511,17 @@ def nearest_user_frame(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
-def _trace_from_now_on(port: Port, frame: FrameType) -> None:
+def _trace_from_now_on(agent: DebugAgent, frame: FrameType) -> None:
     """Trace the rest of the call that runs; the next command finds a worker that is not traced."""
-    worker = port.worker
-    tracer = port.tracer = Tracer(worker, port)
+    worker = agent.worker
+    tracer = agent.tracer = Tracer(worker, agent)
     before = list(worker.dispatch)
 
     def ending(do: Callable[[Command], None]) -> Callable[[Command], None]:
         def end(command: Command) -> None:
             worker.dispatch[:] = before
             tracer.disarm()
-            port.tracer = None
+            agent.tracer = None
             do(command)
 
         return end

@@ -177,7 +177,7 @@ class Watch:
                 self.trips[line] = self.trips.get(line, 0) + 1 if again else 1
             self.line = line
             tracer = self.tracer
-            port = tracer.port
+            agent = tracer.agent
             if self.inner and frame.f_lasti in self.inner:
                 attentive = False  # part of a line that has begun
             else:
@@ -185,9 +185,9 @@ class Watch:
                 self.calls = 0
             if (
                 attentive
-                or port.pause_wanted
+                or agent.pause_wanted
                 or line in self.breaks
-                or port.breaks.version != tracer.version
+                or agent.breaks.version != tracer.version
             ):
                 tracer.at_line(self, frame, line)
         elif event == "return":

@@ -154,7 +154,7 @@ def complete_at_raise(text: str) -> list[str]:
 
 
 def complete_in_frame(worker: Worker, frame: FrameType, text: str) -> list[str]:
-    """The same in the frame in which a worker stands: a question of the debugger, see `Port`."""
+    """The same in the frame in which a worker stands; asked by `Debugger.ask`."""
     return completions(text, {**given_here(), **frame.f_globals, **scope_of(frame)})
 
 

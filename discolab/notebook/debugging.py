@@ -15,9 +15,9 @@ from weakref import WeakKeyDictionary
 from .. import dap
 from ..debugger import post_mortem
 from ..debugger.breaks import Break
+from ..debugger.controller import DebuggerError, Ranks
 from ..debugger.debugger import Debugger, debugger_of
 from ..debugger.explaining import Explanation, explain
-from ..debugger.looking import DebuggerError, Ranks
 from ..debugger.stops import Evaluated, Stop
 from ..runtime.controller import check_timeout
 from ..runtime.dref import DRef

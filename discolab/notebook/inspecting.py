@@ -52,7 +52,7 @@ inspect_on_worker.disco_command = "the look at what a name stands for"  # type: 
 
 
 def inspect_in_frame(_worker: Worker, frame: FrameType, *question: Any) -> dict[str, str] | None:
-    """The same in the frame in which a worker stands: a question of the debugger, see `Port`."""
+    """The same in the frame in which a worker stands; asked by `Debugger.ask`."""
     return described({**frame.f_globals, **scope_of(frame)}, *question)
 
 
