@@ -28,7 +28,7 @@ from ..runtime.failures import name_ranks
 from ..runtime.worker import Worker
 from ..views.facts.distances import distances
 from ..views.formats import cut
-from .asserted import (
+from .assertion_facts import (
     EQUAL,
     KINDS,
     ODD,

@@ -41,7 +41,7 @@ from ..views.facts.describe import describe
 from ..views.facts.guard import FAILURES
 from ..views.facts.tensors import describe_tensor
 from ..views.summary import summarize
-from .asserted import count_words
+from .assertion_facts import count_words
 from .frames import FLOORS
 from .tracer import stop_here
 

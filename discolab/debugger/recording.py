@@ -35,7 +35,7 @@ from ..runtime.services import probe
 from ..runtime.worker import Worker
 from .code_objects import Code, is_comprehension, scope_of
 from .frames import names_in_cell
-from .kept import Gone, Kept, is_same, is_shown, mark_of
+from .kept_values import Gone, Kept, is_same, is_shown, mark_of
 from .watch import is_class_body, watch_of
 
 CAPACITY = 10_000

@@ -1,16 +1,25 @@
-"""Load a checkpoint: each worker reads its own shards, once, into their final memory."""
+"""What a load gives: parameters by name, and how they are laid out.
+
+Where only worker 0 has the files: it reads, and the others get their shards from it.
+
+All workers go through the parameters in one order. One that all hold whole is broadcast; of any
+other, worker 0 reads each worker's shard and sends it, one parameter at a time.
+
+Load a checkpoint: each worker reads its own shards, once, into their final memory.
+"""
 
 from __future__ import annotations
 
 import operator
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from .. import ccl
 from ..layouts.layout import Cut, Workers
 from ..runtime.arguments import Pickled
 from ..runtime.controller import check_timeout
@@ -18,20 +27,79 @@ from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError, WaitTimeoutError
 from ..runtime.restart import Again
 from ..runtime.session import Session
-from ..runtime.worker import current_worker
-from .catalog import Catalog, Piece
-from .copies import Copy, copies
+from ..runtime.worker import Worker, current_worker
+from .catalog import Catalog, Copy, Piece, copies
 from .errors import CheckpointError
 from .formats import open_checkpoint
-from .formats.dtypes import cast_dtype
-from .formats.verify import verify as verify_files
-from .from_first import share
-from .plans.plan import Plan
-from .plans.resolved import Resolved
+from .formats.checks import cast_dtype
+from .formats.opening import verify as verify_files
+from .plan import Plan, Resolved
 from .presharded import logical
 from .progress import Board, Meter
 from .read import Files, fill, new_tensor, read_entry
 from .weights import Weights
+
+if TYPE_CHECKING:
+    from .plan import Resolved
+
+
+# -- from first --------------------
+
+
+AHEAD = 64 << 20  # bytes that worker 0 may have sent before all have come as far
+
+
+def share(
+    resolved: Resolved,
+    files: Files,
+    worker: Worker,
+    dtype_of: Callable[[str], torch.dtype],
+    make: Callable[[str, Cut], torch.Tensor],
+    keep: Callable[[str, torch.Tensor], None],
+) -> None:
+    """Fill the tensors of this worker from what worker 0 reads; all workers must call it.
+
+    Parameters
+    ----------
+    files
+        Of the catalog; only worker 0 opens them.
+    dtype_of
+        What a parameter is once it is loaded.
+    make
+        Gives this worker's tensor for a parameter.
+    keep
+        Takes it once it is filled.
+    """
+    first = worker.worker_id == 0
+    ranks = range(worker.num_workers)
+    sent = 0
+    for name in resolved.layouts:
+        entry = resolved.catalog.entries[name]
+        cuts = [resolved.cut(name, rank) for rank in ranks]
+        mine = cuts[worker.worker_id]
+        tensor = None if mine is None else make(name, mine)
+        if first and mine is not None and tensor is not None:
+            fill(files, entry, mine, tensor)
+        if all(cut == cuts[0] for cut in cuts) and tensor is not None:
+            ccl.broadcast_(tensor, group="world")
+        else:
+            for rank in ranks[1:]:
+                cut = cuts[rank]
+                if cut is None or not cut.numel:
+                    continue
+                if first:
+                    ccl.send(read_entry(files, entry, cut, dtype_of(name), worker.device), rank)
+                elif rank == worker.worker_id and tensor is not None:
+                    ccl.recv(tensor, 0)
+                sent += cut.numel * entry.dtype.itemsize
+            if sent > AHEAD:
+                ccl.barrier(group="world")
+                sent = 0
+        if tensor is not None:
+            keep(name, tensor)
+
+
+# -- loading --------------------
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 from ..layouts.join import Misfit, whole_shape
 from ..layouts.layout import REPLICATE, Box, Cut, Layout, Workers, cut
 from ..runtime.errors import ArgumentError
-from .catalog import Catalog, Entry, Piece, Shape
-from .copies import c_strides, copies
+from .catalog import Catalog, Entry, Piece, Shape, c_strides, copies
 from .errors import CheckpointError
 
 if TYPE_CHECKING:
-    from .plans.plan import Plan
+    from .plan import Plan
 
 KEY = "discolab"  # in the metadata of a checkpoint
 VERSION = 1
@@ -237,7 +236,7 @@ def _check_all_there(
 
 def _written(catalog: Catalog) -> Sharding | None:
     """What the metadata says; None: nothing."""
-    from .plans.plan import parse_layout
+    from .plan import parse_layout
 
     given = catalog.metadata.get(KEY)
     if given is None:

@@ -85,9 +85,9 @@ class Loading:
         """
         from ..loader.formats import open_checkpoint
         from ..loader.loading import load, resolve
-        from ..loader.plans.plan import Plan
+        from ..loader.plan import Plan
         from ..loader.presharded import logical
-        from ..loader.tables.showing import Shown, as_dtype, chosen_names
+        from ..loader.showing import Shown, as_dtype, chosen_names
 
         sess = self._sessions.free(session)
         self._check_name(name)

@@ -33,9 +33,8 @@ import torch
 from ..debugger.frames import given_names
 from ..layouts.layout import Layout
 from ..layouts.text import layout_of, read_placements
-from ..loader.formats.checks import MAX_DIMS
-from ..loader.formats.dtypes import SAFETENSORS_NAMES
-from ..loader.plans.plan import Plan
+from ..loader.formats.checks import MAX_DIMS, SAFETENSORS_NAMES
+from ..loader.plan import Plan
 from ..runtime.mesh import Mesh
 from ..runtime.worker import Worker, current_worker
 from . import rebuilding
