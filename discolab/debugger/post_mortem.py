@@ -26,6 +26,7 @@ import torch
 from ..runtime.channel import Ticket
 from ..runtime.errors import ArgumentError, WaitTimeoutError, WorkerError
 from ..runtime.failures import Failure, name_ranks, safe_str
+from ..runtime.functions import worker_function
 from ..runtime.services import probe
 from ..runtime.session import Session
 from ..runtime.sources import display_name, place
@@ -135,6 +136,7 @@ def out_of_memory(exc: BaseException) -> bool:
     return False
 
 
+@worker_function("a look at what has failed")
 def look_back(ranks: Sequence[int], frame: int) -> Any:
     """The stack and the variables of one frame (a worker function); None: nothing was kept."""
     raised: Raised | None = getattr(_held, "raised", None)
@@ -148,9 +150,7 @@ def look_back(ranks: Sequence[int], frame: int) -> Any:
     return [tuple(spot) for spot in raised.spots], dict(told)
 
 
-look_back.disco_command = "a look at what has failed"  # type: ignore[attr-defined]
-
-
+@worker_function("a look at what has failed")
 def evaluate_there(ranks: Sequence[int], expression: str, frame: int) -> Any:
     """A record of an expression's value in a frame that was kept (a worker function)."""
     worker = current_worker()
@@ -169,21 +169,16 @@ def evaluate_there(ranks: Sequence[int], expression: str, frame: int) -> Any:
         worker.alone = ""
 
 
-evaluate_there.disco_command = "a look at what has failed"  # type: ignore[attr-defined]
-
-
 def frame_kept() -> FrameType | None:
     """The frame in which the last cell failed on this thread's worker; None if none is kept."""
     raised: Raised | None = getattr(_held, "raised", None)
     return None if raised is None else _at(raised.frames, 0)
 
 
+@worker_function("letting frames go")
 def forget_there() -> None:
     """A worker function."""
     forget()
-
-
-forget_there.disco_command = "letting frames go"  # type: ignore[attr-defined]
 
 
 def _at(frames: Sequence[FrameType], number: int) -> FrameType | None:

@@ -7,8 +7,8 @@ them are recorded.
 
 The last `capacity` lines are kept, in `MOST_BYTES` at most, until the next program is recorded; of
 those that were dropped, the last that has set a name, if there is room. A line holds no live value
-(kept.py), and no frame. The worker's own thread alone writes; probes read `ring` and `last_lost`
-from other threads.
+(kept_values.py), and no frame. The worker's own thread alone writes; probes read `ring` and
+`last_lost` from other threads.
 
 Not noticed are changes within objects, and of large tensors that a collective between processes has
 written to; changes of containers are as far as their first and last items tell. What a

@@ -1,10 +1,9 @@
 """What a checkpoint holds and where: read from its index, without a byte of a tensor.
 
 A `Catalog` is made by `formats` and is valid as a whole: each file was there with its size, each
-piece lies inside its file, and the pieces of an entry tile it. Everything here is frozen and plain,
-so that it can be sent to workers.
-
-Which bytes of which file land where in a worker's tensor. Pure.
+piece lies inside its file, and the pieces of an entry tile it. `copies` says which of its bytes
+land where in a worker's tensor. Everything here is frozen and plain, so that it can be sent to
+workers.
 """
 
 from __future__ import annotations
@@ -175,7 +174,7 @@ class Catalog:
         return self.files[entry.pieces[0].file].path if entry.pieces else self.path
 
 
-# -- copies --------------------
+# -- into a worker's tensor ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
-"""Files that come to be, with all their room and on the disk, and errors that name them.
+"""Files of a checkpoint that is being written: made with all their room, filled, and synced.
 
-Boxes of tensors into the files of a checkpoint that is being written.
+Errors of the system name the file that they are about (`writing`). A `Sink` puts boxes of tensors
+into files that are there.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def remove(folder: str, names: Iterable[str]) -> None:
             pass  # it has not come to be, or the next save clears it
 
 
-# -- sink --------------------
+# -- boxes of tensors ------------------------------------------------------------------------------
 
 
 BLOCK = 16 << 20  # bytes written in one go: it can be stopped, and shows progress, between two

@@ -1,8 +1,7 @@
-"""Patterns for parameters' names. Pure.
+"""A plan says for each parameter's name how it is laid out. Pure, but for its files.
 
-A plan for one checkpoint and so many workers: what each of them holds. Pure.
-
-A plan says for each parameter's name how it is laid out. Pure, but for its files.
+`Plan.resolve` makes a `Resolved` of it: the plan for one checkpoint and so many workers, that is,
+what each of them holds.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def unknown_names(names: Sequence[str], known: Iterable[str]) -> ArgumentError:
     return ArgumentError(f"the checkpoint has no parameter {listed}{mean}")
 
 
-# -- resolved --------------------
+# -- for one checkpoint and so many workers --------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -140,7 +139,7 @@ class Resolved:
         )
 
 
-# -- plan --------------------
+# -- plans -----------------------------------------------------------------------------------------
 
 
 __all__ = ["Plan", "Resolved", "Rule", "parse_layout"]

@@ -1,8 +1,7 @@
 """Save tensors of the workers as a checkpoint: each worker writes its own shards itself.
 
 The controller arranges the files and puts them in place; no tensor comes to it.
-
-Who writes what: each byte of a checkpoint by one worker. Pure.
+Each byte of the checkpoint is written by one worker: see `shares`.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from ..layouts.layout import Layout, Workers, cut
 from ..runtime.arguments import Pickled
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError
+from ..runtime.functions import worker_function
 from ..runtime.session import Session
 from ..runtime.worker import current_worker
 from .arrangement import Slot
@@ -241,11 +241,9 @@ def _dtype(name: str, mine: list[Fact]) -> torch.dtype:
 # -- on a worker -----------------------------------------------------------------------------
 
 
+@worker_function("saving a checkpoint")
 def _facts(tensors: list[Any]) -> list[Fact]:
     return [_fact(tensor) for tensor in tensors]
-
-
-_facts.disco_command = "saving a checkpoint"  # type: ignore[attr-defined]  # for status
 
 
 def _fact(value: Any) -> Fact:
@@ -256,6 +254,7 @@ def _fact(value: Any) -> Fact:
     return type(value).__name__
 
 
+@worker_function("saving a checkpoint")
 def _save_here(job: Job, tensors: dict[str, Any]) -> None:
     worker = current_worker()
     mine = shares(job.slots, job.sharding, job.presharded, worker.worker_id)
@@ -266,9 +265,7 @@ def _save_here(job: Job, tensors: dict[str, Any]) -> None:
             sink.put(share.slot, tensor[box], share.start)
 
 
-_save_here.disco_command = "saving a checkpoint"  # type: ignore[attr-defined]
-
-
+@worker_function("saving a checkpoint")
 def _checksums_here(paths: list[str], board: int) -> list[str]:
     worker = current_worker()
     meter = Meter(board, worker)
@@ -282,10 +279,7 @@ def _checksums_here(paths: list[str], board: int) -> list[str]:
     return found
 
 
-_checksums_here.disco_command = "saving a checkpoint"  # type: ignore[attr-defined]
-
-
-# -- division --------------------
+# -- who writes what -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,11 @@
-"""Parameters whose names differ in a number only, as those of layers, told in one line. Pure.
+"""What people look at of a checkpoint and of a plan's result: tables, and drawings of a parameter.
 
-What each worker holds and reads of a checkpoint, counted from a plan's result. Pure.
+Parts that text and HTML are made of. Pure. Layers of a model that are alike share a row (`fold`),
+so a model of hundreds of parameters fits on a page. What workers hold and read is counted from the
+plan's result (`Cuts`).
 
-Tables of a checkpoint and of a plan's result, as parts that text and HTML are made of. Pure.
-
-Layers of a model that are alike share a row, so a model of hundreds of parameters fits on a page.
-
-Draws how one parameter is cut: its boxes to scale, in the colours of the workers that hold them.
-
-Pure. Unlike the pictures of DRefs it needs nobody's tensor, and knows segments, heads and padding.
+`draw` shows how one parameter is cut: its boxes to scale, in the colours of the workers that hold
+them. Unlike the pictures of DRefs it needs nobody's tensor, and knows segments, heads and padding.
 """
 
 from __future__ import annotations
@@ -109,7 +106,7 @@ def _set(numbers: set[int]) -> str:
     return "{" + format_ranks(numbers) + "}"
 
 
-# -- memory --------------------
+# -- memory ----------------------------------------------------------------------------------------
 
 
 class Cuts:
@@ -154,7 +151,7 @@ class Cuts:
         return found
 
 
-# -- plan tables --------------------
+# -- tables ----------------------------------------------------------------------------------------
 
 
 LIMIT = 40  # rows of a table
@@ -437,7 +434,7 @@ def _files(catalog: Catalog) -> Part:
     return Details(_count(len(catalog.files), "file"), VStack((table, *more)))
 
 
-# -- drawing --------------------
+# -- how a parameter is cut ------------------------------------------------------------------------
 
 
 _MOST_TILES = 64

@@ -25,6 +25,7 @@ from ..debugger.frames import GIVEN, given_here, given_names
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError, DiscoError, WaitTimeoutError
 from ..runtime.failures import Failure, name_ranks
+from ..runtime.functions import worker_function
 from ..runtime.registers import OWN
 from ..runtime.services import probe
 from ..runtime.session import Session
@@ -92,6 +93,7 @@ def prepare_namespace() -> None:
     note_cell(worker, "")  # how it was before the first cell
 
 
+@worker_function("the cell")
 def run_cell(source: str, filename: str, targets: list[int] | None) -> Any:
     """Execute a cell on this worker and return the value of its last expression.
 
@@ -113,9 +115,6 @@ def run_cell(source: str, filename: str, targets: list[int] | None) -> Any:
         note_cell(worker, filename)
         for end in worker.shared.get(AFTER_CELL, ()):
             end()
-
-
-run_cell.disco_command = "the cell"  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=256)
@@ -167,12 +166,10 @@ def completions(text: str, names: dict[str, Any]) -> list[str]:
     return sorted({word.rstrip("(): ") for word in found})
 
 
+@worker_function("the look at a cell's value")
 def has_value(value: Any) -> bool:
     """Whether there is something to show (a worker function)."""
     return value is not None
-
-
-has_value.disco_command = "the look at a cell's value"  # type: ignore[attr-defined]  # for status
 
 
 def _ends_with_semicolon(source: str) -> bool:

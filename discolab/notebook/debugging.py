@@ -40,6 +40,12 @@ Raises a `DebuggerError` if no program stands.
 """
 
 
+_RECALLING = """
+
+Raises a `DebuggerError` if nothing was recorded.
+"""
+
+
 def _with_session(method: Callable[..., Any], use: str, more: str) -> Callable[..., Any]:
     """A method of `Debugging` that gives `method` of a session's debugger to its method `use`.
 
@@ -68,6 +74,10 @@ def _moves(method: Callable[..., Any]) -> Callable[..., DRef | Stop | None]:
 
 def _asks(method: Callable[..., Any]) -> Callable[..., Any]:
     return _with_session(method, "_look", _ASKING)
+
+
+def _recalls(method: Callable[..., Any]) -> Callable[..., Any]:
+    return _with_session(method, "_look", _RECALLING)
 
 
 class Debugging:
@@ -331,20 +341,8 @@ class Debugging:
         debugger = debugger_of(self._sessions.get(session))
         return debugger.recorded() if name is None else debugger.history(name, ranks, last)
 
-    def disco_back(self, n: int = 1, *, session: str | None = None) -> Stop:
-        """Go `n` lines back in what was recorded: how all was there, with the recorded values.
-
-        Raises
-        ------
-        DebuggerError
-            If nothing was recorded.
-        """
-        return debugger_of(self._sessions.get(session)).back(n)
-
-    def disco_forward(self, n: int = 1, *, session: str | None = None) -> Stop:
-        """Go `n` lines forward again in what was recorded, see `disco_back`."""
-        return debugger_of(self._sessions.get(session)).forward(n)
-
+    disco_back = _recalls(Debugger.back)
+    disco_forward = _recalls(Debugger.forward)
     disco_forth = disco_forward
 
 

@@ -23,6 +23,7 @@ from ..debugger.code_objects import scope_of
 from ..debugger.debugger import debugger_of
 from ..runtime.errors import DiscoError
 from ..runtime.failures import name_ranks
+from ..runtime.functions import worker_function
 from ..runtime.session import Session
 from ..runtime.worker import Worker, current_worker
 from .sessions import Sessions
@@ -38,6 +39,7 @@ Question = tuple[str, int, str]  # an expression, how much is to be told, and in
 # -- on the worker -------------------------------------------------------------------------------
 
 
+@worker_function("the look at what a name stands for")
 def inspect_on_worker(*question: Any) -> dict[str, str] | None:
     """What `Session` shows of an expression (a worker function); None if there is no such thing."""
     worker = current_worker()
@@ -46,9 +48,6 @@ def inspect_on_worker(*question: Any) -> dict[str, str] | None:
         return described(worker.namespace, *question)
     finally:
         worker.alone = ""
-
-
-inspect_on_worker.disco_command = "the look at what a name stands for"  # type: ignore[attr-defined]
 
 
 def inspect_in_frame(_worker: Worker, frame: FrameType, *question: Any) -> dict[str, str] | None:

@@ -14,6 +14,7 @@ import torch
 from ..debugger.frames import WORKER_NAMES
 from ..loader.weights import Weights
 from ..runtime.errors import ArgumentError
+from ..runtime.functions import worker_function
 from ..runtime.session import Session
 from ..runtime.worker import current_worker
 from .cell import CellInterrupted
@@ -140,9 +141,7 @@ def bind_on_workers(session: Session, name: str, loaded: Weights) -> None:
     session.call_without_result(_bind, name, dict(loaded))
 
 
+@worker_function("naming what was loaded")
 def _bind(name: str, tensors: dict[str, torch.Tensor | None]) -> None:
     here = {key: tensor for key, tensor in tensors.items() if tensor is not None}
     current_worker().namespace[name] = here
-
-
-_bind.disco_command = "naming what was loaded"  # type: ignore[attr-defined]  # for status

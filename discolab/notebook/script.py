@@ -41,6 +41,7 @@ from ..isolation.switches import as_before
 from ..isolation.thread_state import in_new_context, thread_as_before
 from ..isolation.torch_settings import own_settings_as_before
 from ..runtime.errors import ArgumentError, SessionError
+from ..runtime.functions import worker_function
 from ..runtime.worker import Worker, current_worker
 from .cells import keep_source
 
@@ -85,6 +86,7 @@ def read_script(path: str) -> tuple[str, str]:
     return str(full.resolve()), source
 
 
+@worker_function("the script")
 def run_script(path: str, source: str, args: list[str], name: str = "") -> None:
     """Run a script on this worker; its public names are in the worker's cells afterwards.
 
@@ -129,9 +131,6 @@ def run_script(path: str, source: str, args: list[str], name: str = "") -> None:
     finally:
         use_command_line(worker, None)
         worker.namespace.update({n: value for n, value in names.items() if not n.startswith("_")})
-
-
-run_script.disco_command = "the script"  # type: ignore[attr-defined]
 
 
 def _how_it_ended(exc: SystemExit, path: str) -> str:

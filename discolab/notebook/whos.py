@@ -11,6 +11,7 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Literal
 
 from ..runtime.failures import Failure
+from ..runtime.functions import worker_function
 from ..runtime.session import Session
 from ..runtime.worker import current_worker
 from ..views.dref.ask import answers_of, axes_of, state_record
@@ -31,6 +32,7 @@ _NO_VALUES = {
 }
 
 
+@worker_function("listing the variables")
 def list_variables(globs: list[str], stats: Literal["auto"] | bool) -> tuple[dict[str, Any], ...]:
     """Describe this worker's variables (a worker function).
 
@@ -54,9 +56,6 @@ def list_variables(globs: list[str], stats: Literal["auto"] | bool) -> tuple[dic
         records[name] = describe(value, stats)
         nbytes[name] = fact_of(value)[1]
     return records, nbytes, others
-
-
-list_variables.disco_command = "listing the variables"  # type: ignore[attr-defined]  # for status
 
 
 def show_variables(session: Session, name: str, globs: Sequence[str], stats: bool) -> Shown:

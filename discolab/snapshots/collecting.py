@@ -35,6 +35,7 @@ from ..layouts.layout import Layout
 from ..layouts.text import layout_of, read_placements
 from ..loader.formats.checks import MAX_DIMS, SAFETENSORS_NAMES
 from ..loader.plan import Plan
+from ..runtime.functions import worker_function
 from ..runtime.mesh import Mesh
 from ..runtime.worker import Worker, current_worker
 from . import rebuilding
@@ -104,6 +105,7 @@ class Collected:
     memories: list[Any] = field(repr=False)
 
 
+@worker_function("collecting variables for a snapshot")
 def collect(wanted: Wanted, values: Sequence[Any]) -> Collected:
     """Pickle this worker's variables, and the `values` of DRefs (a worker function)."""
     worker = current_worker()
@@ -151,9 +153,6 @@ def collect(wanted: Wanted, values: Sequence[Any]) -> Collected:
     memories = tuple(book.memory(number) for number in range(len(book.memories)))
     saved = Saved(platform.node(), memories, tuple(bundles), left_out, book.notes)
     return Collected(saved, tuple(book.meshes), pickles, book.memories)
-
-
-collect.disco_command = "collecting variables for a snapshot"  # type: ignore[attr-defined]
 
 
 def _variables(worker: Worker, wanted: Wanted) -> dict[tuple[str, str], Any]:

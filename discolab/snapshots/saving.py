@@ -29,6 +29,7 @@ from ..loader.weights import Weights
 from ..runtime.arguments import Pickled
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError
+from ..runtime.functions import worker_function
 from ..runtime.session import Session
 from ..runtime.worker import current_worker
 from .collecting import Collected, Wanted, collect
@@ -247,13 +248,12 @@ def _records(rank: int, saved: Saved) -> list[Record]:
 # -- on a worker -----------------------------------------------------------------------------
 
 
+@worker_function("collecting variables for a snapshot")
 def _saved(collected: Collected) -> tuple[Saved, tuple[TorchMesh, ...]]:
     return collected.saved, collected.meshes
 
 
-_saved.disco_command = "collecting variables for a snapshot"  # type: ignore[attr-defined]
-
-
+@worker_function("saving a snapshot")
 def _save_here(job: Job, collected: Collected) -> None:
     worker = current_worker()
     rank = worker.worker_id
@@ -274,9 +274,6 @@ def _save_here(job: Job, collected: Collected) -> None:
                     sink.put(flat, bytes_of[start : start + step], (start,))
     except CheckpointError as exc:
         raise CheckpointError(exc.file, f"{exc.text}, on {platform.node()}") from None
-
-
-_save_here.disco_command = "saving a snapshot"  # type: ignore[attr-defined]  # for status
 
 
 def _bytes_of(memory: Any) -> torch.Tensor:

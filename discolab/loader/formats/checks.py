@@ -1,15 +1,9 @@
-"""What an index says is not believed: checks that all formats share.
+"""What an index says is not believed: what all formats check, of what they read and of files.
 
-Sizes are Python integers, and are checked before anything of that size is read or made. Pure.
-
-Names of dtypes in the formats that write them out, and torch's dtypes. Pure.
-
-Files of a checkpoint: looked at and opened without trust in what an index says of them.
-
-Only regular files within the checkpoint's folder are opened, so nothing here waits for a pipe, and
-no more is read than an index can have. Stateless.
-
-A catalog in the making: what all formats check of names, files and ranges.
+Sizes are Python integers, and are checked before anything of that size is read or made. Only
+regular files within the checkpoint's folder are opened, so nothing here waits for a pipe, and no
+more is read than an index can have. A `Builder` collects what an index says of names, files and
+ranges, and makes the catalog once all is well.
 """
 
 from __future__ import annotations
@@ -226,7 +220,7 @@ def tiles(
     return None
 
 
-# -- dtypes --------------------
+# -- names of dtypes -------------------------------------------------------------------------------
 
 
 TENSOR_CACHE: Final[Mapping[str, torch.dtype]] = {
@@ -329,7 +323,7 @@ def cast_dtype(dtype: Any) -> torch.dtype | None:
     return found
 
 
-# -- paths --------------------
+# -- files -----------------------------------------------------------------------------------------
 
 
 MAX_INDEX_BYTES: Final = 100 * 2**20
@@ -504,7 +498,7 @@ def _blobs(folder: Path) -> Path | None:
     return folder.parent.parent / "blobs" if folder.parent.name == "snapshots" else None
 
 
-# -- builder --------------------
+# -- a catalog in the making -----------------------------------------------------------------------
 
 
 Shape = tuple[int, ...]

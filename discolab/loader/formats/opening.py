@@ -1,6 +1,7 @@
 """Which format is it? Told by the names in a folder, and by the first bytes of a file.
 
-Checksums of whole files, where the index has them: on request, since it reads every byte.
+Checksums of whole files are compared on request, where the index has them, since that reads every
+byte (`verify`).
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ def _named(catalog: Catalog, given: Path) -> Catalog:
     return Catalog(str(given), catalog.format, catalog.files, catalog.entries, catalog.metadata)
 
 
-# -- verify --------------------
+# -- checksums -------------------------------------------------------------------------------------
 
 
 BLOCK: Final = 8 * 2**20

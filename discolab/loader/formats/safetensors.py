@@ -1,6 +1,6 @@
 """safetensors: one file that begins with a JSON header, or several with an index beside them.
 
-safetensors: how tensors are spread over files, a file's header, and the index. Pure.
+Read, and arranged to be written: how tensors are spread over files, a file's header, the index.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def _read_index(path: Path) -> Catalog:
     return made.done(metadata | (about or {}))
 
 
-# -- safetensors writer --------------------
+# -- to be written ---------------------------------------------------------------------------------
 
 
 SINGLE = "model.safetensors"

@@ -1,9 +1,8 @@
 """TVM's and MLC's tensor-cache: a JSON index beside files of packed records.
 
 Records are in C order, little endian and packed without alignment, so a float32 may begin at an odd
-byte. A float32 whose format is ``f32-to-bf16`` is stored as bfloat16.
-
-The tensor-cache of TVM and MLC: how tensors are packed into files, and its index. Pure.
+byte. A float32 whose format is ``f32-to-bf16`` is stored as bfloat16. Read, and arranged to be
+written: how tensors are packed into files, and the index.
 """
 
 from __future__ import annotations
@@ -147,7 +146,7 @@ def _first_name(about: dict[str, Any]) -> str | None:
     return name if isinstance(name, str) else None
 
 
-# -- tensor cache writer --------------------
+# -- to be written ---------------------------------------------------------------------------------
 
 
 INDEX = "tensor-cache.json"

@@ -1,6 +1,7 @@
-"""The zip archives of torch.save: where each record's bytes are, without reading them.
+"""Files of torch.save, read in place; what isn't a tensor in them is left out.
 
-Files of torch.save, read in place; what isn't a tensor in them is left out.
+They are zip archives (`read_archive`), of which is found where each record's bytes are, without
+reading them.
 """
 
 from __future__ import annotations
@@ -224,7 +225,7 @@ class _Window(io.RawIOBase):
         return data
 
 
-# -- torch save --------------------
+# -- files -----------------------------------------------------------------------------------------
 
 
 SUFFIXES: Final = (".pt", ".pth", ".bin")
