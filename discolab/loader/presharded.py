@@ -98,27 +98,6 @@ def is_presharded(catalog: Catalog) -> bool:
     return any(map(part_of, catalog.entries))
 
 
-def shards_of(catalog: Catalog) -> dict[str, list[str]]:
-    """The tensors that each cut parameter is stored as.
-
-    Returns
-    -------
-    dict
-        Names of shards in rank order, by the parameter's name. Of a parameter that only the
-        workers of one pipeline stage hold, those of that stage.
-
-    Raises
-    ------
-    CheckpointError
-        If a shard is missing, or the names contradict each other.
-    """
-    sharding = _written(catalog)
-    return {
-        name: [found[rank] for rank in sorted(found)]
-        for name, found in _gather(catalog, sharding).items()
-    }
-
-
 def logical(catalog: Catalog, plan: Plan | None = None) -> Catalog:
     """A checkpoint of shards as one of whole parameters, each with several pieces.
 
