@@ -196,7 +196,7 @@ def _show(args: argparse.Namespace) -> int:
     if args.workers is None and (args.dtype or args.groups != 1):
         raise ArgumentError("--dtype and --groups are about what workers hold: give --workers too")
     from .loader import show
-    from .loader.tables.plan_tables import LIMIT
+    from .loader.tables import LIMIT
 
     limit = None if args.all else LIMIT
     print(
@@ -240,7 +240,7 @@ def _shard(args: argparse.Namespace) -> int:
             "--whole splits nothing, so --plan has no effect: leave one of them out"
         )
     from .loader import shard, show
-    from .loader.tables.showing import as_dtype
+    from .loader.showing import as_dtype
 
     shard(
         args.path,

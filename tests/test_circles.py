@@ -16,8 +16,7 @@ ROOT = Path(discolab.__file__).parent
 TYPED_BOTH_WAYS = {
     "discolab.runtime.session": "a DRef knows its session, which makes DRefs",
     "discolab.runtime.mesh": "a worker has a mesh, which asks on which worker it is",
-    "discolab.debugger.plans": "a frame's watch holds the plan that it was made from",
-    "discolab.debugger.tracer": "a port has a tracer, and each knows the other",
+    "discolab.debugger.tracer": "an agent has a tracer, and each knows the other",
 }
 
 Graph = dict[str, set[str]]

@@ -11,7 +11,7 @@ import torch
 
 from ..layouts.layout import ShardLayout, Workers
 from ..layouts.text import parse_value_layout
-from ..loader.plans.patterns import matcher
+from ..loader.plan import matcher
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError
 from ..runtime.session import Session

@@ -31,6 +31,7 @@ from ..layouts.layout import Shape, ShardLayout
 from ..runtime import accelerators
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError
+from ..runtime.functions import worker_function
 from ..runtime.registers import OWN
 from ..runtime.session import Session
 from ..runtime.sources import is_own_file, place
@@ -467,6 +468,7 @@ def on_shelf(side: Side) -> Iterator[str]:
         del SHELF[token]
 
 
+@worker_function("the start of a comparison")
 def begin(program: Any, module: Any, backward: bool, loss: Any) -> Side:
     """Make this worker's side."""
     if isinstance(program, str):
@@ -479,11 +481,13 @@ def shares_memory(token: str) -> bool:
     return token in SHELF
 
 
+@worker_function("the inputs of a comparison")
 def hold(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """Have the inputs here."""
     return args, kwargs
 
 
+@worker_function("the comparison's forward")
 def run_forward(
     side: Side, given: tuple[Any, Any], seed: int, cuts: dict[str, Any], whole: dict[str, int]
 ) -> list[tuple[str, str, str, bool]]:
@@ -504,6 +508,7 @@ def run_forward(
     return [(path, *about) for path, about in side.recorder.modules.items()]
 
 
+@worker_function("the comparison's backward")
 def run_backward(side: Side, seed: int, starts: dict[str, Any]) -> list[Fact]:
     """Run backward; `starts` as `Side.backward`, with layouts as plain values."""
     known = {
@@ -514,22 +519,26 @@ def run_backward(side: Side, seed: int, starts: dict[str, Any]) -> list[Fact]:
     return side.gradient_facts()
 
 
+@worker_function("a look at what was recorded")
 def own_gradients(side: Side) -> list[Fact]:
     """What the program's own backward has left."""
     side.take_own_gradients()
     return side.gradient_facts()
 
 
+@worker_function("a look at what was recorded")
 def facts(side: Side, kinds: tuple[str, ...]) -> list[Fact]:
     """See `Side.facts`."""
     return side.facts(kinds)
 
 
+@worker_function("a look at what was recorded")
 def plain_values(side: Side) -> dict[str, tuple[str, str]]:
     """What the program gave that is neither tensor nor number."""
     return side.recorder.plain_values
 
 
+@worker_function("a comparison")
 def measure(
     side: Side,
     token: str,
@@ -593,11 +602,13 @@ def has(side: Side, key: str) -> bool:
     return entry is not None and (not key.endswith(".grad") or entry.gradient.value is not None)
 
 
+@worker_function("a look at what was recorded")
 def samples(side: Side, wanted: list[tuple[str, int]]) -> list[torch.Tensor | None]:
     """Some elements of values here, as float64: all, or as many as wanted at `places`."""
     return [sample(side.value(key), most) if has(side, key) else None for key, most in wanted]
 
 
+@worker_function("a second look of a comparison")
 def run_operations(
     side: Side, window: str, given: tuple[Any, Any], seed: int, cuts: dict[str, Any]
 ) -> Side | None:
@@ -613,6 +624,7 @@ def run_operations(
     return again
 
 
+@worker_function("a look at what was recorded")
 def operations(side: Side | None) -> list[Operation] | None:
     """What was recorded of them."""
     if side is None or not isinstance(side.recorder, OperationRecorder):
@@ -620,6 +632,7 @@ def operations(side: Side | None) -> list[Operation] | None:
     return side.recorder.operations
 
 
+@worker_function("a look at what was recorded")
 def rename_operations(side: Side, names: list[dict[str, str]]) -> list[Fact]:
     """Give them the names of the reference's, `names` by rank; gives the facts."""
     assert isinstance(side.recorder, OperationRecorder)
@@ -627,17 +640,20 @@ def rename_operations(side: Side, names: list[dict[str, str]]) -> list[Fact]:
     return side.facts(("operation",))
 
 
+@worker_function("a look at what was recorded")
 def lost_gradients(side: Side) -> list[tuple[str, str]]:
     """At which collectives autograd ends, though their input requires grad: name and place."""
     return side.lost
 
 
+@worker_function("a look at what was recorded")
 def ungraded(side: Side, keys: list[str]) -> list[bool]:
     """Which values are there and do not require grad."""
     entries = side.recorder.entries
     return [key in entries and not entries[key].requires_grad for key in keys]
 
 
+@worker_function("the end of a comparison")
 def end(side: Side) -> None:
     """Put back what the run has changed."""
     side.restore()
@@ -645,27 +661,6 @@ def end(side: Side) -> None:
 
 def _nothing() -> None:
     """Make a register."""
-
-
-_COMMANDS: dict[Any, str] = {  # what status calls them
-    begin: "the start of a comparison",
-    facts: "a look at what was recorded",
-    plain_values: "a look at what was recorded",
-    hold: "the inputs of a comparison",
-    run_forward: "the comparison's forward",
-    run_backward: "the comparison's backward",
-    own_gradients: "a look at what was recorded",
-    run_operations: "a second look of a comparison",
-    operations: "a look at what was recorded",
-    rename_operations: "a look at what was recorded",
-    lost_gradients: "a look at what was recorded",
-    ungraded: "a look at what was recorded",
-    measure: "a comparison",
-    samples: "a look at what was recorded",
-    end: "the end of a comparison",
-}
-for _function, _words in _COMMANDS.items():
-    _function.disco_command = _words
 
 
 # -- on the controller -----------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..debugger.controller import DebuggerError
 from ..debugger.debugger import Debugger
-from ..debugger.looking import DebuggerError
 from ..runtime.errors import ArgumentError
 from ..views.dref.contents import content_key
 from ..views.formats import format_bytes

@@ -1,15 +1,18 @@
 """`disco_assert`: say in a program how the workers' values go together, and have it checked.
 
-Each check is a collective of the members of a group. They gather some hundred bytes from each:
-dtype, shape, a digest. So every member learns the outcome, and the same one. Only where it does
-not hold do they exchange more, to say who holds what; then all of them stop in the debugger, if
-one is attached, and raise the same error. No state.
+Each check is a collective of the members of a group, entered in the ledger as ``disco_assert(...)``
+with the arguments that the user gave; so members that assert other things are told of it, as of any
+collective. They gather some hundred bytes from each: dtype, shape, a digest. So every member sees
+the same table and takes the same way from there. Only where the assertion does not hold do they
+exchange more, to say who holds what; then all of them stop in the debugger, if one is attached, and
+raise the same error. No state.
 """
 
 from __future__ import annotations
 
 import ast
 import linecache
+import math
 import sys
 from collections.abc import Sequence
 from types import FrameType
@@ -18,13 +21,32 @@ from typing import Any
 import torch
 
 from ..ccl import checks
-from ..ccl.groups import resolve
+from ..ccl.choose import backend_of
+from ..ccl.groups import Group, resolve
 from ..runtime.errors import ArgumentError, DiscoAssertionError
+from ..runtime.failures import name_ranks
+from ..runtime.worker import Worker
+from ..views.facts.distances import distances
 from ..views.formats import cut
-from .asserted import KINDS, TRUE, VALUES, Told, plain_tensor, told_of, verdict, words_of
-from .given import FUNCTIONS
-from .members import NAME, Members
-from .stopping import stop_here
+from .assertion_facts import (
+    EQUAL,
+    KINDS,
+    ODD,
+    ROW,
+    SHAPES,
+    TRUE,
+    VALUES,
+    Told,
+    parts_text,
+    plain_tensor,
+    told_from,
+    told_of,
+    verdict,
+    where_differ,
+    words_of,
+)
+from .frames import FUNCTIONS
+from .tracer import stop_here
 
 
 def disco_assert(
@@ -191,3 +213,197 @@ def _first_argument(frame: FrameType) -> str:
     except (SyntaxError, ValueError, IndexError):
         pass  # what it said is gone, or has changed
     return "value"
+
+
+# -- what the members exchange ---------------------------------------------------------------------
+
+
+NAME = "disco_assert"
+_CHUNK = 2**20  # elements of a value that are sent at once
+_WORDS = 240  # bytes
+
+
+class Members:
+    """One assertion of one group, on one of its members."""
+
+    def __init__(self, worker: Worker, group: Group, words: str, timeout: float | None) -> None:
+        self.worker, self.group, self.timeout = worker, group, timeout
+        self.op = f"{NAME}({words})"
+        self._backend = backend_of(worker)
+        gpu = self._backend.name == "nccl"  # which moves nothing else
+        self._device = worker.device if gpu else torch.device("cpu")
+
+    def facts(self, told: Told) -> list[Told]:
+        """What each member tells, in the group's order."""
+        rows = self._gather(torch.tensor(told.row(), dtype=torch.int64), self.op)
+        return [told_from(row) for row in rows.view(len(self.group), ROW).tolist()]
+
+    def account(self, table: Sequence[Told], reason: str, words: str, dim: int | None) -> str:
+        """Who holds what, where it does not hold for this reason; the same on all members."""
+        if reason == EQUAL:
+            return self._equal(table)
+        said = self._words(words)
+        chosen = [n for n, told in enumerate(table) if reason != ODD or told.odd]
+        groups = self._folded({n: said[n] for n in chosen})
+        if reason == ODD and said[chosen[0]].startswith("false"):
+            return "; ".join(f"{text} on {name_ranks(ranks)}" for text, ranks in groups)
+        text = _sentence([(ranks, text) for text, ranks in groups])
+        if reason == SHAPES and "sharded" in self.op:
+            where = "one dimension" if dim is None else f"dimension {dim}"
+            text += f"; the shapes of shards differ in {where} alone"
+        return text
+
+    def differences(
+        self, value: Any, table: Sequence[Told], rtol: float | None, atol: float | None
+    ) -> str | None:
+        """How far values of one dtype and shape are apart; None if that is near enough."""
+        classes = self._classes(table)
+        if table[0].dims < 0:
+            texts = self._texts(parts_text(value))
+            return "; ".join(filter(None, [classes, where_differ(texts, self.group.ranks)]))
+        if not table[0].numeric:
+            return classes
+        near = None if rtol is None and atol is None else (atol or 0.0, rtol or 0.0)
+        mine = self._far(plain_tensor(value).detach(), near)
+        rows = self._gather(torch.tensor(mine, dtype=torch.float64), f"{self.op}: differences")
+        found = rows.view(len(self.group), len(mine)).tolist()
+        far = [n for n, row in enumerate(found) if row[0]]
+        if not far:
+            return None
+        worst = max(far, key=lambda n: found[n][1])
+        count, gap, place, here, there = found[worst]
+        if near is not None:
+            odd = name_ranks(self.group.ranks[n] for n in far)
+            classes = f"{odd} {'is' if len(far) == 1 else 'are'} too far from {self._name(0)}"
+        one, other = _two_numbers(there, here)
+        apart = f"largest difference {_digits(gap)}" if math.isfinite(gap) else "they differ"
+        where = f" at {_index(int(place), table[0].shape)}" if table[0].shape else ""
+        return (
+            f"{classes}; {apart}{where} ({one} on {self._name(0)}, {other} on "
+            f"{self._name(worst)}), {int(count)} of {math.prod(table[0].shape)} elements there"
+        )
+
+    # -- words -------------------------------------------------------------------------------
+
+    def _classes(self, table: Sequence[Told]) -> str:
+        """``workers 0-1 hold one value, workers 2-3 another``."""
+        groups = self._folded({n: str(told.digest) for n, told in enumerate(table)})
+        if len(groups) == len(table) > 2:
+            return f"each of {self.group} holds another value"
+        return _sentence([(ranks, "another" if n else "one value") for n, (_, ranks) in
+                          enumerate(groups)])  # fmt: skip
+
+    def _equal(self, table: Sequence[Told]) -> str:
+        """Who holds the same."""
+        keys = {n: f"{t.type} {t.shape} {t.digest}" for n, t in enumerate(table)}
+        same = [ranks for _, ranks in self._folded(keys) if len(ranks) > 1]
+        return "; ".join(f"{name_ranks(ranks)} hold the same value" for ranks in same)
+
+    def _folded(self, said: dict[int, str]) -> list[tuple[str, list[int]]]:
+        groups: dict[str, list[int]] = {}
+        for n, text in said.items():
+            groups.setdefault(text, []).append(self.group.ranks[n])
+        return list(groups.items())
+
+    def _name(self, n: int) -> str:
+        return name_ranks([self.group.ranks[n]])
+
+    # -- exchanges ---------------------------------------------------------------------------
+
+    def _words(self, text: str) -> list[str]:
+        """What each member says."""
+        data = text.encode()[:_WORDS].ljust(_WORDS, b"\0")
+        rows = self._gather(torch.frombuffer(bytearray(data), dtype=torch.uint8), f"{self.op}: who")
+        found = rows.view(len(self.group), _WORDS)
+        return [bytes(row.tolist()).rstrip(b"\0").decode(errors="ignore") for row in found]
+
+    def _texts(self, text: str) -> list[str]:
+        """What each member says at length."""
+        data = text.encode()
+        length = torch.tensor([len(data)], dtype=torch.int64)
+        lengths = self._gather(length, f"{self.op}: how much").tolist()
+        sent = torch.frombuffer(bytearray(data.ljust(max(lengths), b" ")), dtype=torch.uint8)
+        rows = self._gather(sent, f"{self.op}: parts").view(len(self.group), max(lengths))
+        return [
+            rows[n, :size].numpy().tobytes().decode(errors="ignore")
+            for n, size in enumerate(lengths)
+        ]
+
+    def _far(self, tensor: torch.Tensor, near: tuple[float, float] | None) -> list[float]:
+        """How this member's numbers differ from those of the group's first.
+
+        Returns
+        -------
+        list of float
+            How many elements do, the largest difference, its place, and the two numbers there.
+        """
+        flat = tensor.contiguous().reshape(-1)
+        found = [0.0, -1.0, 0.0, 0.0, 0.0]
+        for start in range(0, flat.numel(), _CHUNK):
+            mine = flat[start : start + _CHUNK]
+            first = self._of_first(mine)
+            same, _, gap = distances(mine, first)
+            if near is not None:
+                limit = near[0] + near[1] * first.abs().to(torch.float64)
+                same |= gap <= limit
+            odd = ~same
+            count = int(odd.sum())
+            if count:
+                found[0] += count
+                worst = int(gap.masked_fill(same, -1.0).argmax())
+                if float(gap[worst]) > found[1]:
+                    numbers = [float(one[worst].abs() if one.is_complex() else one[worst])
+                               for one in (mine, first)]  # fmt: skip
+                    found[1:] = [float(gap[worst]), float(start + worst), *numbers]
+        return found
+
+    def _of_first(self, mine: torch.Tensor) -> torch.Tensor:
+        """The same part of the value on the group's first member."""
+        root = self.group.ranks[0]
+        here = self.worker.worker_id == root
+        sent = mine.view(torch.uint8).to(self._device)
+        out = torch.empty_like(sent)
+        call = checks.make_call(
+            NAME, self.worker, self.group, [sent],
+            root=root, timeout=self.timeout, op=f"{self.op}: values",
+        )  # fmt: skip
+        srcs = [sent] if here else []
+        self._backend.collective("broadcast", call, srcs, [out], root=root).give(None, False)
+        return out.to(mine.device).view(mine.dtype)
+
+    def _gather(self, mine: torch.Tensor, op: str) -> torch.Tensor:
+        """What all members give, one after the other."""
+        src = mine.to(self._device)
+        out = torch.empty(len(self.group) * src.numel(), dtype=src.dtype, device=self._device)
+        call = checks.make_call(
+            NAME, self.worker, self.group, [src], timeout=self.timeout, op=op, kinds=()
+        )
+        pieces = list(out.split(src.numel()))
+        self._backend.collective("all_gather", call, [src], pieces).give(None, False)
+        return out.cpu()
+
+
+def _sentence(said: Sequence[tuple[Sequence[int], str]]) -> str:
+    """``worker 0 holds float32[4], workers 1-3 float32[8]``: the verb once, at the first."""
+    first, *rest = said
+    verb = "holds" if len(first[0]) == 1 else "hold"
+    parts = [f"{name_ranks(first[0])} {verb} {first[1]}"]
+    return ", ".join(parts + [f"{name_ranks(ranks)} {text}" for ranks, text in rest])
+
+
+def _two_numbers(one: float, other: float) -> tuple[str, str]:
+    """Two numbers with as many digits as tell them apart."""
+    texts = _digits(one), _digits(other)
+    return texts if texts[0] != texts[1] else (repr(one), repr(other))
+
+
+def _digits(number: float) -> str:
+    return f"{number:.6g}"
+
+
+def _index(place: int, shape: Sequence[int]) -> list[int]:
+    index: list[int] = []
+    for size in reversed(shape):
+        place, last = divmod(place, size)
+        index.insert(0, last)
+    return index

@@ -2,15 +2,15 @@
 
 All of it may be called from any thread of the controller. Each wait can be interrupted, and has a
 deadline if `timeout` is given (else the session's); Ctrl-C in a wait has the workers stop where
-they are, and once more ends what they run. In three parts: a program is looked at (looking.py), has
-breakpoints (breaking.py), and is begun, waited for and moved (here).
+they are, and once more ends what they run. A `Debugger` holds the `DebugController`, which speaks
+with the workers, an `Inspector` for their variables, and the session's `Breakpoints`.
 """
 
 from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,15 +22,19 @@ from ..runtime.interrupts import TICK
 from ..runtime.ranks import parse_ranks
 from ..runtime.session import Session
 from ..views.formats import format_ranks
-from .breaking import Breaking
-from .looking import NOTHING, DebuggerError, Ranks
+from .breakpoints import Breakpoints
+from .breaks import Break
+from .controller import NOTHING, DebugController, DebuggerError, Ranks
+from .inspecting import ASSIGN, EVALUATE, Inspector
+from .lockstep import Lockstep
 from .program import Stepped
 from .records import Options
-from .stops import Stop
+from .stops import Evaluated, Stop
 
 if TYPE_CHECKING:
     from .history import History
 
+_ANSWER = 10.0  # seconds that workers are given for an evaluation
 _STOPPING = 2.0  # seconds that workers are given to come to a line
 
 
@@ -65,14 +69,12 @@ class Program:
         return self.ref
 
 
-class Debugger(Breaking):
+class Debugger:
     """Steps through one program at a time on the workers of a session; see `debugger_of`.
 
     Attributes
     ----------
     session
-    breaks
-        The breakpoints, by number; of programs that begin later too.
     program
         The last one that `start` has begun.
     stops_all
@@ -81,13 +83,66 @@ class Debugger(Breaking):
     stops_on
         Failures at which the programs that begin from now on stop: "raised" (`pm`), "non-finite"
         (`nan`).
+    edits
+        Counts the variables that were set, for who shows them.
     """
 
     def __init__(self, session: Session) -> None:
-        super().__init__(session)
+        self.session = session
+        self._controller = DebugController(session)
+        self._inspector = Inspector(self._controller)
+        self._breakpoints = Breakpoints(self._controller)
+        self.edits = 0
         self.program: Program | None = None
         self.stops_all = False
         self.stops_on: frozenset[str] = frozenset()
+        session.held_up = self._why_held_up  # by which the session holds its debugger
+        self._controller.send_all("attach", True)
+
+    # -- facts -------------------------------------------------------------------------------
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a program is under way."""
+        return self._controller.is_active
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether a program stands, so that it can be looked at and go on."""
+        return self._controller.is_paused
+
+    @property
+    def failed_assertion(self) -> str:
+        """What `disco_assert` has found wrong, if a program stands there; else ""."""
+        with self._controller.lock:
+            lockstep = self._controller.lockstep
+            found = lockstep.at.values() if lockstep is not None else ()
+            return next((at.detail for at in found if at.reason == "assert"), "")
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no worker of a program runs: it stands, or has ended."""
+        return self._controller.is_settled
+
+    @property
+    def version(self) -> int:
+        """Counts what happens."""
+        return self._controller.version
+
+    @property
+    def listeners(self) -> list[Callable[[], None]]:
+        """Called whenever something happens, on any thread: be quick."""
+        return self._controller.listeners
+
+    @property
+    def lockstep(self) -> Lockstep | None:
+        """The state of the last program; to be read while it stands."""
+        return self._controller.lockstep
+
+    @property
+    def stop(self) -> Stop | None:
+        """How things are, without variables; None before there was a program."""
+        return None if self._controller.lockstep is None else self._controller.stop()
 
     # -- programs ----------------------------------------------------------------------------
 
@@ -145,25 +200,25 @@ class Debugger(Breaking):
             If another program is under way.
         """
         if self.is_active:
-            raise DebuggerError(self._why_held_up() or f"{self._station.name} still runs")
-        own = [self._parse(text, file) for text in breaks]
-        own = [replace(one, number=self._number()) for one in own]
+            raise DebuggerError(self._why_held_up() or f"{self._controller.name} still runs")
+        own = [self._breakpoints.parse(text, file) for text in breaks]
+        own = [replace(one, number=self._breakpoints.number()) for one in own]
         chosen = parse_ranks(ranks, self.session.num_workers, self.session.current_mesh)
         packed = tuple(one.packed() for one in (*self.breaks.values(), *own))
         pm, nan = pm or "raised" in self.stops_on, nan or "non-finite" in self.stops_on
         options = Options(step, packed, None if trace is None else tuple(trace), pm, nan, capacity)
-        self._own = {one.number: one for one in own}
-        self._seen.clear()
-        self._station.open(name, chosen, file)
+        self._breakpoints.own = {one.number: one for one in own}
+        self._inspector.forget()
+        self._controller.open(name, chosen, file)
         return Stepped(func, options, words)
 
     def adopt(self, name: str) -> None:
         """Give a program that nobody has begun, but `breakpoint()` has stopped, a name."""
-        self._station.name = name
+        self._controller.name = name
 
     def cancel(self) -> None:
         """What was prepared could not be called."""
-        self._station.close()
+        self._controller.close()
 
     def start(
         self, func: Callable[..., Any], *args: Any, name: str = "", **options: Any
@@ -217,36 +272,38 @@ class Debugger(Breaking):
         while True:
             try:
                 self._wait_once(deadline, pressed, limit)
-                return self._look_now()
+                return self._controller.stop()
             except KeyboardInterrupt:
                 if pressed:
                     self.abort()
                     raise
                 pressed = time.monotonic()
-                self._station.pause()
+                self._controller.pause()
 
     def _wait_once(self, deadline: float | None, pressed: float, limit: float | None) -> None:
-        station, session = self._station, self.session
+        controller, session = self._controller, self.session
         while True:
-            with station.lock:
+            with controller.lock:
                 if self.is_settled:
                     return
-                station.changed.wait(TICK)
+                controller.changed.wait(TICK)
                 if self.is_settled:
                     return
-            self._tick()
+            self._controller.tick()
             session._check_alive()
             now = time.monotonic()
             if pressed and now > pressed + _STOPPING:
                 raise KeyboardInterrupt
             if session.closed:
-                station.close()
+                controller.close()
                 return
             if deadline is not None and now > deadline:
                 raise WaitTimeoutError(self._late(limit or 0.0))
 
     def _late(self, limit: float) -> str:
-        lines = [f"gave up after {limit:g} s waiting for {self._station.name} to stop; it goes on:"]
+        lines = [
+            f"gave up after {limit:g} s waiting for {self._controller.name} to stop; it goes on:"
+        ]
         lines += [f"  {status}" for status in self.session.status()]
         lines.append("Wait again (%disco_continue), stop it where it is (%disco_pause), or end it "
                      "(%disco_abort)")  # fmt: skip
@@ -301,7 +358,7 @@ class Debugger(Breaking):
         """As `pause`, and do not wait."""
         if not self.is_active:
             raise DebuggerError(NOTHING)
-        self._station.pause()
+        self._controller.pause()
 
     def abort(self, timeout: float = 2.0) -> list[int]:
         """End the program on all workers; the session goes on.
@@ -312,8 +369,128 @@ class Debugger(Breaking):
             The workers that are stuck in a call that Python can't interrupt.
         """
         stuck = self.session.interrupt(timeout)
-        self._station.close(stuck)
+        self._controller.close(stuck)
         return stuck
+
+    # -- looking -----------------------------------------------------------------------------
+
+    def where(self, frame: int = 0, ranks: Ranks = None, timeout: float = _ANSWER) -> Stop:
+        """How things are now: where each worker is, and its variables there.
+
+        Parameters
+        ----------
+        frame
+            Whose variables: 0 the innermost, 1 its caller.
+
+        Raises
+        ------
+        DebuggerError
+            If nothing was stepped yet.
+        """
+        if self._controller.lockstep is None:
+            raise DebuggerError(NOTHING)
+        if isinstance(frame, bool) or not isinstance(frame, int) or frame < 0:
+            raise ArgumentError(f"a frame is a number: 0 innermost, 1 its caller; got {frame!r}")
+        return self._inspector.where(frame, ranks, timeout)
+
+    def eval(
+        self, expression: str, ranks: Ranks = None, frame: int = 0, timeout: float = _ANSWER
+    ) -> Evaluated:
+        """The value of an expression on each worker that stands, in one of its frames.
+
+        A worker on which it fails, would wait for others, or does not end in `timeout` seconds has
+        an error in its place; the program is as it was.
+        """
+        if not isinstance(expression, str) or not expression.strip():
+            raise ArgumentError("eval: what? An expression, such as x.sum()")
+        answers = self.ask(EVALUATE, frame, expression, ranks=ranks, timeout=timeout)
+        return Evaluated(expression, _told(answers))
+
+    def set(
+        self,
+        name: str,
+        expression: str,
+        ranks: Ranks = None,
+        frame: int = 0,
+        timeout: float = _ANSWER,
+    ) -> Evaluated:
+        """Give a variable a new value on each worker that stands; that value."""
+        answers = self.ask(ASSIGN, frame, name, expression, ranks=ranks, timeout=timeout)
+        with self._controller.lock:
+            self.edits += 1
+            self._controller.has_changed()
+        return Evaluated(name, _told(answers))
+
+    def ask(
+        self, name: str, *args: Any, ranks: Ranks = None, timeout: float = _ANSWER
+    ) -> dict[int, tuple[bool, Any]]:
+        """Call a function ``module:name`` with ``(worker, frame, *args)`` on workers that stand.
+
+        Returns
+        -------
+        dict
+            By rank whether it went well, and the value, which must travel, or what went wrong.
+        """
+        return self._controller.ask(self._controller.paused(ranks), name, args, timeout)
+
+    # -- breakpoints -------------------------------------------------------------------------
+
+    @property
+    def breaks(self) -> Mapping[int, Break]:
+        """The breakpoints, by number; of programs that begin later too."""
+        return self._breakpoints.lasting
+
+    def break_at(
+        self,
+        text: str,
+        file: str = "",
+        ranks: Ranks = None,
+        *,
+        hits: str = "",
+        log: str = "",
+        timeout: float | None = None,
+    ) -> Break:
+        """Set a breakpoint: ``model.py:12``, ``12 if rank == 2 and loss.isnan().any()``, or, where
+        a function begins, ``Block.forward``.
+
+        It holds for the program that runs and for those that begin later. All workers gather at the
+        line; then it is decided, and all stop or none.
+
+        Parameters
+        ----------
+        file
+            For a line alone; "": the file in which the workers stand.
+        ranks
+            On which workers its condition counts; None: all.
+        hits
+            At which of the times that a worker would stop it does: ``3``, ``>= 3``, ``% 10`` for
+            each tenth.
+        log
+            Each worker prints this instead of stopping, with values for ``{expressions}``.
+        timeout
+            Seconds to wait for the workers if one must be asked where a function is; None: the
+            session's.
+
+        Raises
+        ------
+        ArgumentError
+            If there is no such line or file, or the condition can't be compiled.
+        """
+        return self._breakpoints.add(text, file, ranks, hits=hits, log=log, timeout=timeout)
+
+    def clear(self, number: int | None = None) -> list[Break]:
+        """Remove a breakpoint, or all; those removed.
+
+        Raises
+        ------
+        ArgumentError
+            If there is none of that number.
+        """
+        return self._breakpoints.clear(number)
+
+    def all_breaks(self) -> list[Break]:
+        """Those that are set, and those of the program that runs."""
+        return self._breakpoints.all()
 
     # -- what was recorded -------------------------------------------------------------------
 
@@ -325,7 +502,7 @@ class Debugger(Breaking):
         DebuggerError
             If nothing was recorded; also of the next three.
         """
-        from . import history  # which few sessions use
+        from . import history
 
         return history.names(self.session)
 
@@ -352,13 +529,13 @@ class Debugger(Breaking):
         """Go `n` lines back in what was recorded: how all was there, with the recorded values."""
         from . import history
 
-        return history.back(self.session, n, self._station.name)
+        return history.back(self.session, n, self._controller.name)
 
     def forward(self, n: int = 1) -> Stop:
         """Go `n` lines forward again, after `back`."""
         from . import history
 
-        return history.forth(self.session, n, self._station.name)
+        return history.forth(self.session, n, self._controller.name)
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -372,7 +549,7 @@ class Debugger(Breaking):
         DiscoError
             If a worker has died.
         """
-        movers = self._paused(ranks)
+        movers = self._controller.paused(ranks)
         self.session._check_alive()
         failed = [rank for rank in movers if self._failed(rank)]
         if failed and mode != "continue":
@@ -382,7 +559,10 @@ class Debugger(Breaking):
                 f"{name_ranks(failed)} failed here and can't go on{alone}; look around (where, "
                 "eval), or let the error go on with %disco_continue"
             )
-        self._station.command(mode, argument, None if ranks is None else movers)
+        self._controller.command(mode, argument, None if ranks is None else movers)
+
+    def _why_held_up(self) -> str:
+        return self._controller.why_held_up()
 
     def _go(self, mode: str, argument: Any, ranks: Ranks, timeout: float | None) -> Stop:
         limit = check_timeout(timeout)
@@ -390,12 +570,16 @@ class Debugger(Breaking):
         return self.wait(limit)
 
     def _failed(self, rank: int) -> bool:
-        lockstep = self._station.lockstep
+        lockstep = self._controller.lockstep
         return lockstep is not None and lockstep.at[rank].reason == "raised"
 
 
+def _told(answers: Mapping[int, tuple[bool, Any]]) -> dict[int, tuple[str, Any]]:
+    return {rank: ("value" if well else "error", value) for rank, (well, value) in answers.items()}
+
+
 _Known = weakref.WeakKeyDictionary[Session, weakref.ref[Debugger]]
-_debuggers: _Known = weakref.WeakKeyDictionary()  # each is held by its session, as `held_up`
+_debuggers: _Known = weakref.WeakKeyDictionary()
 
 
 def debugger_of(session: Session) -> Debugger:

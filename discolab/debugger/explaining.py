@@ -25,12 +25,11 @@ from ..runtime.sources import is_cell, place
 from ..runtime.status import WorkerStatus
 from ..runtime.user_code import is_user_file
 from ..runtime.worker import Worker
-from ..views.parts import Part
-from ..views.pictures import picture_of
+from ..views.parts import Line, Part, Role, Text, VStack
 from .fingerprints import RANDOM, UNKNOWN, Entry, record_of
 from .frames import user_frames
 
-_WITH_FRAMES = ("the cell", "the script")  # commands of which the frames are kept (raised.py)
+_WITH_FRAMES = ("the cell", "the script")  # commands of which the frames are kept (post_mortem.py)
 _MOST_LINES = 6
 _MOST_WORDS = 300  # characters of an error
 _MOST_DIFFERENCES = 3
@@ -81,7 +80,7 @@ class Explanation(Pictured):
     @property
     def part(self) -> Part:
         """How it is drawn."""
-        return picture_of(self)  # `picture` has registered it
+        return _drawn(self)
 
 
 @probe
@@ -425,3 +424,17 @@ def _advice(failures: Sequence[Failure], found: Diagnosis) -> str:
     if causes[0].command not in _WITH_FRAMES:
         return ""
     return f"%disco_pm {causes[0].rank} shows the variables where it was raised"
+
+
+def _drawn(found: Explanation) -> Part:
+    """A numbered line for each fact, the first one loud if something has failed."""
+    parts: list[Part] = [Line((Text("explain", "title"), Text(f" · {found.title}", "muted")))]
+    for number, fact in enumerate(found.facts, 1):
+        loud: Role = "error" if number == 1 and found.failed else "plain"
+        spans = [Text(f"{number}. ", "muted"), Text(fact.text, loud if fact.sure else "muted")]
+        if fact.place:
+            spans += [Text(" · ", "muted"), Text(fact.place, "title")]
+        parts.append(Line(tuple(spans)))
+    if found.advice:
+        parts.append(Text(found.advice, "muted"))
+    return VStack(tuple(parts))

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..runtime.regions import array_of
 from ..runtime.worker import Worker
 from ..views.facts.tensors import why_no_data
-from .given import GIVEN
+from .frames import GIVEN
 
 RANDOM = "the state of torch's random numbers"
 UNKNOWN = ""  # a digest: the variable is gone, or was not read

@@ -2,6 +2,10 @@
 
 Runs on the worker's own thread while it stands, but for what a probe reads from beside it. The
 values stay on the worker: a stack and variables are told as records.
+
+The names that every cell is given (`given_names`) are known wherever a value is worked out: a
+function of an imported module has no `rank` of its own, and a condition may speak of it all the
+same.
 """
 
 from __future__ import annotations
@@ -20,15 +24,47 @@ from typing import Any
 
 import torch
 
+from .. import ccl, rpc
 from ..runtime.errors import ArgumentError, WorkerInterrupted
 from ..runtime.user_code import is_user
-from ..runtime.worker import Worker
+from ..runtime.worker import Worker, current_worker_or_none
 from ..views import describe
 from ..views.facts.guard import type_name
-from .comprehensions import fast_variables, is_comprehension, scope_of
-from .given import GIVEN, given_here
+from .code_objects import fast_variables, is_comprehension, scope_of
 from .records import Spot
 from .watch import watch_of
+
+_OWN = ("rank", "world_size", "device", "worker", "ccl", "torch", "dist", "rpc")
+_AS_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+
+FUNCTIONS: dict[str, Any] = {}
+"""Functions of the debugger's own; their modules, which are above this one, enter them."""
+WORKER_NAMES = (*_OWN, "disco_assert")
+GIVEN = frozenset((*WORKER_NAMES, *_AS_TORCHRUN))
+
+
+def given_names(worker: Worker) -> dict[str, Any]:
+    """Name -> value, for the cells of a worker."""
+    rank, size = worker.worker_id, worker.num_workers
+    values = (rank, size, worker.device, worker, ccl, torch, torch.distributed, rpc)
+    named: dict[str, Any] = dict(zip(_OWN, values, strict=True))
+    return {
+        **named,
+        **FUNCTIONS,
+        "RANK": rank,
+        "LOCAL_RANK": worker.local_worker_id,
+        "WORLD_SIZE": size,
+    }
+
+
+def given_here() -> dict[str, Any]:
+    """The same for the worker whose thread this is; nothing elsewhere."""
+    worker = current_worker_or_none()
+    return {} if worker is None else given_names(worker)
+
+
+# -- frames ----------------------------------------------------------------------------------------
+
 
 Record = dict[str, object]
 

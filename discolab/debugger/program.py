@@ -13,10 +13,10 @@ from ..runtime.failures import safe_str
 from ..runtime.interrupts import plain_lock
 from ..runtime.user_code import is_user
 from ..runtime.worker import Worker, current_worker
-from . import nan_hunt, raised, recording
+from . import nan_hunt, post_mortem, recording
+from .agent import DebugAgent, agent_of
 from .frames import stack_of_frames
 from .lockstep import ABORTED, DONE, ERROR
-from .port import Port, port_of
 from .records import Arrival, Options
 from .tracer import Tracer
 
@@ -40,15 +40,15 @@ class Stepped:
 def run_program(options: Options, thunk: Callable[[], Any]) -> Any:
     """Run a program on this worker so that it can be stopped and looked at; its value."""
     worker = current_worker()
-    port = port_of(worker)
+    agent = agent_of(worker)
     mode = "step" if options.step else "continue"
     how, words = DONE, ""
     with ExitStack() as stack:
-        stack.callback(lambda: port.end(how, words))
-        port.breaks.replace(options.breaks)
-        port.begin()  # and hear of those that were set since
-        tracer = port.tracer = Tracer(worker, port)
-        stack.callback(setattr, port, "tracer", None)
+        stack.callback(lambda: agent.end(how, words))
+        agent.breaks.replace(options.breaks)
+        agent.begin()  # and hear of those that were set since
+        tracer = agent.tracer = Tracer(worker, agent)
+        stack.callback(setattr, agent, "tracer", None)
         if options.trace is not None:
             recorder = recording.begin(worker, names=options.trace, capacity=options.capacity)
             stack.callback(recorder.end)
@@ -59,7 +59,7 @@ def run_program(options: Options, thunk: Callable[[], Any]) -> Any:
         except BaseException as exc:
             how, words = _how_ended(worker, exc), _headline(exc)
             if options.pm and how == ERROR and not getattr(exc, "victim", False):
-                _stand_where_it_failed(port, exc, words)
+                _stand_where_it_failed(agent, exc, words)
             raise
 
 
@@ -80,7 +80,7 @@ def _headline(exc: BaseException) -> str:
     return f"{type(exc).__name__}: {text}" if text else type(exc).__name__
 
 
-def _stand_where_it_failed(port: Port, exc: BaseException, words: str) -> None:
+def _stand_where_it_failed(agent: DebugAgent, exc: BaseException, words: str) -> None:
     """Stand in the frames of a traceback until the debugger lets the error go on."""
     frames: list[FrameType] = []
     lines: list[int] = []
@@ -93,17 +93,17 @@ def _stand_where_it_failed(port: Port, exc: BaseException, words: str) -> None:
     if not frames:
         return
     stack = stack_of_frames(frames, lines)
-    port.frames = frames
+    agent.frames = frames
     try:
-        port.arrive(
+        agent.arrive(
             frames[-1],
-            Arrival(stack, "raised", words, ordinal=port.worker.executed, raising=words),
+            Arrival(stack, "raised", words, ordinal=agent.worker.executed, raising=words),
         )
     except BaseException:  # it is ended: nothing may keep its frames
-        raised.forget()
+        post_mortem.forget()
         raise
     finally:
-        port.frames = None
+        agent.frames = None
         frames.clear()
 
 

@@ -1,14 +1,22 @@
-"""A stop: what is known of all workers of a program at one moment, as frozen records."""
+"""What the debugger tells, as frozen records that show themselves: a `Stop`, an `Evaluated`.
+
+A stop is what is known of all workers of a program at one moment; `snapshot` puts the state of its
+lockstep in words.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import linecache
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..runtime.drawn import Pictured
+from ..runtime.failures import name_ranks
+from ..runtime.sources import place
 from ..views.parts import Part
 from ..views.pictures import picture_of
+from .lockstep import ABORTED, BLOCKED, HELD, OUT, PAUSED, RUNNING, Lockstep
 from .records import Spot
 
 Record = Mapping[str, Any]
@@ -105,3 +113,113 @@ class Stop(Pictured):
         """Where a worker is, in the frame that is shown; None if it is not in the program."""
         stack = self.workers[rank].stack
         return stack[-1 - min(self.frame, len(stack) - 1)] if stack else None
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class Evaluated(Pictured):
+    """The value of an expression on some workers; shows itself.
+
+    Attributes
+    ----------
+    expression
+    values
+        Rank -> ``("value", record)``, as `views.describe` makes records, or ``("error", text)``.
+    """
+
+    expression: str
+    values: Mapping[int, tuple[str, Any]]
+
+    @property
+    def errors(self) -> dict[int, str]:
+        """The workers on which it failed, and how."""
+        return {rank: value for rank, (kind, value) in self.values.items() if kind == "error"}
+
+    @property
+    def part(self) -> Part:
+        """How it is drawn."""
+        return picture_of(self)  # `picture` has registered it
+
+
+# -- from a lockstep -------------------------------------------------------------------------------
+
+
+def snapshot(lockstep: Lockstep, name: str, frame: int = 0) -> Stop:
+    """How things are, without variables and sources; under the lock of the lockstep."""
+    return Stop(
+        name,
+        lockstep.stops,
+        _reason(lockstep),
+        tuple(_worker_at(lockstep, rank) for rank in lockstep.state),
+        lockstep.groups(),
+        frame,
+        lockstep.finished,
+    )
+
+
+def sources_of(workers: Sequence[WorkerAt]) -> dict[str, tuple[str, ...]]:
+    """The lines of the files in which workers are."""
+    files = {spot.file for worker in workers for spot in worker.stack}
+    return {file: tuple(line.rstrip("\n") for line in linecache.getlines(file)) for file in files}
+
+
+def not_paused(lockstep: Lockstep, chosen: Sequence[int]) -> str:
+    """Why none of some workers can go on, and who can."""
+    words = {BLOCKED: "in a collective", OUT: "not in this program", "done": "at its end"}
+    groups: dict[str, list[int]] = {}
+    for rank in chosen:
+        state = lockstep.state[rank]
+        groups.setdefault(words.get(state, state), []).append(rank)
+    told = ", ".join(f"{name_ranks(ranks)} {text}" for text, ranks in groups.items())
+    return f"none of them is paused ({told}); those that can go on: " + name_ranks(
+        lockstep.ranks(PAUSED)
+    )
+
+
+def _worker_at(lockstep: Lockstep, rank: int) -> WorkerAt:
+    state = lockstep.state[rank]
+    if state is OUT:
+        return WorkerAt(rank, OUT)
+    at = lockstep.at.get(rank)
+    shown = RUNNING if state is HELD else state
+    if at is not None:
+        note = at.detail if at.fired else ""
+        raising = f"raising {at.raising}" if at.raising and at.reason != "raised" else ""
+        words = "stands at a breakpoint until the others have come" if state is HELD else ""
+        note = "; ".join(filter(None, [note, raising]))
+        reason = at.reason if at.fired else ""
+        return WorkerAt(rank, shown, at.stack, words, note=note, error=at.error, reason=reason)
+    wait = lockstep.waits.get(rank)
+    if wait is not None:
+        return WorkerAt(rank, shown, (), wait.words, wait.whom)
+    ended = lockstep.ends.get(rank, "")
+    return WorkerAt(rank, shown, words=ended if state == ABORTED else "", error=ended)
+
+
+def _reason(lockstep: Lockstep) -> str:
+    """Why the last stop was: ``breakpoint 1 at Cell In[3], line 5``."""
+    if lockstep.finished:
+        return "the program has ended"
+    if not lockstep.settled:
+        return "running"
+    stopped = [rank for rank in lockstep.stopped if rank in lockstep.at]
+    if not stopped:
+        return "those that went on wait for others, or have ended"
+    reasons: dict[str, list[int]] = {}
+    for rank in stopped:
+        at = lockstep.at[rank]
+        if at.fired:
+            words = {"entry": "first line", "step": "stepped", "pause": "paused"}
+            told = at.detail or words.get(at.reason, at.reason)
+            reasons.setdefault(told, []).append(rank)
+    groups = lockstep.groups()
+    here = lockstep.at[groups[0][0]].here
+    where = place(here.file, here.line) if len(groups) == 1 else f"{len(groups)} places"
+    if len(reasons) == 1:
+        ((told, ranks),) = reasons.items()
+        whose = "" if len(ranks) == len(stopped) else f" ({name_ranks(ranks)})"
+        return f"{told}{whose} at {where}"
+    told = ", ".join(f"{text} ({name_ranks(ranks)})" for text, ranks in reasons.items())
+    return f"{told} at {where}"

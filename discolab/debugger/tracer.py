@@ -1,7 +1,7 @@
 """Tracer: steps through one program on one worker's thread, by ``sys.settrace``.
 
 One tracer for each program that is traced, used on the worker's own thread alone; only
-`Port.pause_wanted` and the breakpoints change from elsewhere, and are looked at on each line.
+`DebugAgent.pause_wanted` and the breakpoints change from elsewhere, and are looked at on each line.
 ``sys.settrace`` is used on every version of Python: ``sys.monitoring`` is a table of the whole
 process, and workers that are threads of one process would have to share it.
 
@@ -16,6 +16,9 @@ there holds the lock of the import, and the other workers' threads would wait fo
 
 On Python before 3.13 each trace event copies the frame's variables to a dict and back. That dict
 keeps a variable's value until the next event of that frame.
+
+`stop_here` is what `breakpoint()` and failed assertions call; where nothing is traced, it begins to
+trace the rest of the call.
 """
 
 from __future__ import annotations
@@ -27,16 +30,19 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..runtime.actions import Command, DiscoAction
 from ..runtime.errors import WorkerInterrupted
+from ..runtime.user_code import is_user
+from ..runtime.worker import Worker, current_worker_or_none
 from . import frames
+from .agent import DebugAgent, agent_of
 from .breaks import Break, as_f_string, compiled, is_hit, log_text
-from .plans import Plan, Plans
 from .records import Arrival, Order
-from .watch import Watch, headline, is_class_body, raising_in, watch_of
+from .watch import Plan, Plans, Watch, headline, is_class_body, raising_in, watch_of
 
 if TYPE_CHECKING:
     from ..runtime.worker import Worker
-    from .port import Port
+    from .agent import DebugAgent
 
 T = TypeVar("T")
 Hook = Callable[[FrameType], None]
@@ -64,17 +70,17 @@ class Tracer:
     def __init__(
         self,
         worker: Worker,
-        port: Port,
+        agent: DebugAgent,
         on_line: Hook | None = None,
         on_return: Hook | None = None,
     ) -> None:
         self.worker = worker
-        self.port = port
+        self.agent = agent
         self.on_line = on_line
         self.on_return = on_return
         self.attentive = False
         self.version = -1
-        self._plans = Plans(port)
+        self._plans = Plans(agent.breaks)
         self._top: Watch | None = None  # of the innermost frame that is watched
         self._importing = 0
         self._armed = False
@@ -147,7 +153,7 @@ class Tracer:
     def _begin(self, mode: str) -> None:
         self._armed = True
         self._rest()
-        self.version = self.port.breaks.version
+        self.version = self.agent.breaks.version
         self._entry = mode == "step"
         self._set_mode(_STEP if mode == "step" else _FREE)
 
@@ -224,7 +230,7 @@ class Tracer:
 
     def _read_breaks(self, frame: FrameType) -> None:
         """The breakpoints have changed: of the frames that run, too."""
-        self.version = self.port.breaks.version
+        self.version = self.agent.breaks.version
         self._plans.clear()
         one: FrameType | None = frame
         while one is not None and one.f_code not in frames.FLOORS:
@@ -255,23 +261,23 @@ class Tracer:
         """A watched frame has come to a line that may be worth a stop."""
         if not line:  # of code without a line, as a cell of comments alone
             return
-        if self.port.pause_wanted and self.worker.interrupts:
+        if self.agent.pause_wanted and self.worker.interrupts:
             raise WorkerInterrupted("interrupted")
         # None: not within a comprehension; otherwise whether breakpoints of the line hold in it
         inner = watch.inner.get(frame.f_lasti)
         if self.on_line is not None and inner is None:
             self.on_line(frame)
-        if self.port.breaks.version != self.version:
+        if self.agent.breaks.version != self.version:
             self._read_breaks(frame)
-        if self.port.ahead is not None:
-            order, self.port.ahead, self.port.pause_wanted = self.port.ahead, None, False
+        if self.agent.ahead is not None:
+            order, self.agent.ahead, self.agent.pause_wanted = self.agent.ahead, None, False
             self._obey(order, watch, frame)
         wanted = self._mode and inner is None and self._wants(watch, frame, line)
         there = watch.breaks.get(line) if inner is not False else None
         fired, error = self._fired(there, frame) if there else ((), "")
         if fired:
             self._stop(watch, frame, "break", _names(fired), error=error)
-        elif self.port.pause_wanted:
+        elif self.agent.pause_wanted:
             self._stop(watch, frame, "pause")
         elif wanted:
             self._stop(watch, frame, "entry" if self._entry else "step")
@@ -383,14 +389,14 @@ class Tracer:
             self._entry = False
             watch.steps = True
         self._standing = True
-        self.port.returned, self._returned = self._returned, {}
+        self.agent.returned, self._returned = self._returned, {}
         try:
-            order = self.port.arrive(frame, arrival)
+            order = self.agent.arrive(frame, arrival)
         finally:
             self._standing = False
-            self.port.returned = {}
+            self.agent.returned = {}
         _take_over(frame)
-        if self.port.breaks.version != self.version:
+        if self.agent.breaks.version != self.version:
             self._read_breaks(frame)
         self._obey(order, watch, frame)
 
@@ -454,3 +460,71 @@ def _take_over(frame: FrameType) -> None:
 def _names(breaks: Sequence[Break]) -> str:
     numbers = ", ".join(str(one.number) for one in breaks)
     return f"breakpoint{'s' if len(breaks) > 1 else ''} {numbers}"
+
+
+# -- stopping from within a program: `breakpoint()` and failed assertions --------------------------
+
+
+def is_attached(worker: Worker) -> bool:
+    """Whether there is a debugger that is told if this worker stops."""
+    return agent_of(worker).attached
+
+
+def stop_here(reason: str, detail: str = "", frame: FrameType | None = None) -> bool:
+    """Stop the calling worker until the debugger has it go on.
+
+    In a program that is not traced, its frames and what they call are from then on, until the call
+    ends.
+
+    Parameters
+    ----------
+    reason, detail
+        See `records.Arrival`.
+    frame
+        The user's frame in which it stops; None: the nearest to the caller.
+
+    Returns
+    -------
+    bool
+        Whether it has stopped: False outside of a worker and where no debugger is attached.
+    """
+    worker = current_worker_or_none()
+    if worker is None or not is_attached(worker):
+        return False
+    if frame is None:
+        frame = nearest_user_frame(sys._getframe(1))
+    if frame is None:
+        return False
+    agent = agent_of(worker)
+    if agent.tracer is None:
+        _trace_from_now_on(agent, frame)
+    assert agent.tracer is not None
+    agent.tracer.stop_at(frame, reason, detail)
+    return True
+
+
+def nearest_user_frame(frame: FrameType | None) -> FrameType | None:
+    """The first frame of the user's code from `frame` outwards."""
+    while frame is not None and not is_user(frame.f_code):
+        frame = frame.f_back
+    return frame
+
+
+def _trace_from_now_on(agent: DebugAgent, frame: FrameType) -> None:
+    """Trace the rest of the call that runs; the next command finds a worker that is not traced."""
+    worker = agent.worker
+    tracer = agent.tracer = Tracer(worker, agent)
+    before = list(worker.dispatch)
+
+    def ending(do: Callable[[Command], None]) -> Callable[[Command], None]:
+        def end(command: Command) -> None:
+            worker.dispatch[:] = before
+            tracer.disarm()
+            agent.tracer = None
+            do(command)
+
+        return end
+
+    for action in DiscoAction:
+        worker.dispatch[action] = ending(before[action])
+    tracer.arm(frame, "continue")

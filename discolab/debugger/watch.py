@@ -1,20 +1,113 @@
-"""Watch: what the tracer has for one frame of the user's, and what runs at each of its lines.
+"""What the tracer has for a frame of the user's: a `Plan` for its code, a `Watch` for itself.
 
-`trace` and `after_raise` are local trace functions: Python calls them for each line of the frame,
-so they do as little as they can. A watch knows no frame, which would keep its variables alive.
+What is done with the frames of a code object is decided once (`Plans.decide`), and looked up at
+each call. `Watch.trace` and `after_raise` are local trace functions: Python calls them for each
+line of the frame, so they do as little as they can. A watch knows no frame, which would keep its
+variables alive.
 """
 
 from __future__ import annotations
 
-from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from types import CodeType, FrameType, MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..runtime.failures import safe_str
+from ..runtime.user_code import is_user
+from .breaks import Break, BreakTable
+from .code_objects import Loop, inner_offsets, is_comprehension, loops_of
 
 if TYPE_CHECKING:
-    from .plans import Plan
     from .records import Spot
     from .tracer import Tracer
+
+_MOST = 50_000  # code objects that are remembered: programs may make them without end
+
+
+class Plan(NamedTuple):
+    """What is done with the frames of one code object.
+
+    Attributes
+    ----------
+    breaks
+        The breakpoints of its lines.
+    steps
+        Whether stepping stops there: not in comprehensions, nor in library code, unless something
+        else has stopped there.
+    imports
+        Whether it is a module that is being imported: then nothing is done with its lines.
+    loops, heads
+        Those of the code (code_objects.py), and by their first lines.
+    inner
+        The instructions of comprehensions that are part of the code.
+    """
+
+    breaks: Mapping[int, tuple[Break, ...]] = MappingProxyType({})
+    steps: bool = True
+    imports: bool = False
+    loops: tuple[Loop, ...] = ()
+    heads: Mapping[int, int] = MappingProxyType({})
+    inner: Mapping[int, bool] = MappingProxyType({})
+
+
+class Plans:
+    """The plans of one tracer, on its thread.
+
+    Attributes
+    ----------
+    known
+        By the id of the code object; None: its frames are not watched.
+    """
+
+    def __init__(self, breaks: BreakTable) -> None:
+        self.known: dict[int, Plan | None] = {}
+        self._codes: list[CodeType] = []  # kept, so that no other takes over the id of one
+        self._breaks = breaks
+
+    def clear(self) -> None:
+        """Decide anew."""
+        self.known.clear()
+        self._codes.clear()
+
+    def decide(self, frame: FrameType) -> Plan | None:
+        """The plan for the code of a frame, remembered."""
+        code = frame.f_code
+        if len(self._codes) >= _MOST:
+            self.clear()
+        users = is_user(code)
+        breaks = self._breaks.of(code)
+        comprehension = is_comprehension(code)
+        if breaks and comprehension:
+            breaks = _inner_lines(breaks, frame)
+        plan = None
+        if users or breaks:
+            imports = users and code.co_name == "<module>" and _is_import(frame.f_back)
+            loops = loops_of(code)
+            inner = inner_offsets(code)
+            plan = Plan(breaks, users and not comprehension, imports, loops, dict(loops), inner)
+        self.known[id(code)] = plan
+        self._codes.append(code)
+        return plan
+
+
+def _is_import(caller: FrameType | None) -> bool:
+    """Whether the caller of a module's code is Python's import."""
+    return caller is not None and caller.f_code.co_filename.startswith("<frozen importlib")
+
+
+def _inner_lines(
+    breaks: Mapping[int, tuple[Break, ...]], frame: FrameType
+) -> Mapping[int, tuple[Break, ...]]:
+    """Without those on lines of the function around a comprehension, which stops there itself."""
+    around = frame.f_back
+    while around is not None and around.f_code.co_filename != frame.f_code.co_filename:
+        around = around.f_back
+    outer = {line for *_, line in around.f_code.co_lines()} if around is not None else set()
+    return {line: there for line, there in breaks.items() if line not in outer}
+
+
+# -- frames ----------------------------------------------------------------------------------------
+
 
 _ENDS_OF_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
 _OPTIMIZED = 1  # of `co_flags`: a function, not the body of a class or a module
@@ -84,7 +177,7 @@ class Watch:
                 self.trips[line] = self.trips.get(line, 0) + 1 if again else 1
             self.line = line
             tracer = self.tracer
-            port = tracer.port
+            agent = tracer.agent
             if self.inner and frame.f_lasti in self.inner:
                 attentive = False  # part of a line that has begun
             else:
@@ -92,9 +185,9 @@ class Watch:
                 self.calls = 0
             if (
                 attentive
-                or port.pause_wanted
+                or agent.pause_wanted
                 or line in self.breaks
-                or port.breaks.version != tracer.version
+                or agent.breaks.version != tracer.version
             ):
                 tracer.at_line(self, frame, line)
         elif event == "return":

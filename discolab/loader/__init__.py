@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from .convert import shard
     from .formats import open_checkpoint
     from .loading import load
-    from .plans.plan import Plan, Resolved
+    from .plan import Plan, Resolved
     from .saving import save
-    from .tables.showing import show
+    from .showing import show
     from .weights import Weights
 
 _LATER = {
@@ -32,15 +32,15 @@ _LATER = {
     "File": "catalog",
     "Layout": ".layouts.layout",
     "Piece": "catalog",
-    "Plan": "plans.plan",
-    "Resolved": "plans.resolved",
+    "Plan": "plan",
+    "Resolved": "plan",
     "Weights": "weights",
     "Workers": ".layouts.layout",
     "load": "loading",
     "open_checkpoint": "formats",
     "save": "saving",
     "shard": "convert",
-    "show": "tables.showing",
+    "show": "showing",
 }
 
 

@@ -1,8 +1,9 @@
 """What a checkpoint holds and where: read from its index, without a byte of a tensor.
 
 A `Catalog` is made by `formats` and is valid as a whole: each file was there with its size, each
-piece lies inside its file, and the pieces of an entry tile it. Everything here is frozen and plain,
-so that it can be sent to workers.
+piece lies inside its file, and the pieces of an entry tile it. `copies` says which of its bytes
+land where in a worker's tensor. Everything here is frozen and plain, so that it can be sent to
+workers.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from ..layouts.layout import Cut
 
 Shape = tuple[int, ...]
 
@@ -169,3 +172,67 @@ class Catalog:
     def file_of(self, entry: Entry) -> str:
         """The path of the first file that has a part of `entry`, for messages."""
         return self.files[entry.pieces[0].file].path if entry.pieces else self.path
+
+
+# -- into a worker's tensor ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A box in a file that lands in a box of a worker's tensor.
+
+    Attributes
+    ----------
+    file
+        Index in `Catalog.files`.
+    offset
+        Bytes to its first element.
+    shape, strides
+        Of the box as it lies in the file, in elements of the stored dtype.
+    at
+        Where it begins in the worker's tensor.
+    """
+
+    file: int
+    offset: int
+    shape: Shape
+    strides: Shape
+    at: Shape
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether its elements follow each other in the file."""
+        step = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1 and stride != step:
+                return False
+            step *= size
+        return True
+
+
+def copies(entry: Entry, cut: Cut) -> list[Copy]:
+    """All that a worker with this cut reads of `entry`; none overlap in its tensor."""
+    found = []
+    for piece in entry.pieces:
+        strides = piece.strides or c_strides(piece.shape)
+        for box in cut.boxes:
+            start = tuple(map(max, piece.start, box.start))
+            ends = (
+                min(p + n, b + m)
+                for p, n, b, m in zip(piece.start, piece.shape, box.start, box.shape, strict=True)
+            )
+            shape = tuple(end - begin for begin, end in zip(start, ends, strict=True))
+            if any(size <= 0 for size in shape):
+                continue
+            into = sum(
+                (s - p) * step for s, p, step in zip(start, piece.start, strides, strict=True)
+            )
+            at = tuple(a + s - b for a, s, b in zip(box.at, start, box.start, strict=True))
+            offset = piece.offset + into * entry.stored.itemsize
+            found.append(Copy(piece.file, offset, shape, strides, at))
+    return found
+
+
+def c_strides(shape: Shape) -> Shape:
+    """Strides of a tensor whose elements follow each other, in elements."""
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))

@@ -12,16 +12,16 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 from ..layouts.layout import Cut, Workers
+from .arrangement import Slot
 from .catalog import Catalog
+from .files import Sink, md5_of
 from .formats import open_checkpoint
-from .formats.dtypes import cast_dtype
-from .plans.plan import Plan, Resolved
+from .formats.checks import cast_dtype
+from .plan import Plan, Resolved
 from .presharded import Sharding, logical, shard_name
 from .progress import Board
 from .read import Files, read_entry, whole
-from .write.records import Slot
-from .write.sink import Sink, md5_of
-from .write.target import Target
+from .target import Target
 
 _THREADS = 4
 _LOOK = 0.1  # seconds between two looks at the progress

@@ -1,37 +1,42 @@
-"""Load a checkpoint: each worker reads its own shards, once, into their final memory."""
+"""Load a checkpoint: each worker reads its own shards, once, into their final memory.
+
+Where only worker 0 has the files, it reads, and the others get their shards from it (`share`).
+"""
 
 from __future__ import annotations
 
 import operator
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from .. import ccl
 from ..layouts.layout import Cut, Workers
 from ..runtime.arguments import Pickled
 from ..runtime.controller import check_timeout
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError, WaitTimeoutError
+from ..runtime.functions import worker_function
 from ..runtime.restart import Again
 from ..runtime.session import Session
-from ..runtime.worker import current_worker
-from .catalog import Catalog, Piece
-from .copies import Copy, copies
+from ..runtime.worker import Worker, current_worker
+from .catalog import Catalog, Copy, Piece, copies
 from .errors import CheckpointError
 from .formats import open_checkpoint
-from .formats.dtypes import cast_dtype
-from .formats.verify import verify as verify_files
-from .from_first import share
-from .plans.plan import Plan
-from .plans.resolved import Resolved
+from .formats.checks import cast_dtype
+from .formats.opening import verify as verify_files
+from .plan import Plan, Resolved
 from .presharded import logical
 from .progress import Board, Meter
 from .read import Files, fill, new_tensor, read_entry
 from .weights import Weights
+
+if TYPE_CHECKING:
+    from .plan import Resolved
 
 
 @dataclass(frozen=True)
@@ -256,13 +261,12 @@ class _Loaded(dict[str, torch.Tensor | None]):
         self.files = files
 
 
+@worker_function("closing a checkpoint")
 def _close_files(loaded: _Loaded) -> None:
     loaded.files.close()
 
 
-_close_files.disco_command = "closing a checkpoint"  # type: ignore[attr-defined]  # for status
-
-
+@worker_function("loading a checkpoint")
 def _load_here(job: Job, targets: dict[str, Any] | None) -> _Loaded:
     """The worker's shards by name; None for those that another stage holds."""
     worker = current_worker()
@@ -302,15 +306,13 @@ def _load_here(job: Job, targets: dict[str, Any] | None) -> _Loaded:
     return loaded
 
 
+@worker_function("loading a checkpoint")
 def _watch(tensors: list[Any]) -> None:
     """See whether somebody writes to what was loaded; else it can be read again (restart.py)."""
     worker = current_worker()
     assert worker.current is not None
     for register, tensor in zip(worker.current[3][0], tensors, strict=True):
         worker.watched.watch(register, tensor)
-
-
-_watch.disco_command = "loading a checkpoint"  # type: ignore[attr-defined]
 
 
 def _load_one(job: Job, name: str) -> torch.Tensor | None:
@@ -326,9 +328,6 @@ def _load_one(job: Job, name: str) -> torch.Tensor | None:
     finally:
         files.close()
     return tensor
-
-
-_load_here.disco_command = "loading a checkpoint"  # type: ignore[attr-defined]  # for status
 
 
 def _readers(read_by: str, workers: int) -> int:
@@ -375,8 +374,62 @@ def _check_finite(catalog: Catalog, name: str, tensor: torch.Tensor) -> None:
         )
 
 
+@worker_function("loading a checkpoint")
 def _is_there(_loaded: Any) -> bool:
     return True
 
 
-_is_there.disco_command = "loading a checkpoint"  # type: ignore[attr-defined]
+# -- where only worker 0 has the files -------------------------------------------------------------
+
+
+AHEAD = 64 << 20  # bytes that worker 0 may have sent before all have come as far
+
+
+def share(
+    resolved: Resolved,
+    files: Files,
+    worker: Worker,
+    dtype_of: Callable[[str], torch.dtype],
+    make: Callable[[str, Cut], torch.Tensor],
+    keep: Callable[[str, torch.Tensor], None],
+) -> None:
+    """Fill the tensors of this worker from what worker 0 reads; all workers must call it.
+
+    Parameters
+    ----------
+    files
+        Of the catalog; only worker 0 opens them.
+    dtype_of
+        What a parameter is once it is loaded.
+    make
+        Gives this worker's tensor for a parameter.
+    keep
+        Takes it once it is filled.
+    """
+    first = worker.worker_id == 0
+    ranks = range(worker.num_workers)
+    sent = 0
+    for name in resolved.layouts:
+        entry = resolved.catalog.entries[name]
+        cuts = [resolved.cut(name, rank) for rank in ranks]
+        mine = cuts[worker.worker_id]
+        tensor = None if mine is None else make(name, mine)
+        if first and mine is not None and tensor is not None:
+            fill(files, entry, mine, tensor)
+        if all(cut == cuts[0] for cut in cuts) and tensor is not None:
+            ccl.broadcast_(tensor, group="world")
+        else:
+            for rank in ranks[1:]:
+                cut = cuts[rank]
+                if cut is None or not cut.numel:
+                    continue
+                if first:
+                    ccl.send(read_entry(files, entry, cut, dtype_of(name), worker.device), rank)
+                elif rank == worker.worker_id and tensor is not None:
+                    ccl.recv(tensor, 0)
+                sent += cut.numel * entry.dtype.itemsize
+            if sent > AHEAD:
+                ccl.barrier(group="world")
+                sent = 0
+        if tensor is not None:
+            keep(name, tensor)

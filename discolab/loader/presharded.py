@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 from ..layouts.join import Misfit, whole_shape
 from ..layouts.layout import REPLICATE, Box, Cut, Layout, Workers, cut
 from ..runtime.errors import ArgumentError
-from .catalog import Catalog, Entry, Piece, Shape
-from .copies import c_strides, copies
+from .catalog import Catalog, Entry, Piece, Shape, c_strides, copies
 from .errors import CheckpointError
 
 if TYPE_CHECKING:
-    from .plans.plan import Plan
+    from .plan import Plan
 
 KEY = "discolab"  # in the metadata of a checkpoint
 VERSION = 1
@@ -97,27 +96,6 @@ def check_name(name: Any) -> None:
 def is_presharded(catalog: Catalog) -> bool:
     """Whether any tensor in it has the name of a shard."""
     return any(map(part_of, catalog.entries))
-
-
-def shards_of(catalog: Catalog) -> dict[str, list[str]]:
-    """The tensors that each cut parameter is stored as.
-
-    Returns
-    -------
-    dict
-        Names of shards in rank order, by the parameter's name. Of a parameter that only the
-        workers of one pipeline stage hold, those of that stage.
-
-    Raises
-    ------
-    CheckpointError
-        If a shard is missing, or the names contradict each other.
-    """
-    sharding = _written(catalog)
-    return {
-        name: [found[rank] for rank in sorted(found)]
-        for name, found in _gather(catalog, sharding).items()
-    }
 
 
 def logical(catalog: Catalog, plan: Plan | None = None) -> Catalog:
@@ -237,7 +215,7 @@ def _check_all_there(
 
 def _written(catalog: Catalog) -> Sharding | None:
     """What the metadata says; None: nothing."""
-    from .plans.plan import parse_layout
+    from .plan import parse_layout
 
     given = catalog.metadata.get(KEY)
     if given is None:

@@ -23,8 +23,7 @@ from ..layouts.layout import REPLICATE, Cut, Workers
 from ..layouts.layout import cut as cut_of
 from ..runtime.accelerators import current_stream, on_accelerator
 from ..runtime.interrupts import plain_lock, shield
-from .catalog import Entry, File, Shape
-from .copies import Copy, c_strides, copies
+from .catalog import Copy, Entry, File, Shape, c_strides, copies
 from .errors import CheckpointError
 
 BLOCK = 16 << 20  # bytes in one go: a load can be stopped, and shows progress, between two

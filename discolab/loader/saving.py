@@ -1,36 +1,39 @@
 """Save tensors of the workers as a checkpoint: each worker writes its own shards itself.
 
 The controller arranges the files and puts them in place; no tensor comes to it.
+Each byte of the checkpoint is written by one worker: see `shares`.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 from ..layouts.join import Misfit, check_shards, whole_shape
-from ..layouts.layout import Layout, Workers
+from ..layouts.layout import Layout, Workers, cut
 from ..runtime.arguments import Pickled
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError
+from ..runtime.functions import worker_function
 from ..runtime.session import Session
 from ..runtime.worker import current_worker
+from .arrangement import Slot
 from .catalog import Catalog, Shape
 from .errors import CheckpointError
+from .files import Sink, md5_of
 from .formats.checks import MAX_DIMS
 from .loading import run, workers_of
-from .plans.plan import Plan, parse_layout
-from .presharded import Sharding, check_name
+from .plan import Plan, parse_layout
+from .presharded import Sharding, check_name, shard_name
 from .progress import Board, Meter
+from .target import Target
 from .weights import Weights
-from .write.division import shares
-from .write.records import Slot
-from .write.sink import Sink, md5_of
-from .write.target import Target
 
 ONE_MACHINE = ("threads", "processes")  # engines whose workers share one page cache
 
@@ -238,11 +241,9 @@ def _dtype(name: str, mine: list[Fact]) -> torch.dtype:
 # -- on a worker -----------------------------------------------------------------------------
 
 
+@worker_function("saving a checkpoint")
 def _facts(tensors: list[Any]) -> list[Fact]:
     return [_fact(tensor) for tensor in tensors]
-
-
-_facts.disco_command = "saving a checkpoint"  # type: ignore[attr-defined]  # for status
 
 
 def _fact(value: Any) -> Fact:
@@ -253,6 +254,7 @@ def _fact(value: Any) -> Fact:
     return type(value).__name__
 
 
+@worker_function("saving a checkpoint")
 def _save_here(job: Job, tensors: dict[str, Any]) -> None:
     worker = current_worker()
     mine = shares(job.slots, job.sharding, job.presharded, worker.worker_id)
@@ -263,9 +265,7 @@ def _save_here(job: Job, tensors: dict[str, Any]) -> None:
             sink.put(share.slot, tensor[box], share.start)
 
 
-_save_here.disco_command = "saving a checkpoint"  # type: ignore[attr-defined]
-
-
+@worker_function("saving a checkpoint")
 def _checksums_here(paths: list[str], board: int) -> list[str]:
     worker = current_worker()
     meter = Meter(board, worker)
@@ -279,4 +279,73 @@ def _checksums_here(paths: list[str], board: int) -> list[str]:
     return found
 
 
-_checksums_here.disco_command = "saving a checkpoint"  # type: ignore[attr-defined]
+# -- who writes what -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A box that a worker writes.
+
+    Attributes
+    ----------
+    name
+        The parameter.
+    slot
+        The tensor that it is a part of, in the files.
+    start
+        Where it begins in that tensor.
+    at, shape
+        The box in the worker's own tensor.
+    """
+
+    name: str
+    slot: Slot
+    start: Shape
+    at: Shape
+    shape: Shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return math.prod(self.shape) * self.slot.record.stored.itemsize
+
+
+def shares(
+    slots: Mapping[str, Slot], sharding: Sharding, presharded: bool, rank: int
+) -> list[Share]:
+    """What a worker writes, in the order of the files.
+
+    Parameters
+    ----------
+    slots
+        By the name of the tensor in the files.
+    """
+    found = []
+    workers = sharding.workers
+    for number, (name, layout) in enumerate(sharding.layouts.items()):
+        shape = sharding.shapes[name]
+        if presharded:
+            slot = slots.get(shard_name(name, rank, workers.count))
+            if slot is not None:
+                mine = slot.record.shape
+                zero = (0,) * len(mine)
+                found.append(Share(name, slot, zero, zero, mine))
+            continue
+        for turn, (start, size, holders) in enumerate(_boxes(layout, shape, workers)):
+            owner = (number + turn) % len(holders)  # in turn, for even work
+            if holders[owner][0] == rank:
+                found.append(Share(name, slots[name], start, holders[owner][1], size))
+    return sorted(found, key=lambda share: (share.slot.file, share.slot.offset))
+
+
+@lru_cache(maxsize=1024)  # layers of a model are alike
+def _boxes(
+    layout: Layout, shape: Shape, workers: Workers
+) -> tuple[tuple[Shape, Shape, tuple[tuple[int, Shape], ...]], ...]:
+    """The boxes of a parameter: begin, shape, and who holds it where in its tensor."""
+    found: dict[tuple[Shape, Shape], list[tuple[int, Shape]]] = {}
+    for rank in range(workers.count):
+        made = cut(layout, shape, workers, rank)
+        for box in made.boxes if made else ():
+            found.setdefault((box.start, box.shape), []).append((rank, box.at))
+    return tuple((*key, tuple(holders)) for key, holders in found.items())

@@ -13,7 +13,7 @@ from ..runtime.errors import ArgumentError
 
 if TYPE_CHECKING:
     from ..views import Part
-    from .plans.plan import Resolved
+    from .plan import Resolved
 
 
 class Weights(Pictured, dict[str, DRef]):
@@ -46,7 +46,7 @@ class Weights(Pictured, dict[str, DRef]):
     @property
     def part(self) -> Part:
         """The picture: what was loaded, and how it is cut."""
-        from .tables.plan_tables import plan_parts
+        from .tables import plan_parts
 
         return plan_parts(self.resolved, self.dtype)
 

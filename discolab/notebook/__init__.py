@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from . import load_bars
 from .cell import CellInterrupted, CellRun
@@ -21,8 +21,6 @@ from .programs import Programs
 from .sessions import Sessions
 from .snapshotting import Snapshotting
 from .variables import Variables
-
-R = TypeVar("R")
 
 _completer: Any = None
 
@@ -52,55 +50,31 @@ def unload_ipython_extension(shell: Any) -> None:
     close_lab()
 
 
-def _function(part: type[Any], method: Callable[..., R]) -> Callable[..., R]:
-    """A method of a part of the kernel's `Lab` as a function."""
+_PARTS = (
+    Sessions, Programs, Variables, Loading, Snapshotting, Debugging, Comparing, Panels
+)  # fmt: skip
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    """A method of a part of the kernel's `Lab` as a function: ``disco_step``."""
+    part = next((each for each in _PARTS if name in __all__ and hasattr(each, name)), None)
+    if part is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    method = getattr(part, name)
 
     @functools.wraps(method)
-    def function(*args: Any, **kwargs: Any) -> R:
+    def function(*args: Any, **kwargs: Any) -> Any:
         return method(the_lab().part(part), *args, **kwargs)
 
     _, *parameters = inspect.signature(method).parameters.values()
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    globals()[name] = function
     return function
 
 
-disco = _function(Programs, Programs.disco)
-disco_abort = _function(Debugging, Debugging.disco_abort)
-disco_back = _function(Debugging, Debugging.disco_back)
-disco_break = _function(Debugging, Debugging.disco_break)
-disco_compare = _function(Comparing, Comparing.disco_compare)
-disco_continue = _function(Debugging, Debugging.disco_continue)
-disco_dap = _function(Debugging, Debugging.disco_dap)
-disco_debugger = _function(Panels, Panels.disco_debugger)
-disco_devices = _function(Panels, Panels.disco_devices)
-disco_doctor = _function(Sessions, Sessions.disco_doctor)
-disco_eval = _function(Debugging, Debugging.disco_eval)
-disco_explain = _function(Debugging, Debugging.disco_explain)
-disco_forth = _function(Debugging, Debugging.disco_forth)
-disco_forward = _function(Debugging, Debugging.disco_forward)
-disco_history = _function(Debugging, Debugging.disco_history)
-disco_load = _function(Loading, Loading.disco_load)
-disco_mesh = _function(Sessions, Sessions.disco_mesh)
-disco_next = _function(Debugging, Debugging.disco_next)
-disco_out = _function(Debugging, Debugging.disco_out)
-disco_pause = _function(Debugging, Debugging.disco_pause)
-disco_pm = _function(Debugging, Debugging.disco_pm)
-disco_pull = _function(Variables, Variables.disco_pull)
-disco_push = _function(Variables, Variables.disco_push)
-disco_registers = _function(Panels, Panels.disco_registers)
-disco_restart = _function(Sessions, Sessions.disco_restart)
-disco_run = _function(Programs, Programs.disco_run)
-disco_session = _function(Sessions, Sessions.disco_session)
-disco_set = _function(Debugging, Debugging.disco_set)
-disco_shutdown = _function(Sessions, Sessions.disco_shutdown)
-disco_snapshot = _function(Snapshotting, Snapshotting.disco_snapshot)
-disco_status = _function(Sessions, Sessions.disco_status)
-disco_step = _function(Debugging, Debugging.disco_step)
-disco_timeline = _function(Panels, Panels.disco_timeline)
-disco_traceback = _function(Debugging, Debugging.disco_traceback)
-disco_until = _function(Debugging, Debugging.disco_until)
-disco_where = _function(Debugging, Debugging.disco_where)
-disco_whos = _function(Variables, Variables.disco_whos)
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "CellInterrupted",

@@ -18,13 +18,14 @@ from types import CodeType, FrameType
 from typing import Any
 
 from ..debugger import assertions as _assertions  # noqa: F401 - gives cells `disco_assert`
-from ..debugger import raised
-from ..debugger.comprehensions import scope_of
+from ..debugger import post_mortem
+from ..debugger.code_objects import scope_of
 from ..debugger.fingerprints import note_cell
-from ..debugger.given import GIVEN, given_here, given_names
+from ..debugger.frames import GIVEN, given_here, given_names
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError, DiscoError, WaitTimeoutError
 from ..runtime.failures import Failure, name_ranks
+from ..runtime.functions import worker_function
 from ..runtime.registers import OWN
 from ..runtime.services import probe
 from ..runtime.session import Session
@@ -92,13 +93,14 @@ def prepare_namespace() -> None:
     note_cell(worker, "")  # how it was before the first cell
 
 
+@worker_function("the cell")
 def run_cell(source: str, filename: str, targets: list[int] | None) -> Any:
     """Execute a cell on this worker and return the value of its last expression.
 
     On workers that are not among `targets` nothing runs and None is returned.
     """
     worker = current_worker()
-    raised.forget()
+    post_mortem.forget()
     if targets is not None and worker.worker_id not in targets:
         worker.sat_out = worker.executed
         return None
@@ -107,15 +109,12 @@ def run_cell(source: str, filename: str, targets: list[int] | None) -> Any:
     try:
         return run_code(body, last, worker.namespace)
     except BaseException as exc:
-        raised.keep(filename, exc)
+        post_mortem.keep(filename, exc)
         raise
     finally:
         note_cell(worker, filename)
         for end in worker.shared.get(AFTER_CELL, ()):
             end()
-
-
-run_cell.disco_command = "the cell"  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=256)
@@ -149,12 +148,12 @@ def complete_on_worker(text: str) -> list[str]:
 
 def complete_at_raise(text: str) -> list[str]:
     """The same where the last cell failed on this worker (a worker function); [] if none did."""
-    frame = raised.frame_kept()
+    frame = post_mortem.frame_kept()
     return [] if frame is None else completions(text, {**frame.f_globals, **scope_of(frame)})
 
 
 def complete_in_frame(worker: Worker, frame: FrameType, text: str) -> list[str]:
-    """The same in the frame in which a worker stands: a question of the debugger, see `Port`."""
+    """The same in the frame in which a worker stands; asked by `Debugger.ask`."""
     return completions(text, {**given_here(), **frame.f_globals, **scope_of(frame)})
 
 
@@ -167,12 +166,10 @@ def completions(text: str, names: dict[str, Any]) -> list[str]:
     return sorted({word.rstrip("(): ") for word in found})
 
 
+@worker_function("the look at a cell's value")
 def has_value(value: Any) -> bool:
     """Whether there is something to show (a worker function)."""
     return value is not None
-
-
-has_value.disco_command = "the look at a cell's value"  # type: ignore[attr-defined]  # for status
 
 
 def _ends_with_semicolon(source: str) -> bool:

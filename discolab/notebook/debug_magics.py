@@ -18,8 +18,7 @@ from ..debugger.stops import Stop
 from ..runtime.failures import name_ranks
 from ..views import Shown
 from .lab import Lab
-from .magic import Magic
-from .magic_lines import FRAME, RANKS, SESSION, TIMEOUT, read_options, reading_text, unquoted
+from .magic import FRAME, RANKS, SESSION, TIMEOUT, Magic, read_options, reading_text, unquoted
 
 # -- going on ------------------------------------------------------------------------------------
 

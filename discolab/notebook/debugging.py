@@ -15,11 +15,10 @@ from weakref import WeakKeyDictionary
 from .. import dap
 from ..debugger import post_mortem
 from ..debugger.breaks import Break
+from ..debugger.controller import DebuggerError, Ranks
 from ..debugger.debugger import Debugger, debugger_of
-from ..debugger.evaluated import Evaluated
 from ..debugger.explaining import Explanation, explain
-from ..debugger.looking import DebuggerError, Ranks
-from ..debugger.stops import Stop
+from ..debugger.stops import Evaluated, Stop
 from ..runtime.controller import check_timeout
 from ..runtime.dref import DRef
 from ..runtime.ranks import parse_ranks
@@ -39,6 +38,12 @@ what ``%%disco`` would have returned. Raises a `DebuggerError` if no program is 
 _ASKING = """
 
 Raises a `DebuggerError` if no program stands.
+"""
+
+
+_RECALLING = """
+
+Raises a `DebuggerError` if nothing was recorded.
 """
 
 
@@ -70,6 +75,10 @@ def _moves(method: Callable[..., Any]) -> Callable[..., DRef | Stop | None]:
 
 def _asks(method: Callable[..., Any]) -> Callable[..., Any]:
     return _with_session(method, "_look", _ASKING)
+
+
+def _recalls(method: Callable[..., Any]) -> Callable[..., Any]:
+    return _with_session(method, "_look", _RECALLING)
 
 
 class Debugging:
@@ -368,20 +377,8 @@ class Debugging:
         debugger = debugger_of(self._sessions.get(session))
         return debugger.recorded() if name is None else debugger.history(name, ranks, last)
 
-    def disco_back(self, n: int = 1, *, session: str | None = None) -> Stop:
-        """Go `n` lines back in what was recorded: how all was there, with the recorded values.
-
-        Raises
-        ------
-        DebuggerError
-            If nothing was recorded.
-        """
-        return debugger_of(self._sessions.get(session)).back(n)
-
-    def disco_forward(self, n: int = 1, *, session: str | None = None) -> Stop:
-        """Go `n` lines forward again in what was recorded, see `disco_back`."""
-        return debugger_of(self._sessions.get(session)).forward(n)
-
+    disco_back = _recalls(Debugger.back)
+    disco_forward = _recalls(Debugger.forward)
     disco_forth = disco_forward
 
 

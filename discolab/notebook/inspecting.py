@@ -19,10 +19,11 @@ from IPython.core import page
 from IPython.core.oinspect import Inspector, OInfo
 from IPython.utils.tokenutil import token_at_cursor
 
-from ..debugger.comprehensions import scope_of
+from ..debugger.code_objects import scope_of
 from ..debugger.debugger import debugger_of
 from ..runtime.errors import DiscoError
 from ..runtime.failures import name_ranks
+from ..runtime.functions import worker_function
 from ..runtime.session import Session
 from ..runtime.worker import Worker, current_worker
 from .sessions import Sessions
@@ -38,6 +39,7 @@ Question = tuple[str, int, str]  # an expression, how much is to be told, and in
 # -- on the worker -------------------------------------------------------------------------------
 
 
+@worker_function("the look at what a name stands for")
 def inspect_on_worker(*question: Any) -> dict[str, str] | None:
     """What `Session` shows of an expression (a worker function); None if there is no such thing."""
     worker = current_worker()
@@ -48,11 +50,8 @@ def inspect_on_worker(*question: Any) -> dict[str, str] | None:
         worker.alone = ""
 
 
-inspect_on_worker.disco_command = "the look at what a name stands for"  # type: ignore[attr-defined]
-
-
 def inspect_in_frame(_worker: Worker, frame: FrameType, *question: Any) -> dict[str, str] | None:
-    """The same in the frame in which a worker stands: a question of the debugger, see `Port`."""
+    """The same in the frame in which a worker stands; asked by `Debugger.ask`."""
     return described({**frame.f_globals, **scope_of(frame)}, *question)
 
 

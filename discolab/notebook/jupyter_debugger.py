@@ -24,7 +24,7 @@ from typing import Any
 from .. import dap
 from ..dap.connection import Connection
 from ..debugger.breaks import lines_with_code
-from ..debugger.looking import DebuggerError
+from ..debugger.controller import DebuggerError
 from ..runtime.errors import ArgumentError, DiscoError
 from .cells import keep_source
 

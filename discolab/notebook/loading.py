@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 import torch
 
-from ..debugger.given import WORKER_NAMES
+from ..debugger.frames import WORKER_NAMES
 from ..loader.weights import Weights
 from ..runtime.errors import ArgumentError
+from ..runtime.functions import worker_function
 from ..runtime.session import Session
 from ..runtime.worker import current_worker
 from .cell import CellInterrupted
@@ -85,9 +86,9 @@ class Loading:
         """
         from ..loader.formats import open_checkpoint
         from ..loader.loading import load, resolve
-        from ..loader.plans.plan import Plan
+        from ..loader.plan import Plan
         from ..loader.presharded import logical
-        from ..loader.tables.showing import Shown, as_dtype, chosen_names
+        from ..loader.showing import Shown, as_dtype, chosen_names
 
         sess = self._sessions.free(session)
         self._check_name(name)
@@ -140,9 +141,7 @@ def bind_on_workers(session: Session, name: str, loaded: Weights) -> None:
     session.call_without_result(_bind, name, dict(loaded))
 
 
+@worker_function("naming what was loaded")
 def _bind(name: str, tensors: dict[str, torch.Tensor | None]) -> None:
     here = {key: tensor for key, tensor in tensors.items() if tensor is not None}
     current_worker().namespace[name] = here
-
-
-_bind.disco_command = "naming what was loaded"  # type: ignore[attr-defined]  # for status

@@ -19,11 +19,11 @@ from ..engines import ENGINES
 from ..views.registers.table import SORTS
 from .lab import Lab
 from .live import PROGRESS_AFTER
-from .magic import Magic
-from .magic_lines import (
+from .magic import (
     SESSION,
     TARGETS,
     TIMEOUT,
+    Magic,
     names_in,
     read_options,
     split_options,

@@ -6,25 +6,140 @@ the display publisher's `publish` and `clear_output` look first who calls. A wor
 through. What workers of other processes put out comes by the service ``output``, from a session's
 reader thread. Appending to a list is atomic; `flush` runs on the thread that shows the output and
 takes a list as a whole, under `_lock`.
+
+What several workers printed is merged into labelled lines (`merge`, `blocks`). Each worker's text
+keeps its own order. Lines that all workers printed stand once, with the ranks in front; what stands
+between them is given block by block in rank order, equal blocks once.
+
+A `Screen` is the little of a terminal that progress bars need: carriage return and cursor up. tqdm
+gives each bar of a process a row of its own and moves between them; with several workers in one
+process each worker's text has such moves in it.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TextIO
+from difflib import SequenceMatcher
+from typing import Any, TextIO, TypeVar
 
+from ..runtime.failures import fold_ranks
 from ..runtime.services import SERVICES, Service
 from ..runtime.worker import Worker, current_worker_or_none
 from ..views.formats import strip_addresses
 from .config import Disco
-from .folding import blocks, label, merge
-from .screen import UP, Screen
+
+UP = "\x1b[A"
+# a new line, a return to its start, a control sequence (colours and the like), or plain text
+_TOKEN = re.compile(r"\n|\r|\x1b\[[0-9;]*[A-Za-z]|[^\n\r\x1b]+|\x1b")
+
+
+class Screen:
+    """Rows of text with a cursor; `take` gives the rows and wipes them."""
+
+    def __init__(self) -> None:
+        self._rows = [""]
+        self._row = 0
+        self._start = False
+        self._moved = False
+
+    def write(self, text: str) -> None:
+        """Print `text`; colours are left out."""
+        for token in _TOKEN.findall(text):
+            if token == "\n":
+                self._row += 1
+                self._start = False
+                if self._row == len(self._rows):
+                    self._rows.append("")
+            elif token == "\r":
+                self._start = True
+            elif token == UP:
+                self._row = max(0, self._row - 1)
+                self._moved = True
+            elif not token.startswith("\x1b"):
+                self._rows[self._row] = token if self._start else self._rows[self._row] + token
+                self._start = False
+
+    def take_whole(self) -> list[str]:
+        """The rows above the cursor, removed."""
+        rows, self._rows = self._rows[: self._row], self._rows[self._row :]
+        self._row = 0
+        return rows
+
+    def take(self) -> list[str]:
+        """All rows, removed; blank ones that only made room for a bar are left out."""
+        rows = self._rows[:-1] if not self._rows[-1].strip() else self._rows
+        if self._moved:
+            rows = [row for row in rows if row.strip()]
+        self.__init__()  # type: ignore[misc]
+        return rows
+
+
+# -- labelled lines --------------------------------------------------------------------------------
+
+
+T = TypeVar("T", bound=Hashable)
+
+_MOST_ALIGNED = 4_000  # lines beyond which only whole texts are compared
+
+
+def merge(items: Mapping[int, Sequence[T]]) -> list[tuple[tuple[int, ...], T]]:
+    """Merge sequences by rank into ``(ranks, item)`` in the order to show them."""
+    ranks = sorted(rank for rank in items if items[rank])
+    if not ranks:
+        return []
+    merged: list[tuple[tuple[int, ...], T]] = []
+    at = dict.fromkeys(ranks, 0)
+    for anchor in [*_anchors([items[rank] for rank in ranks]), None]:
+        ends = {
+            rank: len(items[rank]) if anchor is None else anchor[i] for i, rank in enumerate(ranks)
+        }
+        merged += blocks({rank: items[rank][at[rank] : ends[rank]] for rank in ranks})
+        if anchor is not None:
+            merged.append((tuple(ranks), items[ranks[0]][anchor[0]]))
+            at = {rank: ends[rank] + 1 for rank in ranks}
+    return merged
+
+
+def label(ranks: Sequence[int]) -> str:
+    """``[0-3]``."""
+    return f"[{fold_ranks(ranks).replace(' ', '')}]"
+
+
+def blocks(parts: Mapping[int, Sequence[T]]) -> list[tuple[tuple[int, ...], T]]:
+    """Blocks in rank order, those that are wholly equal once."""
+    owners: dict[tuple[T, ...], list[int]] = {}
+    for rank, part in parts.items():
+        if part:
+            owners.setdefault(tuple(part), []).append(rank)
+    return [(tuple(ranks), item) for block, ranks in owners.items() for item in block]
+
+
+def _anchors(sequences: Sequence[Sequence[T]]) -> list[tuple[int, ...]]:
+    """Positions, one in each sequence, of items that all have in the same order."""
+    first = sequences[0]
+    if all(other == first for other in sequences[1:]):
+        return [(i,) * len(sequences) for i in range(len(first))]
+    if sum(map(len, sequences)) > _MOST_ALIGNED:
+        return []
+    common: dict[int, list[int]] = {i: [i] for i in range(len(first))}
+    for other in sequences[1:]:
+        found: dict[int, int] = {}
+        matcher = SequenceMatcher(None, first, other, autojunk=False)
+        for block in matcher.get_matching_blocks():
+            found.update((block.a + k, block.b + k) for k in range(block.size))
+        common = {i: [*where, found[i]] for i, where in common.items() if i in found}
+    return [tuple(where) for where in common.values()]
+
+
+# -- output by rank --------------------------------------------------------------------------------
+
 
 # "order": lines that all printed once, the rest worker by worker; "engine": one block a worker;
 # "type": stdout, then stderr, then displays. The words are those of ipyparallel.

@@ -59,7 +59,7 @@ def _no_input() -> None:
 
 def _stop(what: str) -> Callable[[], None]:
     def stop() -> None:
-        from ..debugger.stopping import stop_here  # which imports the tracer, as few cells do
+        from ..debugger.tracer import stop_here  # which few cells need
 
         frame = sys._getframe(2)
         if not stop_here("breakpoint()", "" if what == "breakpoint()" else what, frame=frame):

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 from ..ccl.distributed import environ
-from ..debugger import raised
+from ..debugger import post_mortem
 from ..isolation import logs_and_warnings, main_module, worker_modules
 from ..isolation.custom_ops import overrides_as_before
 from ..isolation.fresh_random import fresh_random_state
@@ -41,6 +41,7 @@ from ..isolation.switches import as_before
 from ..isolation.thread_state import in_new_context, thread_as_before
 from ..isolation.torch_settings import own_settings_as_before
 from ..runtime.errors import ArgumentError, SessionError
+from ..runtime.functions import worker_function
 from ..runtime.worker import Worker, current_worker
 from .cells import keep_source
 
@@ -85,6 +86,7 @@ def read_script(path: str) -> tuple[str, str]:
     return str(full.resolve()), source
 
 
+@worker_function("the script")
 def run_script(path: str, source: str, args: list[str], name: str = "") -> None:
     """Run a script on this worker; its public names are in the worker's cells afterwards.
 
@@ -108,7 +110,7 @@ def run_script(path: str, source: str, args: list[str], name: str = "") -> None:
     keep_source(path, source)  # the file need not be on this worker's machine
     code = compile(source, path, "exec", dont_inherit=True)
     worker = current_worker()
-    raised.forget()
+    post_mortem.forget()
     fresh_random_state()
     environ.publish(worker)
     try:
@@ -121,17 +123,14 @@ def run_script(path: str, source: str, args: list[str], name: str = "") -> None:
                 run_at_end(worker)
     except SystemExit as exc:
         if exc.code not in (None, 0):
-            raised.keep(path, exc)
+            post_mortem.keep(path, exc)
             raise RuntimeError(_how_it_ended(exc, path)) from None
     except BaseException as exc:
-        raised.keep(path, exc)
+        post_mortem.keep(path, exc)
         raise
     finally:
         use_command_line(worker, None)
         worker.namespace.update({n: value for n, value in names.items() if not n.startswith("_")})
-
-
-run_script.disco_command = "the script"  # type: ignore[attr-defined]
 
 
 def _how_it_ended(exc: SystemExit, path: str) -> str:

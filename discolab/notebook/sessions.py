@@ -11,7 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ..ccl.doctor import Diagnosis, doctor, forget
-from ..debugger.given import WORKER_NAMES
+from ..debugger.frames import WORKER_NAMES
 from ..runtime.errors import ArgumentError, SessionError
 from ..runtime.failures import name_ranks
 from ..runtime.mesh import Mesh, parse_axes

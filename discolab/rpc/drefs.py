@@ -8,6 +8,7 @@ from typing import Any
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError, WorkerError
 from ..runtime.failures import Failure
+from ..runtime.functions import worker_function
 from ..runtime.interrupts import shield
 from ..runtime.session import Session
 from ..runtime.worker import current_worker
@@ -44,6 +45,7 @@ def rref_of(session: Session, node: Node, dref: Any, rank: Any) -> RRef:
     return rref
 
 
+@worker_function("making an RRef of a DRef")
 def adopt_here(register: int, owner: int, ref: list[int]) -> None:
     """Make a register's value that of a reference from this node (a worker function)."""
     worker = current_worker()
@@ -55,6 +57,7 @@ def adopt_here(register: int, owner: int, ref: list[int]) -> None:
             references.release(key)
 
 
+@worker_function("making an RRef of a DRef")
 def adopt(register: int, owner: int, fork: list[int]) -> None:
     """The same of a reference from the controller's node (a worker function)."""
     worker = current_worker()
@@ -105,6 +108,7 @@ def _ticket(node: Node, rref: RRef, rank: int) -> list[int]:
     return [to, rref.owner_rank, *node.references.fork(rref.ref, to)]
 
 
+@worker_function("making a DRef of RRefs")
 def take(tickets: list[list[int]]) -> Any:
     """The value that this worker's reference is to (a worker function)."""
     worker = current_worker()
@@ -118,9 +122,3 @@ def take(tickets: list[list[int]]) -> Any:
             node.references.arrived((*ref, name[3], name[4]), 0)
         rref = held(node, ref, owner)  # the ticket's hold is its own from here
     return rref.local_value() if rref.is_owner() else rref.to_here()
-
-
-adopt_here.disco_command = adopt.disco_command = (  # type: ignore[attr-defined]
-    "making an RRef of a DRef"  # for status
-)
-take.disco_command = "making a DRef of RRefs"  # type: ignore[attr-defined]

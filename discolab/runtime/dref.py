@@ -19,6 +19,7 @@ from .contexts import from_torch_function
 from .drawn import Drawn
 from .errors import ArgumentError
 from .failures import Failure
+from .functions import worker_function
 from .interrupts import ends_work
 from .worker import current_worker
 
@@ -306,13 +307,11 @@ def freed_text(ref: DRef) -> str:
     )
 
 
+@worker_function("freeing a value")
 def put_failure(text: str) -> Failure:
     """What stands in the register afterwards (a worker function)."""
     rank = current_worker().worker_id
     return Failure(rank, "a value that was freed", "", ArgumentError.__name__, text, reported=True)
-
-
-put_failure.disco_command = "freeing a value"  # type: ignore[attr-defined]  # for status
 
 
 def _first_dref(value: Any) -> DRef | None:

@@ -53,6 +53,20 @@ def register_func(name: str, func: Any = None, *, override: bool = False) -> Any
     return add if func is None else add(func)
 
 
+def worker_function(words: str) -> Callable[[F], F]:
+    """Mark a function that the controller has workers call: what its command is called.
+
+    Status, errors and traces say `words`, as ``saving a checkpoint``, in place of the function's
+    name; they name no call site then.
+    """
+
+    def mark(function: F) -> F:
+        function.disco_command = words  # type: ignore[attr-defined]  # see `Worker.command_text`
+        return function
+
+    return mark
+
+
 def find_func(name: str) -> Callable[..., Any]:
     """Look `name` up as a worker does.
 

@@ -23,6 +23,7 @@ from .arguments import plain
 from .drawn import Drawn
 from .errors import ArgumentError
 from .failures import name_ranks
+from .functions import worker_function
 from .worker import Worker, current_worker, current_worker_or_none
 
 if TYPE_CHECKING:
@@ -248,6 +249,7 @@ def parse_axes(text: str) -> dict[str, int]:
     return found
 
 
+@worker_function("setting the mesh")
 def set_mesh(mesh: Mesh | None) -> None:
     """Make `mesh` this worker's, and the name ``mesh`` of its cells (a worker function)."""
     worker = current_worker()
@@ -256,9 +258,6 @@ def set_mesh(mesh: Mesh | None) -> None:
         worker.namespace.pop("mesh", None)
     else:
         worker.namespace["mesh"] = mesh
-
-
-set_mesh.disco_command = "setting the mesh"  # type: ignore[attr-defined]  # what status calls it
 
 
 def axis_group(worker: Worker, axis: str) -> Any:

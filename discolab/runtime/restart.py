@@ -34,7 +34,7 @@ from .drawn import Pictured
 from .dref import DRef, FreedDRef, freed_text
 from .errors import SessionError
 from .failures import Failure, name_ranks
-from .functions import find_func
+from .functions import find_func, worker_function
 from .interrupts import TICK, shield
 from .mesh import set_mesh
 from .regions import array_of
@@ -594,6 +594,7 @@ def _revised(result: RestartedWorker, report: Mapping[str, Any], seconds: float)
 SAME, CHANGED, UNKNOWN, NONE = "same", "changed", "unknown", "none"
 
 
+@worker_function("saying what it holds")
 def survey(question: tuple[list[int], dict[int, int], dict[int, Any], int]) -> dict[str, Any]:
     """Say what this worker holds, for another one that is new (a worker function).
 
@@ -643,9 +644,6 @@ def survey(question: tuple[list[int], dict[int, int], dict[int, Any], int]) -> d
     }
 
 
-survey.disco_command = "saying what it holds"  # type: ignore[attr-defined]  # for status
-
-
 def _can_travel(value: Any) -> bool:
     """Whether a value is a tensor of which a copy is all of it."""
     return (
@@ -675,6 +673,7 @@ def _kind(value: Any) -> str:
     return "None" if value is None else type(value).__name__
 
 
+@worker_function("taking the place of a lost worker")
 def settle_in(plan: _Plan) -> dict[str, Any]:
     """Begin in the place of a worker that was lost (a worker function, the first that it runs)."""
     worker = current_worker()
@@ -712,9 +711,6 @@ def settle_in(plan: _Plan) -> dict[str, Any]:
     # this call, and those of this worker alone, end as the ones before that
     worker.executed = plan.position - 1 - plan.following
     return {"failed": failed, "set_up": wrong, "variables": list(worker.namespace)}
-
-
-settle_in.disco_command = "taking the place of a lost worker"  # type: ignore[attr-defined]
 
 
 def _failure(worker: Worker, command: str, site: str, text: str) -> Failure:

@@ -30,13 +30,13 @@ import cloudpickle
 import numpy
 import torch
 
-from ..debugger.given import given_names
+from ..debugger.frames import given_names
 from ..layouts.layout import Layout
 from ..layouts.text import layout_of, read_placements
-from ..loader.formats.checks import MAX_DIMS
-from ..loader.formats.dtypes import SAFETENSORS_NAMES
-from ..loader.plans.plan import Plan
+from ..loader.formats.checks import MAX_DIMS, SAFETENSORS_NAMES
+from ..loader.plan import Plan
 from ..runtime import accelerators
+from ..runtime.functions import worker_function
 from ..runtime.mesh import Mesh
 from ..runtime.worker import Worker, current_worker
 from . import rebuilding
@@ -106,6 +106,7 @@ class Collected:
     memories: list[Any] = field(repr=False)
 
 
+@worker_function("collecting variables for a snapshot")
 def collect(wanted: Wanted, values: Sequence[Any]) -> Collected:
     """Pickle this worker's variables, and the `values` of DRefs (a worker function)."""
     worker = current_worker()
@@ -153,9 +154,6 @@ def collect(wanted: Wanted, values: Sequence[Any]) -> Collected:
     memories = tuple(book.memory(number) for number in range(len(book.memories)))
     saved = Saved(platform.node(), memories, tuple(bundles), left_out, book.notes)
     return Collected(saved, tuple(book.meshes), pickles, book.memories)
-
-
-collect.disco_command = "collecting variables for a snapshot"  # type: ignore[attr-defined]
 
 
 def _variables(worker: Worker, wanted: Wanted) -> dict[tuple[str, str], Any]:

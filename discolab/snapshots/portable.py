@@ -21,6 +21,7 @@ from ..loader.presharded import Sharding, joined
 from ..loader.read import BLOCK
 from ..runtime.arguments import Pickled
 from ..runtime.errors import ArgumentError
+from ..runtime.functions import worker_function
 from ..runtime.session import Session
 from ..runtime.worker import current_worker
 from .manifest import Bundle, Manifest, Memory, Shard, TorchMesh, memory_name
@@ -220,6 +221,7 @@ def _compare(session: Session, catalog: Catalog, pairs: list[list[str]]) -> list
     return [answers[at % len(answers)][at // len(answers)] for at in range(len(pairs))]
 
 
+@worker_function("comparing what workers saved")
 def _same_bytes(job: tuple[Catalog, list[list[str]]]) -> list[bool]:
     catalog, pairs = job
     worker = current_worker()
@@ -227,9 +229,6 @@ def _same_bytes(job: tuple[Catalog, list[list[str]]]) -> list[bool]:
         len({_digest(catalog, catalog.entries[name]) for name in names}) == 1
         for names in pairs[worker.worker_id :: worker.num_workers]
     ]
-
-
-_same_bytes.disco_command = "comparing what workers saved"  # type: ignore[attr-defined]
 
 
 def _digest(catalog: Catalog, entry: Entry) -> str:

@@ -29,6 +29,7 @@ from ..runtime import accelerators
 from ..runtime.arguments import Pickled
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError
+from ..runtime.functions import worker_function
 from ..runtime.session import Session
 from ..runtime.worker import Worker, current_worker
 from .collecting import reason_of
@@ -230,6 +231,7 @@ class _Outcome:
     left_out: Mapping[str, str]
 
 
+@worker_function("restoring a snapshot")
 def _restore_here(job: Job) -> _Values:
     worker = current_worker()
     source = job.source(worker.worker_id)
@@ -271,9 +273,6 @@ def _restore_here(job: Job) -> _Values:
             else:
                 worker.namespace["__builtins__"] = builtins
     return values
-
-
-_restore_here.disco_command = "restoring a snapshot"  # type: ignore[attr-defined]  # for status
 
 
 def _why_not(exc: Exception) -> str:
@@ -343,6 +342,7 @@ def _mesh_maker(worker: Worker, mesh: TorchMesh | None) -> Any:
     return lambda: made
 
 
+@worker_function("naming what was restored")
 def _bind(values: _Values, chosen: list[str] | None) -> _Outcome:
     worker = current_worker()
     taken = {n: v for n, v in values.variables.items() if chosen is None or n in chosen}
@@ -357,11 +357,6 @@ def _bind(values: _Values, chosen: list[str] | None) -> _Outcome:
     return _Outcome(tuple(taken), tuple(values.refs), values.left_out)
 
 
-_bind.disco_command = "naming what was restored"  # type: ignore[attr-defined]  # for status
-
-
+@worker_function("naming what was restored")
 def _ref_of(values: _Values, name: str) -> Any:
     return values.refs[name]
-
-
-_ref_of.disco_command = "naming what was restored"  # type: ignore[attr-defined]

@@ -14,22 +14,22 @@ from typing import Any
 import torch
 
 from ..layouts.layout import Layout
+from ..loader.arrangement import Record, Slot
+from ..loader.atomic import Replacement
 from ..loader.catalog import Shape
 from ..loader.errors import CheckpointError
-from ..loader.formats import open_checkpoint
+from ..loader.files import BLOCK, Sink
+from ..loader.formats import open_checkpoint, safetensors
 from ..loader.formats.opening import SAVING
 from ..loader.loading import run, workers_of
-from ..loader.plans.plan import Plan, parse_layout
+from ..loader.plan import Plan, parse_layout
 from ..loader.progress import Board, Meter
 from ..loader.saving import ONE_MACHINE
 from ..loader.weights import Weights
-from ..loader.write import safetensors_writer
-from ..loader.write.atomic import Replacement
-from ..loader.write.records import Record, Slot
-from ..loader.write.sink import BLOCK, Sink
 from ..runtime.arguments import Pickled
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError
+from ..runtime.functions import worker_function
 from ..runtime.session import Session
 from ..runtime.worker import current_worker
 from .collecting import Collected, Wanted, collect
@@ -102,7 +102,7 @@ def snapshot(
         saved = session.call_packed(_saved, collected).debug_get_from_all(timeout)
         manifest = _manifest(session, refs, wanted, saved)
         parts = [_records(rank, worker) for rank, worker in enumerate(manifest.workers)]
-        arranged = safetensors_writer.arrange(
+        arranged = safetensors.arrange(
             parts, tag=place.tag, metadata={KEY: manifest.to_json()}, single=place.single
         )
         paths = place.create(arranged)
@@ -113,7 +113,7 @@ def snapshot(
             written = session.call_packed(_save_here, Pickled(job), collected)
             del collected
             run(session, written, board, f"the snapshot to {place.folder}", timeout)
-        place.commit(arranged, safetensors_writer.index(arranged, {KEY: manifest.to_json()}))
+        place.commit(arranged, safetensors.index(arranged, {KEY: manifest.to_json()}))
     return Snapshot(place.folder, manifest, sum(totals))
 
 
@@ -177,7 +177,7 @@ def _refuse_other_checkpoints(folder: str) -> None:
     try:
         found = KEY in open_checkpoint(folder).metadata
     except CheckpointError:  # damaged, or with files missing: its index may still say what it was
-        found = _says_snapshot(os.path.join(folder, safetensors_writer.INDEX))
+        found = _says_snapshot(os.path.join(folder, safetensors.INDEX))
     if not found:
         raise ArgumentError(
             f"{folder} has a checkpoint that is no snapshot: give a folder of its own"
@@ -248,13 +248,12 @@ def _records(rank: int, saved: Saved) -> list[Record]:
 # -- on a worker -----------------------------------------------------------------------------
 
 
+@worker_function("collecting variables for a snapshot")
 def _saved(collected: Collected) -> tuple[Saved, tuple[TorchMesh, ...]]:
     return collected.saved, collected.meshes
 
 
-_saved.disco_command = "collecting variables for a snapshot"  # type: ignore[attr-defined]
-
-
+@worker_function("saving a snapshot")
 def _save_here(job: Job, collected: Collected) -> None:
     worker = current_worker()
     rank = worker.worker_id
@@ -275,9 +274,6 @@ def _save_here(job: Job, collected: Collected) -> None:
                     sink.put(flat, bytes_of[start : start + step], (start,))
     except CheckpointError as exc:
         raise CheckpointError(exc.file, f"{exc.text}, on {platform.node()}") from None
-
-
-_save_here.disco_command = "saving a snapshot"  # type: ignore[attr-defined]  # for status
 
 
 def _bytes_of(memory: Any) -> torch.Tensor:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from time import perf_counter_ns as clock
 
 from ..runtime.errors import ArgumentError, DiscoError
+from ..runtime.functions import worker_function
 from ..runtime.services import probe
 from ..runtime.session import Session
 from ..runtime.worker import Worker
@@ -149,11 +150,9 @@ def tracing(
                 _stop_quietly(session)
 
 
+@worker_function(OWN_WORDS)
 def _done() -> None:
     """Nothing (a worker function): whoever waits for it has waited for all before it."""
-
-
-_done.disco_command = OWN_WORDS  # type: ignore[attr-defined]
 
 
 def _stop_quietly(session: Session) -> None:

@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity
 from ..isolation.profiler import NOISE, Part
 from ..isolation.quiet import without_lines
 from ..runtime.errors import ArgumentError
+from ..runtime.functions import worker_function
 from ..runtime.interrupts import shield
 from ..runtime.session import Session
 from ..runtime.worker import Worker, current_worker
@@ -59,6 +60,7 @@ def _finish(session: Session, timeout: float | None) -> None:
     session.fetch(session.call_packed(end_profile), timeout=timeout)
 
 
+@worker_function(OWN_WORDS)
 def begin_profile() -> None:
     """Start the profiler of this process (a worker function)."""
     worker = current_worker()
@@ -75,6 +77,7 @@ def begin_profile() -> None:
         worker.shared[_KEY] = made
 
 
+@worker_function(OWN_WORDS)
 def end_profile() -> None:
     """Stop it, and give each worker of this process its events (a worker function)."""
     worker = current_worker()
@@ -87,9 +90,6 @@ def end_profile() -> None:
         with without_lines(NOISE):
             made.stop()
         _share(made, list(worker.peers.values()))
-
-
-begin_profile.disco_command = end_profile.disco_command = OWN_WORDS  # type: ignore[attr-defined]
 
 
 def merge_profiler(profiler: torch.profiler.profile) -> int:

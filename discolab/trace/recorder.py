@@ -29,6 +29,7 @@ from typing import Any, Self, TypeVar
 from ..ccl.call import Call
 from ..runtime.actions import Command, DiscoAction, attribute, function_text
 from ..runtime.arguments import Register
+from ..runtime.functions import worker_function
 from ..runtime.interrupts import plain_lock, shield
 from ..runtime.worker import Worker, current_worker, current_worker_or_none
 from .events import COMMAND, DONE, FAILED, INTERNAL, MARK, SPAN, STOPPED
@@ -213,6 +214,7 @@ def _set_watch() -> None:
 # -- worker functions ------------------------------------------------------------------------
 
 
+@worker_function(OWN_WORDS)
 def begin_recording(capacity: int) -> None:
     """Record from the next command on (a worker function)."""
     worker = current_worker()
@@ -226,6 +228,7 @@ def begin_recording(capacity: int) -> None:
     recorder.switch(True)
 
 
+@worker_function(OWN_WORDS)
 def end_recording() -> None:
     """Record no more; what there is stays (a worker function)."""
     recorder = recorder_of(current_worker())
@@ -233,6 +236,7 @@ def end_recording() -> None:
         recorder.switch(False)
 
 
+@worker_function(OWN_WORDS)
 def forget() -> None:
     """Forget what was recorded (a worker function)."""
     recorder = recorder_of(current_worker())
@@ -240,11 +244,6 @@ def forget() -> None:
         recorder.cleared = recorder.next() + 1
         recorder.ring.clear()
         recorder.profiled = []
-
-
-_functions: list[Any] = [begin_recording, end_recording, forget]
-for _function in _functions:
-    _function.disco_command = OWN_WORDS
 
 
 # -- for the user's code on workers ----------------------------------------------------------

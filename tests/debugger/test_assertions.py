@@ -170,7 +170,7 @@ def test_a_value_of_many_chunks_is_compared_to_its_end(
     four: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The largest difference, not the first; a view with gaps; large integers."""
-    monkeypatch.setattr("discolab.debugger.members._CHUNK", 7)
+    monkeypatch.setattr("discolab.debugger.assertions._CHUNK", 7)
 
     def differs() -> None:
         x = torch.full((5, 6), 2**60).t()

@@ -112,7 +112,7 @@ def test_a_name_of_the_program_comes_before_what_cells_are_given(dbg):
 
 def test_continue_n_counts_breakpoint_too(dbg):
     source = """\
-        from discolab.debugger.stopping import stop_here
+        from discolab.debugger.tracer import stop_here
         def program():
             for i in range(6):
                 stop_here("breakpoint()")
@@ -128,7 +128,7 @@ def test_continue_n_counts_breakpoint_too(dbg):
 
 def test_continue_n_does_not_pass_what_went_wrong(dbg):
     source = """\
-        from discolab.debugger.stopping import stop_here
+        from discolab.debugger.tracer import stop_here
         def program():
             for i in range(6):
                 stop_here("assert" if i == 2 else "breakpoint()")
@@ -140,7 +140,7 @@ def test_continue_n_does_not_pass_what_went_wrong(dbg):
 
 
 SWALLOWS = """\
-    from discolab.debugger.stopping import stop_here
+    from discolab.debugger.tracer import stop_here
     def program():
         while True:
             try:

@@ -55,7 +55,7 @@ def test_a_condition_an_evaluation_and_their_errors(dbg: Debugger):
 
 def test_breakpoint_in_a_plain_call_and_its_end(dbg: Debugger, sess: Session):
     source = """\
-        from discolab.debugger.stopping import stop_here
+        from discolab.debugger.tracer import stop_here
         def program():
             a = 1
             stop_here("breakpoint()")

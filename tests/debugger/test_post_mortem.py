@@ -11,12 +11,7 @@ import torch
 
 from discolab import ArgumentError, ProcessSession, Session, current_worker
 from discolab.debugger.debugger import DebuggerError
-from discolab.debugger.post_mortem import (
-    evaluate_at_raise,
-    forget_all,
-    post_mortem,
-    who_raised,
-)
+from discolab.debugger.post_mortem import evaluate_at_raise, forget_all, post_mortem, who_raised
 from discolab.notebook.cell import run_cell
 from discolab.notebook.script import run_script
 from discolab.runtime.failures import Failure

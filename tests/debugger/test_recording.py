@@ -11,7 +11,7 @@ import torch.distributed as dist
 from discolab import ArgumentError, ProcessSession, Session, current_worker
 from discolab.debugger import Debugger, DebuggerError, debugger_of
 from discolab.debugger.history import Playback, back, forth, history, names
-from discolab.debugger.kept import Kept, is_same, mark_of
+from discolab.debugger.kept_values import Kept, is_same, mark_of
 from discolab.debugger.recording import recorder_of
 from discolab.runtime.services import probe
 

@@ -214,9 +214,18 @@ def test_an_evaluation_without_end_is_stopped(dbg):
     assert dbg.continue_().finished
 
 
+def test_who_is_late_with_a_value_does_not_cost_the_others_theirs(dbg):
+    dbg.run(load(LOOP))
+    found = dbg.eval("[0 for _ in iter(int, 1)] if rank == 0 else rank", timeout=0.5)
+    assert sorted(found.values) == [0, 1, 2, 3]
+    assert list(found.errors) == [0]
+    assert [found.values[rank][1]["repr"] for rank in (1, 2, 3)] == ["1", "2", "3"]
+    assert dbg.continue_().finished
+
+
 def test_breakpoint_in_a_program_that_nobody_steps(dbg, sess):
     source = """\
-        from discolab.debugger.stopping import stop_here
+        from discolab.debugger.tracer import stop_here
         def program():
             a = 1
             stop_here("breakpoint()")

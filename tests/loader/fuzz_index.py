@@ -31,8 +31,7 @@ from typing import Any
 
 import torch
 
-from discolab.loader.catalog import Catalog
-from discolab.loader.copies import c_strides
+from discolab.loader.catalog import Catalog, c_strides
 from discolab.loader.errors import CheckpointError
 from discolab.loader.formats import open_checkpoint
 

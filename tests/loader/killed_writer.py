@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from discolab.loader.atomic import Replacement
 from discolab.loader.convert import shard
 from discolab.loader.errors import CheckpointError
 from discolab.loader.formats import open_checkpoint
 from discolab.loader.presharded import logical
 from discolab.loader.read import Files, read_entry
-from discolab.loader.write.atomic import Replacement
 
 PLAN = {"a": "shard(0)", "b": "shard(1)"}
 SHAPES = {"a": (8, 40), "b": (5, 64)}

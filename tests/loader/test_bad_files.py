@@ -16,8 +16,7 @@ import torch
 from discolab import ArgumentError
 from discolab.loader.errors import CheckpointError
 from discolab.loader.formats import open_checkpoint, verify
-from discolab.loader.formats.checks import tiles
-from discolab.loader.formats.paths import MAX_INDEX_BYTES
+from discolab.loader.formats.checks import MAX_INDEX_BYTES, tiles
 from discolab.loader.formats.tensor_cache import read_text
 
 from .checkpoints import (

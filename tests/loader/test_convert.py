@@ -14,7 +14,7 @@ from discolab import ArgumentError
 from discolab.loader import CheckpointError, open_checkpoint
 from discolab.loader.catalog import Catalog
 from discolab.loader.convert import shard
-from discolab.loader.formats.verify import verify
+from discolab.loader.formats.opening import verify
 from discolab.loader.presharded import logical
 from tests.loader.shard_oracle import (
     check_shards,

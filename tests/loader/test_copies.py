@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from discolab.layouts.layout import REPLICATE, Layout, Workers, cut
-from discolab.loader.catalog import Entry, Piece
-from discolab.loader.copies import c_strides, copies
+from discolab.loader.catalog import Entry, Piece, c_strides, copies
 from tests.loader.plans import held, numbered
 
 quick = settings(deadline=None, max_examples=100)

@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from discolab import ArgumentError
 from discolab.layouts.layout import REPLICATE, Layout, Workers
 from discolab.loader.catalog import Catalog, Entry
-from discolab.loader.plans.plan import Plan, parse_layout
+from discolab.loader.plan import Plan, parse_layout
 from tests.loader.plans import LLAMA, catalog_of, llama
 
 quick = settings(deadline=None, max_examples=100)

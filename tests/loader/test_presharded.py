@@ -15,7 +15,7 @@ from discolab import ArgumentError
 from discolab.loader import CheckpointError, Plan, open_checkpoint
 from discolab.loader.catalog import Catalog
 from discolab.loader.convert import shard
-from discolab.loader.presharded import is_presharded, logical, sharding_of, shards_of
+from discolab.loader.presharded import is_presharded, logical, sharding_of
 from tests.loader.shard_oracle import chunks, fused, padded, random_tensor, read_all, same_bits
 
 WHOLE = random_tensor((9, 6), torch.bfloat16)
@@ -61,13 +61,11 @@ def test_a_plain_checkpoint_is_left_alone(tmp_path: Path) -> None:
     assert not is_presharded(catalog)
     assert logical(catalog) is catalog
     assert sharding_of(catalog) is None
-    assert shards_of(catalog) == {}
 
 
 def test_ours_says_how_it_was_cut(tmp_path: Path) -> None:
     catalog = ours(tmp_path)
     assert is_presharded(catalog)
-    assert shards_of(catalog)["w"] == ["w_shard-1-of-2", "w_shard-2-of-2"]
     whole = logical(catalog)
     assert set(whole.entries) == {"w", "b"}
     assert len(whole.entries["w"].pieces) == 2
@@ -149,7 +147,7 @@ def test_ours_with_shards_missing(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="'w_shard-2-of-2' is missing: 1 of its 2"):
         logical(without(catalog, "w_shard-2-of-2"))
     with pytest.raises(CheckpointError, match="'b': all of its shards are missing"):
-        shards_of(without(catalog, "b_shard-1-of-2", "b_shard-2-of-2"))
+        logical(without(catalog, "b_shard-1-of-2", "b_shard-2-of-2"))
 
 
 @pytest.mark.parametrize(

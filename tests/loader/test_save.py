@@ -17,10 +17,10 @@ from torch.distributed.tensor import Replicate, Shard
 
 from discolab import ArgumentError, DRef, Session, WorkerError, current_worker
 from discolab.loader import CheckpointError, load, open_checkpoint, save
+from discolab.loader.arrangement import Arranged, Record
+from discolab.loader.atomic import JOURNAL, Replacement
+from discolab.loader.formats.tensor_cache import arrange
 from discolab.loader.presharded import logical
-from discolab.loader.write.atomic import JOURNAL, Replacement
-from discolab.loader.write.records import Arranged, Record
-from discolab.loader.write.tensor_cache_writer import arrange
 from tests.loader.shard_oracle import random_tensor, read_all, same_bits, write_source
 
 ROOT = Path(__file__).parents[2]

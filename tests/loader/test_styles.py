@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import (
 
 from discolab import ArgumentError, Pickled, Session
 from discolab.layouts.layout import Workers
-from discolab.loader.plans.plan import Plan
+from discolab.loader.plan import Plan
 from tests.loader.plans import LLAMA, catalog_of, llama
 
 # -- styles of torch -------------------------------------------------------------------------------

@@ -16,10 +16,8 @@ from hypothesis import strategies as st
 from discolab import ArgumentError
 from discolab.layouts.layout import REPLICATE, cut
 from discolab.loader import Catalog, Entry, File, Layout, Piece, Plan, Workers, show
-from discolab.loader.tables.drawing import draw
-from discolab.loader.tables.folding import fold, fold_names
-from discolab.loader.tables.plan_tables import catalog_parts, plan_parts
-from discolab.loader.tables.showing import Shown
+from discolab.loader.showing import Shown
+from discolab.loader.tables import catalog_parts, draw, fold, fold_names, plan_parts
 from discolab.views import Grid, Line, Row, Table, VStack, render_html, render_text
 
 

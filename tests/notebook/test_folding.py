@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from discolab.notebook.folding import label, merge
+from discolab.notebook.output import label, merge
 
 
 def lines(**texts: str) -> list[str]:

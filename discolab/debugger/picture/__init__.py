@@ -1,24 +1,20 @@
 """How the debugger draws what it knows: pure functions from records to parts of `views`."""
 
 from ...views.pictures import picture_of
-from ..explaining import Explanation
-from ..stops import Stop
+from ..stops import Evaluated, Stop
 from .breaks import breaks_parts
-from .evaluated import evaluated_parts, evaluated_table
-from .explanation import explanation_parts
 from .history import history_parts
 from .stop import stop_parts
-from .variables import VariableTable, variable_tables
+from .values import VariableTable, evaluated_parts, evaluated_table, variable_tables
 
 picture_of.register(Stop, stop_parts)
-picture_of.register(Explanation, explanation_parts)
+picture_of.register(Evaluated, lambda found: evaluated_parts(found.expression, found.values))
 
 __all__ = [
     "VariableTable",
     "breaks_parts",
     "evaluated_parts",
     "evaluated_table",
-    "explanation_parts",
     "history_parts",
     "stop_parts",
     "variable_tables",

@@ -8,7 +8,7 @@ from ...runtime.sources import is_cell
 from ...views.formats import cut, format_ranks
 from ...views.parts import Column, Part, Row, Table, Text, VStack
 from ..breaks import Break
-from .places import short_name
+from .stop import short_name
 
 
 def breaks_parts(

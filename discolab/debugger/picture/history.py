@@ -8,8 +8,7 @@ from typing import Any
 
 from ...views.formats import format_workers
 from ...views.parts import ComparisonRow, ComparisonTable, Line, Part, Text, VStack
-from .thumbs import small_heats
-from .values import about_of, has_changed, heats_in, pictured, row_of
+from .values import about_of, has_changed, heats_in, pictured, row_of, small_heats
 
 Record = Mapping[str, Any]
 HistoryRow = tuple[int, str, Mapping[int, Record]]

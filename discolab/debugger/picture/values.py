@@ -1,23 +1,38 @@
-"""A row of values side by side: what workers hold under one name, equal ones as one. Pure.
+"""Tables of values: a row a name, a column a worker, equal values as one. Pure.
 
 Values are equal if their records vouch for it: by a digest, or a repr that is whole. Where they
-do not, as for large tensors, what is alike is joined and said not to be compared.
+do not, as for large tensors, what is alike is joined and said not to be compared. Thumbnails of the
+tensors of a row are on one scale.
+
+Workers in one function share a table of variables, also where they stand at different lines of it.
+Names stay in the order in which they came; what differs and what has changed is marked.
 """
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from ...views.dref.contents import content_key
-from ...views.formats import cut, format_number
-from ...views.parts import ComparisonRow, Heat, Role, Span, Text
+from ...views.facts.thumbnails import Scale, shared_scale
+from ...views.formats import cut, format_number, format_workers
+from ...views.parts import (
+    ComparisonRow,
+    ComparisonTable,
+    Details,
+    Heat,
+    Line,
+    Part,
+    Role,
+    Span,
+    Text,
+    VStack,
+)
 from ...views.summary import format_module, format_tensor, format_values, summarize
-from .thumbs import Key, small_heats
-
-Record = Mapping[str, Any]
+from ..stops import Record, Stop
 
 _NARROW, _WIDE = 32, 72  # characters of a value in one column, and of one that all have
 _MOST_HEATS = 8  # in a row
@@ -226,3 +241,217 @@ def _note(record: Record, several: bool) -> str:
 def heats_in(row: ComparisonRow) -> list[Heat]:
     """The thumbnails of a row."""
     return [span.heat for span in row.spans if span.heat is not None]
+
+
+# -- thumbnails ------------------------------------------------------------------------------------
+
+
+_SIDE = 12  # cells at most along each side
+_NOT_FINITE = 255
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def small_heats(records: Mapping[Key, Mapping[str, Any]]) -> dict[Key, Heat]:
+    """Thumbnails of those records that have one; none where all values are alike."""
+    scale = shared_scale(records.values())
+    if scale is None or scale.flat:
+        return {}
+    return {
+        key: _small(record["thumbnail"], scale)
+        for key, record in records.items()
+        if isinstance(record.get("thumbnail"), Mapping)
+    }
+
+
+def _small(thumb: Mapping[str, Any], scale: Scale) -> Heat:
+    cells, rows, columns = b64decode(thumb["cells"]), thumb["rows"], thumb["columns"]
+    levels = [cells[start : start + columns] for start in range(0, len(cells), columns)]
+    levels = _means(levels, _parts(rows), _parts(columns))
+    low, high = (scale.level(thumb[end] or 0.0) for end in ("low", "high"))
+    step = (high - low) / 254
+    table = bytes([*(round(low + level * step) for level in range(255)), _NOT_FINITE])
+    kind = "values" if thumb["of"] == "values" and max(rows, columns) <= _SIDE else "means"
+    alt = f"{len(levels)} x {len(levels[0])} {kind}"
+    return Heat(tuple(line.translate(table) for line in levels), alt, scale.diverging)
+
+
+def _parts(size: int) -> list[tuple[int, int]]:
+    """Cut a side in at most as many pieces as are drawn."""
+    count = min(size, _SIDE)
+    return [(place * size // count, (place + 1) * size // count) for place in range(count)]
+
+
+def _means(
+    levels: list[bytes], rows: list[tuple[int, int]], columns: list[tuple[int, int]]
+) -> list[bytes]:
+    """The mean of each block; one that has a cell that is not finite shows that."""
+    if len(rows) == len(levels) and len(columns) == len(levels[0]):
+        return levels
+    found = []
+    for top, bottom in rows:
+        blocks = [b"".join(line[a:b] for line in levels[top:bottom]) for a, b in columns]
+        found.append(bytes(map(_mean, blocks)))
+    return found
+
+
+def _mean(block: bytes) -> int:
+    return _NOT_FINITE if _NOT_FINITE in block else sum(block) // len(block)
+
+
+# -- the variables of a stop -----------------------------------------------------------------------
+
+
+MOST_NAMES = 30
+_MOST_PICTURES = 24  # each is some 400 bytes of HTML
+_MOST_ALONE = 8  # of rows with one more
+_LONGEST = 98  # characters of names that are not shown
+_HEADS = ("name", "")
+
+
+@dataclass(frozen=True)
+class VariableTable:
+    """The variables of one function, the names that had no room, and how many more there are."""
+
+    title: str
+    whose: str
+    table: ComparisonTable
+    rest: ComparisonTable
+    more: int = 0
+
+
+def variable_parts(stop: Stop) -> list[Part]:
+    """The tables as parts, and what their marks mean."""
+    tables = variable_tables(stop)
+    parts: list[Part] = []
+    for one in tables:
+        if not one.table.rows:
+            parts.append(Text(f"no {one.title} yet{one.whose}", "muted"))
+            continue
+        parts += [Line((Text(one.title, "title"), Text(one.whose, "muted"))), one.table]
+        if one.rest.rows:
+            names = ", ".join(row.name for row in one.rest.rows)
+            words = cut(f"and {len(one.rest.rows) + one.more:,} more: {names}", _LONGEST)
+            first = f"the first {len(one.rest.rows)}"
+            label = f"show {first if one.more else 'them'}"
+            parts += [Text(words, "muted"), Details(label, one.rest, extra=True)]
+    return [*parts, *_legend([one.table for one in tables])]
+
+
+def variable_tables(stop: Stop) -> list[VariableTable]:
+    """A table for each function in which there are workers whose variables are known.
+
+    The first is that of the workers that advance next, the last that of those that wait.
+    """
+    places: dict[tuple[str, str], list[int]] = {}
+    standing = [rank for group in stop.groups for rank in group]
+    for worker in sorted(stop.workers, key=lambda worker: _turn(standing, worker.rank)):
+        spot = stop.spot(worker.rank)
+        if worker.variables is not None and spot is not None:
+            places.setdefault((spot.file, spot.function), []).append(worker.rank)
+    tables = []
+    budget = [_MOST_ALONE, _MOST_PICTURES]
+    for (_, function), ranks in places.items():
+        title = "variables" if len(places) == 1 else f"variables of {function}"
+        tables.append(_table(stop, sorted(ranks), title, budget))
+    return tables
+
+
+def _turn(standing: Sequence[int], rank: int) -> int:
+    return standing.index(rank) if rank in standing else len(standing)
+
+
+def _table(stop: Stop, ranks: Sequence[int], title: str, budget: list[int]) -> VariableTable:
+    """The table of some workers; takes the thumbnails that it has from the budget."""
+    held = by_name({rank: stop.workers[rank].variables or {} for rank in ranks})
+    changed = set().union(*(stop.workers[rank].changed for rank in ranks))
+    marked = {name for name, records in held.items() if differ(records, ranks)}
+    # What differs is shown first if not all can be: the place of a row is that of its name.
+    first = sorted(held, key=lambda name: (name not in marked) + (name not in changed))
+    shown = set(first[:MOST_NAMES])
+    rows: dict[str, ComparisonRow] = {}
+    for name in first:
+        several = name in marked and len(ranks) > 1
+        heats: Mapping[int, Heat] | None = None if name in shown and budget[several] > 0 else {}
+        rows[name] = row_of(name, held[name], ranks, changed=name in changed, heats=heats)
+        budget[several] -= len(heats_in(rows[name]))
+    kept, rest = (
+        [rows[name] for name in held if (name in shown) is well] for well in (True, False)
+    )
+    return VariableTable(
+        title,
+        "" if len(ranks) == len(stop.workers) else f" on {format_workers(ranks)}",
+        ComparisonTable(_HEADS, tuple(ranks), tuple(kept)),
+        ComparisonTable(_HEADS, tuple(ranks), tuple(rest)),
+        max(stop.workers[rank].more for rank in ranks),
+    )
+
+
+def by_name(variables: Mapping[int, Mapping[str, Record]]) -> dict[str, dict[int, Record]]:
+    """What workers have under each name; a name that only some have stands where they have it."""
+    order: list[str] = []
+    for names in variables.values():
+        place = 0
+        for name in names:
+            if name in order:
+                place = order.index(name) + 1
+            else:
+                order.insert(place, name)
+                place += 1
+    return {
+        name: {rank: names[name] for rank, names in variables.items() if name in names}
+        for name in order
+    }
+
+
+def _legend(tables: Sequence[ComparisonTable]) -> list[Part]:
+    """What the marks mean, of those that are used."""
+    rows = [row for table in tables for row in table.rows]
+    words = []
+    if any(row.differs for row in rows):
+        words.append("≠ differs between workers")
+    if any(row.changed for row in rows):
+        words.append("• changed since the last stop")
+    if any(len(heats_in(row)) > 1 for row in rows):
+        words.append("thumbnails of a row are on one scale")
+    return [Text(" · ".join(words), "muted")] if words else []
+
+
+# -- the value of an expression --------------------------------------------------------------------
+
+
+def evaluated_parts(expression: str, results: Mapping[int, tuple[str, Any]]) -> Part:
+    """Put the values of an expression side by side; what failed is told below.
+
+    Parameters
+    ----------
+    expression
+    results
+        For each worker ``("value", record)`` or ``("error", words)``.
+    """
+    values = {rank: found for rank, (kind, found) in results.items() if kind == "value"}
+    errors: dict[str, list[int]] = {}
+    for rank, (kind, found) in sorted(results.items()):
+        if kind != "value":
+            errors.setdefault(str(found), []).append(rank)
+    parts: list[Part] = []
+    if values:
+        table = evaluated_table(expression, values)
+        parts.append(table)
+        if table.rows[0].differs:
+            parts.append(Text("≠ differs between workers", "muted"))
+    else:
+        parts.append(Text(cut(expression, 200), "title"))
+    parts += [
+        Line((Text(f"{format_workers(ranks)}: "), Text(words, "error")))
+        for words, ranks in errors.items()
+    ]
+    return parts[0] if len(parts) == 1 else VStack(tuple(parts))
+
+
+def evaluated_table(expression: str, values: Mapping[int, Mapping[str, Any]]) -> ComparisonTable:
+    """One row, from the record of each worker."""
+    ranks = sorted(values)
+    return ComparisonTable(
+        ("expression", ""), tuple(ranks), (row_of(cut(expression, 60), values, ranks),)
+    )

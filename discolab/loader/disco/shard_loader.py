@@ -16,12 +16,14 @@ part. If worker 0 fails, the others' commands fail with it.
 
 Unlike in Disco, `i` is the number in the name where all names are ``param_N``: the order of the
 records is not that of the parameters once a large one was given a file of its own. With other
-names, `i` counts records. `sess.load` is faster and says by name what it loads.
+names, `i` counts records. Part k of n of a presharded parameter is ``param_0_shard-k-of-n``, k from
+1, or ``param_0_shard-k``, k from 0. `sess.load` is faster and says by name what it loads.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -38,9 +40,9 @@ from ...runtime.worker import current_worker
 from ..catalog import Catalog, Entry
 from ..errors import CheckpointError
 from ..formats import tensor_cache
-from ..presharded import is_presharded
+from ..presharded import is_presharded, part_of
 from ..read import Files, read_entry
-from . import param_names, shard_info
+from . import shard_info
 from .shard_info import Step
 
 _Pipeline = list[tuple[Step, Callable[..., Any]]]
@@ -100,7 +102,7 @@ class ShardLoader:
 
     def load_all(self) -> list[torch.Tensor]:
         """`load` of ``param_0``, ``param_1`` and so on. A collective of all workers."""
-        names = param_names.numbered("ShardLoaderLoadAll", self.catalog, self.catalog.entries)
+        names = numbered("ShardLoaderLoadAll", self.catalog, self.catalog.entries)
         return [self._load(self.catalog.entries[name]) for name in names]
 
     def load_param_on_worker0(self, index: Any) -> torch.Tensor:
@@ -112,13 +114,13 @@ class ShardLoader:
         """This worker's part of a parameter that is stored in parts."""
         name = "ShardLoaderLoadPresharded"
         mine = self._my_parts(name)
-        return self._read(mine[param_names.pick(name, self.catalog.path, list(mine), index)])
+        return self._read(mine[pick(name, self.catalog.path, list(mine), index)])
 
     def load_all_presharded(self) -> list[torch.Tensor]:
         """`load_presharded` of ``param_0``, ``param_1`` and so on."""
         name = "ShardLoaderLoadAllPresharded"
         mine = self._my_parts(name)
-        wanted = param_names.numbered(name, self.catalog, mine)
+        wanted = numbered(name, self.catalog, mine)
         device = current_worker().device
         found = {}
         with Files(self.catalog.files) as files:
@@ -130,11 +132,11 @@ class ShardLoader:
 
     def _entry(self, function: str, index: Any) -> Entry:
         names = list(self.catalog.entries)
-        return self.catalog.entries[param_names.pick(function, self.catalog.path, names, index)]
+        return self.catalog.entries[pick(function, self.catalog.path, names, index)]
 
     def _my_parts(self, function: str) -> dict[str, Entry]:
         if not self._parts:
-            self._parts = param_names.parts(function, self.catalog, self._rank, self._workers)
+            self._parts = parts(function, self.catalog, self._rank, self._workers)
         return self._parts
 
     def _load(self, entry: Entry) -> torch.Tensor:
@@ -269,3 +271,134 @@ def _read_text(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as exc:
         reason = getattr(exc, "strerror", None) or exc
         raise CheckpointError(path, f"can't be read: {reason}") from None
+
+
+# -- which record is meant -------------------------------------------------------------------------
+
+_NUMBERED = re.compile(r"param_(0|[1-9][0-9]*)")
+
+
+def pick(function: str, path: str, names: Sequence[str], index: Any) -> str:
+    """The one of `names` that `index` means.
+
+    Parameters
+    ----------
+    function, path
+        Who asks and of which checkpoint, for messages.
+    index
+        A name; or ``i`` or ``[i]``: ``param_i`` if all names are such, else the i-th of `names`.
+
+    Raises
+    ------
+    ArgumentError
+        If there is none.
+    """
+    if isinstance(index, str):
+        if index in names:
+            return index
+        near = difflib.get_close_matches(index, names, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ArgumentError(f"{function}: {path} has no parameter {index!r}{hint}")
+    number = _as_index(function, index)
+    if names and all(map(_NUMBERED.fullmatch, names)):
+        name = f"param_{number}"
+        if name in names:
+            return name
+        numbers = sorted(int(known.removeprefix("param_")) for known in names)
+        raise ArgumentError(
+            f"{function}: no {name!r} in {path}, which has {len(names)} parameters, "
+            f"param_{numbers[0]} to param_{numbers[-1]}"
+        )
+    if number < len(names):
+        return names[number]
+    raise ArgumentError(f"{function}: no parameter {number} in {path}, which has {len(names)}")
+
+
+def numbered(function: str, catalog: Catalog, names: Collection[str]) -> list[str]:
+    """``param_0`` to ``param_{n-1}``, if these are the names.
+
+    Raises
+    ------
+    CheckpointError
+        If they are others.
+    """
+    wanted = [f"param_{i}" for i in range(len(names))]
+    missing = [name for name in wanted if name not in names]
+    if not missing:
+        return wanted
+    others = [name for name in names if not _NUMBERED.fullmatch(name)]
+    what = f"has {others[0]!r}" if others else f"has no {missing[0]!r}"
+    todo = "load one at a time, or all by name with sess.load"
+    if others and part_of(others[0]):
+        todo = f"its parameters are stored in parts: call {function}Presharded"
+    raise CheckpointError(
+        catalog.path, f"{what}, and {function} gives param_0, param_1 and so on as a list; {todo}"
+    )
+
+
+def parts(function: str, catalog: Catalog, rank: int, workers: int) -> dict[str, Entry]:
+    """A worker's part of each presharded parameter, by the name of the whole.
+
+    In the order of worker 0's records, so that it is the same on all workers. Parameters that are
+    stored whole are everybody's.
+
+    Raises
+    ------
+    CheckpointError
+        If there are no parts, or not one for each worker; the same on all workers.
+    """
+    order: list[str] = []
+    found: dict[str, dict[int, Entry]] = {}
+    counts: dict[str, set[int]] = {}
+    for name, entry in catalog.entries.items():
+        base, part = name, 0
+        shard = part_of(name)
+        if shard is not None:
+            base, part, count = shard
+            counts.setdefault(base, set()).update([] if count is None else [count])
+        if part == 0:
+            order.append(base)
+        if part in found.setdefault(base, {}):
+            other = found[base][part].name
+            raise CheckpointError(
+                catalog.path, f"can't be told from {other!r}: both are worker {part}'s part", name
+            )
+        found[base][part] = entry
+    if not counts:
+        raise CheckpointError(
+            catalog.path,
+            f"has no parts such as 'param_0_shard-1-of-{workers}': for whole parameters call "
+            f"{function.removesuffix('Presharded')}",
+        )
+    for base, named in counts.items():
+        _check_parts(catalog.path, base, set(found[base]), named, workers)
+    return {base: found[base][rank if base in counts else 0] for base in order}
+
+
+def _check_parts(path: str, base: str, there: set[int], named: set[int], workers: int) -> None:
+    """Whether a parameter has one part for each worker; `named`: what its names say it has."""
+    count = max(named) if named else max(there) + 1
+    if named - {workers} or (not named and count > workers):
+        raise CheckpointError(
+            path,
+            f"is cut in {count} parts, and this session has {workers} workers; sess.load cuts it "
+            "anew, and so does the command: discolab shard",
+            base,
+        )
+    missing = sorted(set(range(workers)) - there)
+    if missing or len(there) > workers:
+        what = f"has no part for worker {missing[0]}" if missing else "has a part too many"
+        numbers = ", ".join(str(part + bool(named)) for part in sorted(there))
+        raise CheckpointError(path, f"{what}: it has parts {numbers}", base)
+
+
+def _as_index(function: str, index: Any) -> int:
+    """``i`` of ``i`` or ``[i]``."""
+    given = index
+    if isinstance(index, list | tuple) and len(index) == 1:
+        (given,) = index
+    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+        raise ArgumentError(
+            f"{function}: which parameter? Give its number, such as 3 or [3]; got {index!r}"
+        )
+    return given

@@ -19,12 +19,20 @@ import torch
 
 from ..catalog import Catalog, Piece
 from ..errors import CheckpointError
-from .archives import locate, read_archive
-from .builder import Builder
-from .checks import name_ok, shape_of, short, whole
-from .dtypes import PLAIN
-from .paths import inside, open_file, read_index, resolved
+from .checks import (
+    PLAIN,
+    Builder,
+    inside,
+    name_ok,
+    open_file,
+    read_index,
+    resolved,
+    shape_of,
+    short,
+    whole,
+)
 from .pickles import Opaque, TensorRef, load
+from .torch_save import locate, read_archive
 
 METADATA: Final = ".metadata"
 

@@ -1,8 +1,15 @@
-"""Which format is it? Told by the names in a folder, and by the first bytes of a file."""
+"""Which format is it? Told by the names in a folder, and by the first bytes of a file.
+
+Checksums of whole files are compared on request, where the index has them, since that reads every
+byte (`verify`).
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -10,8 +17,17 @@ from ...runtime.errors import ArgumentError
 from ..catalog import Catalog
 from ..errors import CheckpointError
 from . import dcp, safetensors, tensor_cache, torch_save
-from .checks import parse_json, said, short
-from .paths import inside, open_file, read_at, read_index, resolved
+from .checks import (
+    file_size,
+    inside,
+    open_file,
+    parse_json,
+    read_at,
+    read_index,
+    resolved,
+    said,
+    short,
+)
 
 SAVING: Final = ".discolab-saving"  # there while a save has not put its checkpoint in place
 LOOKED_FOR = (
@@ -134,3 +150,60 @@ def _open_file(path: Path) -> Catalog:
 def _named(catalog: Catalog, given: Path) -> Catalog:
     """The same, under the path that was given."""
     return Catalog(str(given), catalog.format, catalog.files, catalog.entries, catalog.metadata)
+
+
+# -- checksums -------------------------------------------------------------------------------------
+
+
+BLOCK: Final = 8 * 2**20
+
+
+def verify(
+    catalog: Catalog,
+    files: Iterable[int] | None = None,
+    meter: Callable[[int], None] | None = None,
+) -> None:
+    """Compare the files with their checksums, at some 0.6 GB/s.
+
+    Parameters
+    ----------
+    files
+        Indices in `catalog.files`; None: all. So several workers can share the work.
+    meter
+        Is told, now and then, how many more bytes were read.
+
+    Raises
+    ------
+    CheckpointError
+        At the first file whose size or MD5 is another one than the index says.
+    """
+    for number in range(len(catalog.files)) if files is None else files:
+        about = catalog.files[number]
+        path = Path(about.path)
+        size = file_size(path)
+        if size != about.size:
+            raise CheckpointError(path, f"has {size} bytes; expected {about.size}")
+        if about.md5 is None:
+            continue
+        found = _md5(path, meter)
+        if found != about.md5:
+            raise CheckpointError(
+                path, f"its md5 is {found}; expected {about.md5}: its content has changed"
+            )
+
+
+def _md5(path: Path, meter: Callable[[int], None] | None) -> str:
+    digest = hashlib.md5(usedforsecurity=False)
+    with open_file(path) as file:
+        while block := _read(file, path):
+            digest.update(block)
+            if meter is not None:
+                meter(len(block))
+    return digest.hexdigest()
+
+
+def _read(file: io.FileIO, path: Path) -> bytes:
+    try:
+        return file.read(BLOCK) or b""
+    except OSError as error:
+        raise CheckpointError(path, f"can't be read: {said(error)}") from None

@@ -1,25 +1,41 @@
 """TVM's and MLC's tensor-cache: a JSON index beside files of packed records.
 
 Records are in C order, little endian and packed without alignment, so a float32 may begin at an odd
-byte. A float32 whose format is ``f32-to-bf16`` is stored as bfloat16.
+byte. A float32 whose format is ``f32-to-bf16`` is stored as bfloat16. Read, and arranged to be
+written: how tensors are packed into files, and the index.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
+from ..arrangement import Arranged, NewFile, Record, Slot
 from ..catalog import Catalog
 from ..errors import CheckpointError
-from .builder import Builder
-from .checks import member, name_ok, parse_json, shape_of, short, whole
-from .dtypes import TENSOR_CACHE, dtype_of
-from .paths import file_size, inside, read_index, resolved
+from .checks import (
+    TENSOR_CACHE,
+    TENSOR_CACHE_NAMES,
+    Builder,
+    dtype_of,
+    file_size,
+    inside,
+    member,
+    name_ok,
+    parse_json,
+    read_index,
+    resolved,
+    shape_of,
+    short,
+    whole,
+)
 
 INDEX_NAMES: Final = ("tensor-cache.json", "ndarray-cache.json")
 FORMATS: Final = ("raw", "f32-to-bf16")
@@ -128,3 +144,98 @@ def _first_name(about: dict[str, Any]) -> str | None:
     first = records[0] if isinstance(records, list) and records else None
     name = first.get("name") if isinstance(first, dict) else None
     return name if isinstance(name, str) else None
+
+
+# -- to be written ---------------------------------------------------------------------------------
+
+
+INDEX = "tensor-cache.json"
+CAP = 32 << 20  # bytes of a file; TVM's default
+
+
+def arrange(
+    parts: Iterable[Sequence[Record]], cap: int = CAP, tag: str = "", in_order: bool = False
+) -> Arranged:
+    """Pack tensors into files, without alignment, as TVM does.
+
+    A tensor of half the cap or more that does not fit goes into a file of its own. TVM writes that
+    one before what is pending, so that the order of the index is not that of the tensors.
+
+    Parameters
+    ----------
+    parts
+        Tensors that share files: one part, or one for each worker.
+    cap
+        Bytes; a file has fewer, unless one tensor has more.
+    tag
+        In the files' names.
+    in_order
+        Keep the order, which TVM's ``ShardLoaderLoadPresharded`` counts on.
+    """
+    packing = _Packing(cap)
+    for records in parts:
+        for record in records:
+            packing.add(record, in_order)
+        packing.flush()
+    files = tuple(
+        NewFile(f"params_shard_{number}{tag}.bin", sum(record.nbytes for record in found))
+        for number, found in enumerate(packing.files)
+    )
+    slots = []
+    for number, found in enumerate(packing.files):
+        offset = 0
+        for record in found:
+            slots.append(Slot(record, number, offset))
+            offset += record.nbytes
+    return Arranged(files, tuple(slots))
+
+
+class _Packing:
+    def __init__(self, cap: int) -> None:
+        self.files: list[list[Record]] = []
+        self._cap = cap
+        self._pending: list[Record] = []
+        self._bytes = 0
+
+    def add(self, record: Record, in_order: bool) -> None:
+        if self._bytes + record.nbytes >= self._cap:
+            if record.nbytes * 2 >= self._cap:
+                if in_order:
+                    self.flush()
+                self.files.append([record])
+                return
+            self.flush()
+        self._pending.append(record)
+        self._bytes += record.nbytes
+
+    def flush(self) -> None:
+        if self._pending:
+            self.files.append(self._pending)
+            self._pending, self._bytes = [], 0
+
+
+def index(arranged: Arranged, md5: Sequence[str], metadata: Mapping[str, Any]) -> bytes:
+    """The index file's content, given the checksum of each file."""
+    records = []
+    for file, slots, checksum in zip(arranged.files, arranged.by_file(), md5, strict=True):
+        inside = [
+            {
+                "name": slot.record.name,
+                "shape": list(slot.record.shape),
+                "dtype": TENSOR_CACHE_NAMES[slot.record.dtype],
+                "format": "raw" if slot.record.stored == slot.record.dtype else "f32-to-bf16",
+                "nbytes": slot.record.nbytes,
+                "byteOffset": slot.offset,
+            }
+            for slot in slots
+        ]
+        records.append(
+            {
+                "dataPath": file.name,
+                "format": "raw-shard",
+                "nbytes": file.size,
+                "records": inside,
+                "md5sum": checksum,
+            }
+        )
+    return json.dumps({"metadata": dict(metadata), "records": records}, indent=4).encode()

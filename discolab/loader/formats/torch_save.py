@@ -1,19 +1,232 @@
-"""Files of torch.save, read in place; what isn't a tensor in them is left out."""
+"""Files of torch.save, read in place; what isn't a tensor in them is left out.
+
+They are zip archives (`read_archive`), of which is found where each record's bytes are, without
+reading them.
+"""
 
 from __future__ import annotations
 
+import io
+import math
 import os
-from collections.abc import Iterator
+import struct
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ..catalog import Catalog
+from ..catalog import Catalog, Piece, Shape, c_strides
 from ..errors import CheckpointError
-from .archives import FIX, Archive, locate, read_archive
-from .builder import Builder
-from .checks import MAX_DEPTH, member, name_ok, parse_json, short
-from .paths import inside, open_file, read_at, read_index, resolved
-from .pickles import Opaque, TensorRef
+from .checks import (
+    MAX_DEPTH,
+    PLAIN,
+    Builder,
+    inside,
+    member,
+    name_ok,
+    open_file,
+    parse_json,
+    read_at,
+    read_index,
+    resolved,
+    said,
+    shape_of,
+    short,
+    whole,
+)
+from .pickles import Opaque, TensorRef, load
+
+_HEADER: Final = struct.Struct("<4s22xHH")
+FIX: Final = "load it with torch.load and save it again with torch.save"
+
+
+@dataclass(frozen=True)
+class Record:
+    """Bytes of a file."""
+
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Archive:
+    """What a file of torch.save has in it.
+
+    Attributes
+    ----------
+    content
+        What was saved, with a `TensorRef` for each tensor.
+    storages
+        By key.
+    """
+
+    content: Any
+    storages: Mapping[str, Record]
+
+
+def read_archive(file: io.FileIO, path: Path, begin: int, end: int) -> Archive:
+    """The archive that lies in bytes `begin` to `end` of a file.
+
+    Raises
+    ------
+    CheckpointError
+        If there is none, or one that torch.save has not written so that it can be read in place.
+    """
+    try:
+        with zipfile.ZipFile(_Window(file, path, begin, end)) as found:
+            infos = found.infolist()
+    except (CheckpointError, MemoryError):
+        raise
+    except Exception as error:  # zipfile has no one error for what it can't read
+        raise CheckpointError(
+            path, f"is truncated or no file of torch.save: {said(error)}"
+        ) from None
+    records: dict[str, Record] = {}
+    for info in infos:
+        # all are in one folder, whose name is free
+        name = info.filename.partition("/")[2]
+        if name in records:
+            raise CheckpointError(path, f"has the record {short(name)} twice")
+        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
+            raise CheckpointError(
+                path, f"its record {short(name)} is compressed or encrypted; {FIX}"
+            )
+        records[name] = _record(file, path, begin, end, info)
+    if "constants.pkl" in records:
+        raise CheckpointError(
+            path, "is a TorchScript program; expected the state_dict of one, saved by torch.save"
+        )
+    if "data.pkl" not in records:
+        raise CheckpointError(path, "has no data.pkl: it is a zip that torch.save has not written")
+    order = records.get("byteorder")
+    if order is not None and read_at(file, order.offset, min(order.nbytes, 8), path) != b"little":
+        raise CheckpointError(
+            path, f"is not in little-endian order; {FIX} on a machine that is (x86, ARM)"
+        )
+    pickled = records["data.pkl"]
+    content = load(read_at(file, pickled.offset, pickled.nbytes, path), path)
+    prefix = "data/"
+    return Archive(
+        content,
+        {name[len(prefix) :]: found for name, found in records.items() if name.startswith(prefix)},
+    )
+
+
+def locate(
+    made: Builder,
+    path: Path,
+    file: int,
+    archive: Archive,
+    ref: TensorRef,
+    name: str,
+    claimed: set[tuple[int, int]],
+) -> tuple[Shape, Piece]:
+    """The shape of a tensor and where it is, as a piece that starts at the origin.
+
+    Parameters
+    ----------
+    claimed
+        Storages that were claimed before, as (file, offset): tensors may share one.
+
+    Raises
+    ------
+    CheckpointError
+        If it is not what its storage holds.
+    """
+    if ref.dtype not in PLAIN:
+        raise CheckpointError(path, f"dtype {ref.dtype} can't be read as plain bytes", name)
+    shape = shape_of(ref.shape, ref.dtype, path, name)
+    record = archive.storages.get(ref.storage.key)
+    if record is None:
+        raise CheckpointError(path, f"has no record {short('data/' + ref.storage.key)}", name)
+    unit = 1 if ref.storage.dtype is None else ref.storage.dtype.itemsize
+    nbytes = whole(ref.storage.numel, "its storage's size", path, name) * unit
+    if nbytes != record.nbytes:
+        raise CheckpointError(
+            path, f"its storage has {record.nbytes} bytes; expected {nbytes}", name
+        )
+    if not isinstance(ref.strides, list | tuple) or len(ref.strides) != len(shape):
+        raise CheckpointError(
+            path, f"strides {short(ref.strides)} do not fit shape {list(shape)}", name
+        )
+    strides = tuple(whole(step, "a stride", path, name) for step in ref.strides)
+    offset = whole(ref.offset, "its offset in the storage", path, name)
+    numel = math.prod(shape)
+    last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+    size = nbytes // ref.dtype.itemsize
+    if numel and last >= size:
+        raise CheckpointError(
+            path, f"reaches element {last} of a storage of {size} {str(ref.dtype)[6:]}", name
+        )
+    if numel > size:
+        raise CheckpointError(
+            path,
+            f"shape {list(shape)} with strides {list(strides)} has {numel} elements, and its "
+            f"storage {size}: it was expanded; save it with .contiguous()",
+            name,
+        )
+    if (file, record.offset) not in claimed:
+        claimed.add((file, record.offset))
+        made.claim(file, record.offset, record.nbytes, name)
+    begin = record.offset + (offset * ref.dtype.itemsize if numel else 0)
+    plain = not numel or all(
+        n == 1 or a == b for n, a, b in zip(shape, strides, c_strides(shape), strict=True)
+    )
+    return shape, Piece(file, begin, (0,) * len(shape), shape, None if plain else strides)
+
+
+def _record(file: io.FileIO, path: Path, begin: int, end: int, info: zipfile.ZipInfo) -> Record:
+    """Where a record's bytes are: right after its local header, which has a length of its own."""
+    header = begin + info.header_offset
+    if not begin <= header <= end - _HEADER.size:
+        raise CheckpointError(path, f"a record's header at {header} is outside of the archive")
+    magic, name, extra = _HEADER.unpack(read_at(file, header, _HEADER.size, path))
+    offset = header + _HEADER.size + name + extra
+    if magic != b"PK\x03\x04" or info.file_size != info.compress_size:
+        raise CheckpointError(path, f"the record {short(info.filename)} is damaged at {header}")
+    if info.file_size < 0 or offset + info.file_size > end:
+        raise CheckpointError(
+            path,
+            f"ends at {end}; expected {info.file_size} bytes of {short(info.filename)} at {offset}",
+        )
+    return Record(offset, info.file_size)
+
+
+class _Window(io.RawIOBase):
+    """A part of a file as a file of its own, which refuses to read very much at once."""
+
+    def __init__(self, file: io.FileIO, path: Path, begin: int, end: int) -> None:
+        self._file, self._path, self._begin, self._end = file, path, begin, end
+        self._at = 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._end - self._begin}
+        at = base[whence] + offset
+        if at < 0:
+            raise OSError("before the begin")
+        self._at = at
+        return at
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        left = max(0, self._end - self._begin - self._at)
+        count = left if size is None or size < 0 else min(size, left)
+        data = read_at(self._file, self._begin + self._at, count, self._path) if count else b""
+        self._at += count
+        return data
+
+
+# -- files -----------------------------------------------------------------------------------------
+
 
 SUFFIXES: Final = (".pt", ".pth", ".bin")
 INDEX_SUFFIX: Final = ".bin.index.json"

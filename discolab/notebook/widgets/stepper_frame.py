@@ -11,7 +11,7 @@ from typing import Any
 
 from ...debugger.breaks import Break
 from ...debugger.picture import evaluated_table, variable_tables
-from ...debugger.picture.places import LOOK_OF_STATE, format_place, short_name
+from ...debugger.picture.stop import LOOK_OF_STATE, format_place, short_name
 from ...debugger.records import Spot
 from ...debugger.stops import Stop, WorkerAt
 from ...runtime.sources import is_cell

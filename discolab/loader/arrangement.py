@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..catalog import Shape
+from .catalog import Shape
 
 
 @dataclass(frozen=True, slots=True)

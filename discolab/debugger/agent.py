@@ -1,8 +1,8 @@
 """The worker's end of the debugger: here a worker stands until it is told to go on.
 
-One `Port` a worker, in its `shared`. The worker's own thread alone calls `arrive`, `begin` and
-`end`; `heard` is called on the thread of whoever tells it something (the controller's, or that of
-the worker's link). `_order` and `_asks` are each written by one side and taken by the other in a
+One `DebugAgent` a worker, in its `shared`. The worker's own thread alone calls `arrive`, `begin`
+and `end`; `heard` is called on the thread of whoever tells it something (the controller's, or that
+of the worker's link). `_order` and `_asks` are each written by one side and taken by the other in a
 single operation. `_guard` guards that an exception that ends an evaluation hits nothing else.
 
 While a worker stands it waits as for everything else (`Worker.wait_for`): an interrupt, the end of
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from .tracer import Tracer
 
 SERVICE = "debugger"
-STATION = "discolab.debugger.station"  # in `shared`, where the controller is in this process
-_PORTS = "discolab.debugger.ports"
+CONTROLLER = "discolab.debugger.controller"  # in `shared`, where the controller is in this process
+_AGENTS = "discolab.debugger.agents"
 ALONE = "a value is worked out for the debugger"
 
 
@@ -49,7 +49,7 @@ class Standing:
         return f"the debugger at {place(self._at.file, self._at.line)}"
 
 
-class Port:
+class DebugAgent:
     """See the module.
 
     Attributes
@@ -145,9 +145,9 @@ class Port:
     def _tell(self, *message: Any) -> None:
         worker = self.worker
         if worker.link is None:
-            station = worker.shared.get(STATION)
-            if station is not None:
-                station.receive(worker.worker_id, message)
+            controller = worker.shared.get(CONTROLLER)
+            if controller is not None:
+                controller.receive(worker.worker_id, message)
         elif message[0] == "arrive":
             with shield():  # no interrupt tears it
                 worker.link.tell(SERVICE, message)
@@ -220,15 +220,15 @@ class Port:
                 raise_in_thread(self.worker.thread_id, EvaluationEnded)
 
 
-def port_of(worker: Worker) -> Port:
-    """The port of a worker; made when it is first asked for."""
-    ports = worker.shared.get(_PORTS)
-    if ports is None:
-        ports = worker.shared.setdefault(_PORTS, {})
-    port: Port | None = ports.get(worker.worker_id)
-    if port is None:
-        port = ports.setdefault(worker.worker_id, Port(worker))
-    return port
+def agent_of(worker: Worker) -> DebugAgent:
+    """The agent of a worker; made when it is first asked for."""
+    agents = worker.shared.get(_AGENTS)
+    if agents is None:
+        agents = worker.shared.setdefault(_AGENTS, {})
+    agent: DebugAgent | None = agents.get(worker.worker_id)
+    if agent is None:
+        agent = agents.setdefault(worker.worker_id, DebugAgent(worker))
+    return agent
 
 
 def _function(name: str) -> Callable[..., Any]:

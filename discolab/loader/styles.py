@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...layouts.layout import REPLICATE, Layout
-from ...runtime.errors import ArgumentError
+from ..layouts.layout import REPLICATE, Layout
+from ..runtime.errors import ArgumentError
 
 OUT, IN, VOCAB, FIRST, WHOLE, HOOK = "out", "in", "vocab", "first", "whole", "hook"
 

@@ -1,9 +1,9 @@
 """The controller's end of the debugger: what workers say goes into the lockstep, orders come out.
 
-One `Station` a session. `lock` guards it and its `Lockstep`; events come on the workers' threads
-where workers are threads, else on the session's reader thread (and of worker 0, on its own). What
-follows from an event is done at once on the thread that brings it, so the last worker to arrive
-lets the others go. Nothing waits under the lock.
+One `DebugController` a session. `lock` guards it and its `Lockstep`; events come on the workers'
+threads where workers are threads, else on the session's reader thread (and of worker 0, on its
+own). What follows from an event is done at once on the thread that brings it, so the last worker to
+arrive lets the others go. Nothing waits under the lock.
 
 While somebody stands and somebody runs, a thread looks whether those who run wait in a collective
 for those who stand: that no worker can tell by itself. The same thread finds who has left a program
@@ -17,26 +17,38 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..ccl.doctor import waits
-from ..runtime.errors import DiscoError, SessionClosedError
+from ..runtime.errors import DiscoError, SessionClosedError, SessionError
 from ..runtime.failures import name_ranks
+from ..runtime.interrupts import TICK
+from ..runtime.ranks import parse_ranks
 from ..runtime.services import SERVICES, Service, probe
 from ..runtime.session import Session
-from ..runtime.sources import display_name
+from ..runtime.sources import display_name, place
 from ..runtime.worker import Worker
+from .agent import CONTROLLER, SERVICE, agent_of
 from .lockstep import ABORTED, DONE, ERROR, HELD, PAUSED, RUNNING, Action, Blocking, Lockstep
-from .port import SERVICE, STATION, port_of
 from .records import arrival_of
+from .stops import Stop, not_paused, snapshot, sources_of
 
 STUCK = "was told to end, and is still inside a call that Python can't interrupt"
 _SOON = 0.002  # seconds from when somebody stands to the first look at the others
 _TICK = 0.05
 _IDLE = 0.2  # seconds between two looks while nobody runs, or nobody stands
+NOTHING = "no program is being stepped: begin one with %%disco --step, or -b LINE"
+_OVER = "the program has ended: begin one with %%disco --step, or -b LINE"
+
+Ranks = str | Collection[int] | None
 
 
-class Station:
+class DebuggerError(SessionError):
+    """What was asked can't be done with the program as it is; says what can."""
+
+
+class DebugController:
     """See the module.
 
     Attributes
@@ -56,7 +68,7 @@ class Station:
     """
 
     def __init__(self, session: Session) -> None:
-        self._session = weakref.ref(session)  # workers hold the station
+        self._session = weakref.ref(session)  # workers hold the controller
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.lockstep: Lockstep | None = None
@@ -73,10 +85,10 @@ class Station:
         self._watching = False
         self._links = getattr(session, "services", {}).get(SERVICE)
         if isinstance(self._links, DebugService):
-            self._links.station = self
+            self._links.controller = self
         else:
             for worker in session.workers_here().values():
-                worker.shared[STATION] = self
+                worker.shared[CONTROLLER] = self
 
     @property
     def session(self) -> Session:
@@ -101,7 +113,7 @@ class Station:
             self._ordinals.clear()
             self._pausing.clear()
             self._begun_by_itself = False
-            self._has_changed()
+            self.has_changed()
             if not self._watching:
                 self._watching = True
                 threading.Thread(target=self._watch, name="discolab-debugger", daemon=True).start()
@@ -110,6 +122,59 @@ class Station:
     def is_active(self) -> bool:
         """Whether a program is under way."""
         return self.lockstep is not None and not self.lockstep.finished
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether a program stands, so that it can be looked at and go on."""
+        with self.lock:
+            return self.lockstep is not None and self.lockstep.paused
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no worker of a program runs: it stands, or has ended."""
+        lockstep = self.lockstep
+        return lockstep is None or lockstep.settled
+
+    def stop(self, frame: int = 0) -> Stop:
+        """How things are, without variables; there was a program."""
+        with self.lock:
+            assert self.lockstep is not None
+            stop = snapshot(self.lockstep, self.name, frame)
+        return replace(stop, sources=sources_of(stop.workers))
+
+    def ranks(self, ranks: Ranks) -> list[int]:
+        """Workers, as a user names them."""
+        return list(parse_ranks(ranks, self.session.num_workers, self.session.current_mesh))
+
+    def paused(self, ranks: Ranks) -> list[int]:
+        """Of these workers those that stand.
+
+        Raises
+        ------
+        DebuggerError
+            If none does.
+        """
+        with self.lock:
+            lockstep = self.lockstep
+            if lockstep is None or lockstep.finished:
+                raise DebuggerError(NOTHING if lockstep is None else _OVER)
+            if not lockstep.settled:
+                raise DebuggerError(f"{self.name} runs: stop it where it is with %disco_pause")
+            chosen = self.ranks(ranks)
+            found = [rank for rank in lockstep.ranks(PAUSED) if rank in chosen]
+            if not found:
+                raise DebuggerError(not_paused(lockstep, chosen))
+            return found
+
+    def why_held_up(self) -> str:
+        """Why no call on the session goes on now, "" if they do."""
+        with self.lock:
+            lockstep = self.lockstep
+            if lockstep is None or not lockstep.paused:
+                return ""
+            here = lockstep.at[lockstep.groups()[0][0]].here
+        how = "%disco_abort" if self.session._dead() else "%disco_continue or %disco_abort"
+        return f"the workers are paused at {place(here.file, here.line)}: {how} first"
 
     def command(self, mode: str, argument: Any, ranks: Collection[int] | None) -> None:
         """Have paused workers go on."""
@@ -138,7 +203,7 @@ class Station:
             if self.lockstep is not None:
                 for rank in self.lockstep.ranks(RUNNING, HELD, PAUSED, "collective"):
                     self.lockstep.end(rank, ABORTED, STUCK if rank in stuck else "")
-                self._has_changed()
+                self.has_changed()
 
     # -- workers -----------------------------------------------------------------------------
 
@@ -147,7 +212,7 @@ class Station:
         if isinstance(self._links, DebugService):
             self._links.tell(rank, message)
         else:
-            port_of(self.session.workers_here()[rank]).heard(message)
+            agent_of(self.session.workers_here()[rank]).heard(message)
 
     def send_all(self, *message: Any) -> None:
         """Tell all workers something."""
@@ -162,7 +227,7 @@ class Station:
                 number, well, value = rest
                 if number in self._answers:
                     self._answers[number][rank] = well, value
-                    self._has_changed()
+                    self.has_changed()
                 return
             if what == "begin":
                 self._ordinals[rank] = rest[0]
@@ -196,26 +261,52 @@ class Station:
 
     # -- questions ---------------------------------------------------------------------------
 
-    def ask(self, ranks: Collection[int], name: str, args: Sequence[Any]) -> int:
-        """Put a question to workers that stand; its number."""
+    def ask(
+        self, ranks: Sequence[int], name: str, args: Sequence[Any], timeout: float
+    ) -> dict[int, tuple[bool, Any]]:
+        """Have workers that stand call a function ``module:name`` with ``(worker, frame, *args)``.
+
+        Returns
+        -------
+        dict
+            By rank whether it went well, and the value, which must travel, or what went wrong.
+        """
+        if not ranks:
+            return {}
+        answers: dict[int, tuple[bool, Any]] = {}
         with self.lock:
             number = next(self._numbers)
-            self._answers[number] = {}
+            self._answers[number] = answers
             for rank in ranks:
                 self.send(rank, "ask", number, name, tuple(args))
-            return number
+        deadline = time.monotonic() + timeout
+        to_cut: Sequence[int] = ranks
+        try:
+            while True:
+                with self.lock:
+                    missing = [rank for rank in ranks if rank not in answers]
+                    if missing and time.monotonic() < deadline:
+                        self.changed.wait(TICK)
+                        missing = [rank for rank in ranks if rank not in answers]
+                if missing:
+                    self.tick()
+                    self.session._check_open()
+                    self.session._check_alive(missing)
+                if not missing or time.monotonic() > deadline:
+                    to_cut = missing
+                    break
+        finally:
+            with self.lock:
+                del self._answers[number]
+                for rank in to_cut:
+                    self.send(rank, "cut", number)
+        late = (False, f"no value after {timeout:g} s: the evaluation was stopped")
+        return dict(sorted({**dict.fromkeys(to_cut, late), **answers}.items()))
 
-    def answers(self, number: int) -> dict[int, tuple[bool, Any]]:
-        """What has been answered so far."""
-        with self.lock:
-            return dict(self._answers.get(number, ()))
-
-    def forget(self, number: int, missing: Collection[int] = ()) -> None:
-        """Nobody waits for these answers any more."""
-        with self.lock:
-            self._answers.pop(number, None)
-            for rank in missing:
-                self.send(rank, "cut", number)
+    def tick(self) -> None:
+        """A wait goes on: in a notebook output is shown then, below the cell that waits."""
+        if threading.current_thread() is threading.main_thread():
+            self.session.tick()
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -232,14 +323,15 @@ class Station:
                 self.send(action.rank, action.what)
         if lockstep.paused and not self._still:
             self._stand(True)
-        self._has_changed()
+        self.has_changed()
 
     def _stand(self, still: bool) -> None:
         """Have deadlines stand still, or run on."""
         self._still = still
         self.send_all("still", still)
 
-    def _has_changed(self) -> None:
+    def has_changed(self) -> None:
+        """Tell all who wait and listen; under the lock."""
         self.version += 1
         self.changed.notify_all()
         for listener in tuple(self.listeners):
@@ -331,11 +423,11 @@ def has_left(worker: Worker, ordinals: dict[int, int]) -> tuple[str, str]:
 
 
 class DebugService(Service):
-    """The lines to workers of other processes; without a station they are let go at once."""
+    """The lines to workers of other processes; without a controller they are let go at once."""
 
     def __init__(self, exchange: Any) -> None:
         self._exchange = exchange
-        self.station: Station | None = None
+        self.controller: DebugController | None = None
 
     def tell(self, rank: int, message: tuple[Any, ...]) -> None:
         """Say something to a worker."""
@@ -343,15 +435,15 @@ class DebugService(Service):
 
     def receive(self, rank: int, value: Any) -> None:
         """See `Service`."""
-        if self.station is not None:
-            self.station.receive(rank, value)
+        if self.controller is not None:
+            self.controller.receive(rank, value)
         elif value[0] == "arrive":
             self.tell(rank, ("go", "continue", None))
 
     def lost(self, rank: int) -> None:
         """See `Service`."""
-        if self.station is not None:
-            self.station.lost(rank)
+        if self.controller is not None:
+            self.controller.lost(rank)
 
 
 SERVICES[SERVICE] = DebugService

@@ -1,22 +1,146 @@
-"""A plan says for each parameter's name how it is laid out. Pure, but for its files."""
+"""A plan says for each parameter's name how it is laid out. Pure, but for its files.
+
+`Plan.resolve` makes a `Resolved` of it: the plan for one checkpoint and so many workers, that is,
+what each of them holds.
+"""
 
 from __future__ import annotations
 
+import difflib
+import fnmatch
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
-from ...layouts.layout import REPLICATE, Layout, Workers, check
-from ...layouts.text import WORDS, parse_layout
-from ...runtime.errors import ArgumentError
-from ..catalog import Catalog, Shape
-from .patterns import MOST_NAMES, matcher
-from .resolved import Resolved
+import torch
+
+from ..layouts.layout import REPLICATE, Cut, Layout, Workers, cached_cut, check
+from ..layouts.text import WORDS, parse_layout
+from ..runtime.errors import ArgumentError
+from .catalog import Catalog, Shape
 from .styles import HOOK, WHOLE_MODULE, Style, style_named, style_of
+
+MOST_NAMES = 10  # parameters that one error lists
+
+
+@lru_cache(maxsize=4096)
+def matcher(pattern: str) -> Callable[[str], object]:
+    """What says whether a name matches a glob, where ``*`` is dots too, or ``re:…``, as a whole.
+
+    Raises
+    ------
+    ArgumentError
+        If it is no regular expression.
+    """
+    try:
+        expression = pattern[3:] if pattern.startswith("re:") else fnmatch.translate(pattern)
+        return re.compile(expression).fullmatch
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ArgumentError(f"the pattern {pattern!r} is no regular expression: {error}") from None
+
+
+def unknown_names(names: Sequence[str], known: Iterable[str]) -> ArgumentError:
+    """The error of names that a checkpoint does not have."""
+    near = difflib.get_close_matches(names[0], list(known), 3)
+    mean = f"; near are {', '.join(map(repr, near))}" if near else ""
+    listed = ", ".join(map(repr, names[:MOST_NAMES]))
+    return ArgumentError(f"the checkpoint has no parameter {listed}{mean}")
+
+
+# -- for one checkpoint and so many workers --------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A plan for one checkpoint and for so many workers.
+
+    Attributes
+    ----------
+    layouts
+        Of each parameter, by name, in the checkpoint's order.
+    unmatched
+        Names that no rule matched; empty where the plan has no rules.
+    unused
+        Patterns of rules that decided nothing: they matched no name, or earlier ones did.
+    """
+
+    catalog: Catalog
+    workers: Workers
+    layouts: Mapping[str, Layout]
+    unmatched: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Resolved:
+        return self  # nothing in it changes, so the workers of one process can share it
+
+    def cut(self, name: str, rank: int) -> Cut | None:
+        """What a worker holds of a parameter; None if its stage does not hold it.
+
+        Raises
+        ------
+        ArgumentError
+            If the checkpoint has no such parameter.
+        """
+        if name not in self.layouts:
+            raise unknown_names([name], self.layouts)
+        return cached_cut(self.layouts[name], self.catalog.entries[name].shape, self.workers, rank)
+
+    def bytes_on(self, rank: int, dtype: torch.dtype | None = None) -> int:
+        """Bytes of all tensors of a worker.
+
+        Parameters
+        ----------
+        dtype
+            What all floating ones are cast to; None: they stay as they are.
+        """
+        total = 0
+        for name, entry in self.catalog.entries.items():
+            held = self.cut(name, rank)
+            if held is not None:
+                total += held.numel * entry.loaded_as(dtype).itemsize
+        return total
+
+    def subset(self, names: str | Iterable[str]) -> Resolved:
+        """The same for some of the parameters, in the checkpoint's order.
+
+        Parameters
+        ----------
+        names
+            Names or patterns, as in rules.
+
+        Raises
+        ------
+        ArgumentError
+            If one matches nothing.
+        """
+        wanted = [names] if isinstance(names, str) else names
+        if not isinstance(wanted, Iterable):
+            raise ArgumentError(f"names of parameters are strings, got {names!r:.60}")
+        chosen: set[str] = set()
+        missing = []
+        for one in wanted:
+            found = {one} if one in self.layouts else set(filter(matcher(one), self.layouts))
+            chosen |= found
+            if not found:
+                missing.append(one)
+        if missing:
+            raise unknown_names(missing, self.layouts)
+        entries = {name: e for name, e in self.catalog.entries.items() if name in chosen}
+        return replace(
+            self,
+            catalog=replace(self.catalog, entries=entries),
+            layouts={name: self.layouts[name] for name in entries},
+            unmatched=tuple(name for name in self.unmatched if name in chosen),
+        )
+
+
+# -- plans -----------------------------------------------------------------------------------------
+
 
 __all__ = ["Plan", "Resolved", "Rule", "parse_layout"]
 

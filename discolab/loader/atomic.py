@@ -16,13 +16,13 @@ import re
 from collections.abc import Iterable
 from typing import Any, Self
 
-from ...runtime.errors import ArgumentError
-from ...runtime.interrupts import shield
-from ..errors import CheckpointError
-from ..formats.opening import SAVING
-from . import safetensors_writer
-from .new_files import create_file, pwrite_all, remove, sync_folder, write_new, writing
-from .records import Arranged, NewFile
+from ..runtime.errors import ArgumentError
+from ..runtime.interrupts import shield
+from .arrangement import Arranged, NewFile
+from .errors import CheckpointError
+from .files import create_file, pwrite_all, remove, sync_folder, write_new, writing
+from .formats import safetensors
+from .formats.opening import SAVING
 
 JOURNAL = SAVING
 _PART = ".part"  # of a file that takes the place of one with its name
@@ -93,9 +93,9 @@ class Replacement:
         self._old_indexes = [n for n in there if _INDEXES[self._format].fullmatch(n)]
         self._old = {name for i in self._old_indexes for name in referred(self.folder, i)}
         loose = {name for name in there if name.endswith(".safetensors")} - self._old
-        if self._format == "safetensors" and safetensors_writer.SINGLE in loose:
-            self._old.add(safetensors_writer.SINGLE)
-        self.single = not self._old_indexes and loose <= {safetensors_writer.SINGLE}
+        if self._format == "safetensors" and safetensors.SINGLE in loose:
+            self._old.add(safetensors.SINGLE)
+        self.single = not self._old_indexes and loose <= {safetensors.SINGLE}
         self.tag = _free_tag(there)
 
     def create(self, arranged: Arranged) -> list[str]:
@@ -122,8 +122,8 @@ class Replacement:
         """The index that the checkpoint gets; None: it is one file that needs none."""
         if self._format == "tensor-cache":
             return "tensor-cache.json"
-        alone = [file.name for file in arranged.files] == [safetensors_writer.SINGLE]
-        return None if alone else safetensors_writer.INDEX
+        alone = [file.name for file in arranged.files] == [safetensors.SINGLE]
+        return None if alone else safetensors.INDEX
 
     def commit(self, arranged: Arranged, index: bytes) -> None:
         """Put the new checkpoint in place; the end of ``with`` removes the old one.
@@ -131,7 +131,7 @@ class Replacement:
         All of the data must be on the disk.
         """
         name = self.index_name(arranged)
-        final = os.path.join(self.folder, name or safetensors_writer.SINGLE)
+        final = os.path.join(self.folder, name or safetensors.SINGLE)
         self._gone = [*(index for index in self._old_indexes if index != name), *self._old]
         with writing(final):
             if name:
@@ -179,7 +179,7 @@ class Replacement:
         os.makedirs(self.folder, exist_ok=True)
 
     def _place(self, file: NewFile) -> str:
-        return file.name + (_PART if file.name == safetensors_writer.SINGLE else "")
+        return file.name + (_PART if file.name == safetensors.SINGLE else "")
 
     def _write_journal(self, index: str | None) -> None:
         assert self._lock is not None

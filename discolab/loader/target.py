@@ -9,16 +9,14 @@ from typing import Any
 
 import torch
 
-from ...layouts.layout import cut
-from ...runtime.errors import ArgumentError
-from ..catalog import Catalog, Shape
-from ..formats import open_checkpoint
-from ..formats.checks import MAX_DEPTH
-from ..formats.dtypes import SAFETENSORS_NAMES, TENSOR_CACHE_NAMES
-from ..presharded import KEY, Sharding, shard_name
-from . import safetensors_writer, tensor_cache_writer
+from ..layouts.layout import cut
+from ..runtime.errors import ArgumentError
+from .arrangement import Arranged, Record, Slot
 from .atomic import Replacement
-from .records import Arranged, Record, Slot
+from .catalog import Catalog, Shape
+from .formats import open_checkpoint, safetensors, tensor_cache
+from .formats.checks import MAX_DEPTH, SAFETENSORS_NAMES, TENSOR_CACHE_NAMES
+from .presharded import KEY, Sharding, shard_name
 
 FORMATS = ("safetensors", "tensor-cache")
 _NAMES = {"safetensors": SAFETENSORS_NAMES, "tensor-cache": TENSOR_CACHE_NAMES}
@@ -103,11 +101,11 @@ class Target:
         """
         parts = _shards(kinds, sharding) if self.presharded else [_wholes(kinds, sharding.shapes)]
         if self.format == "tensor-cache":
-            cap = self.max_file_bytes or tensor_cache_writer.CAP
-            return tensor_cache_writer.arrange(parts, cap, place.tag, in_order=self.presharded)
-        cap = self.max_file_bytes or safetensors_writer.CAP
+            cap = self.max_file_bytes or tensor_cache.CAP
+            return tensor_cache.arrange(parts, cap, place.tag, in_order=self.presharded)
+        cap = self.max_file_bytes or safetensors.CAP
         about = self._about(sharding)
-        return safetensors_writer.arrange(parts, cap, place.tag, about, place.single)
+        return safetensors.arrange(parts, cap, place.tag, about, place.single)
 
     def write(
         self,
@@ -138,8 +136,8 @@ class Target:
         """The content of the index file."""
         about = self._about(sharding)
         if self.format == "tensor-cache":
-            return tensor_cache_writer.index(arranged, md5, about)
-        return safetensors_writer.index(arranged, about)
+            return tensor_cache.index(arranged, md5, about)
+        return safetensors.index(arranged, about)
 
     def _about(self, sharding: Sharding) -> dict[str, Any]:
         given = dict(self.metadata or {})
@@ -153,7 +151,7 @@ def _check_metadata(metadata: Any) -> None:
         raise ArgumentError(f"metadata[{KEY!r}] is discolab's own: take another name")
     try:
         for value in metadata.values():
-            safetensors_writer.text(value)
+            safetensors.text(value)
             _depth(value)
     except (TypeError, ValueError, RecursionError) as exc:
         raise ArgumentError(f"metadata= holds what JSON can't: {exc}") from None

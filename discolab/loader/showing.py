@@ -9,17 +9,16 @@ from typing import Any
 
 import torch
 
-from ...layouts.layout import Workers
-from ...runtime.drawn import Pictured
-from ...runtime.errors import ArgumentError
-from ...views import Part
-from ..catalog import Catalog
-from ..formats import open_checkpoint
-from ..formats.dtypes import cast_dtype
-from ..plans.patterns import matcher
-from ..plans.plan import Plan, Resolved
-from ..presharded import is_presharded, logical, sharding_of
-from .plan_tables import LIMIT, catalog_parts, drawing_part, plan_parts
+from ..layouts.layout import Workers
+from ..runtime.drawn import Pictured
+from ..runtime.errors import ArgumentError
+from ..views import Part
+from .catalog import Catalog
+from .formats import open_checkpoint
+from .formats.checks import cast_dtype
+from .plan import Plan, Resolved, matcher
+from .presharded import is_presharded, logical, sharding_of
+from .tables import LIMIT, catalog_parts, drawing_part, plan_parts
 
 _SHORT = {
     "bf16": torch.bfloat16,

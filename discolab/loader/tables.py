@@ -1,28 +1,158 @@
-"""Tables of a checkpoint and of a plan's result, as parts that text and HTML are made of. Pure.
+"""What people look at of a checkpoint and of a plan's result: tables, and drawings of a parameter.
 
-Layers of a model that are alike share a row, so a model of hundreds of parameters fits on a page.
+Parts that text and HTML are made of. Pure. Layers of a model that are alike share a row (`fold`),
+so a model of hundreds of parameters fits on a page. What workers hold and read is counted from the
+plan's result (`Cuts`).
+
+`draw` shows how one parameter is cut: its boxes to scale, in the colours of the workers that hold
+them. Unlike the pictures of DRefs it needs nobody's tensor, and knows segments, heads and padding.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Hashable, Sequence
+import re
+from bisect import bisect_right
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
 
-from ...layouts.layout import Cut, Workers
-from ...views.formats import cut as shorten
-from ...views.formats import format_bytes, format_ranks, format_shape
-from ...views.parts import Column, Details, Line, Part, Row, Table, Text, VStack
-from ..catalog import Catalog, Entry
-from .drawing import draw
-from .folding import Fold, fold, fold_names
-from .memory import Cuts
+from ..layouts.layout import Cut, Layout, Workers, chunk, cut
+from ..views.formats import cut as shorten
+from ..views.formats import format_bytes, format_ranks, format_shape
+from ..views.parts import Column, Details, Grid, Line, Part, Row, Table, Text, Tile, VStack
+from .catalog import Catalog, Entry
 
 if TYPE_CHECKING:
-    from ..plans.plan import Resolved
-    from ..presharded import Sharding
+    from .plan import Resolved
+    from .presharded import Sharding
+
+_NUMBER = re.compile(r"(?:^|(?<=[._]))\d+(?=$|[._])")
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Parameters that are told together.
+
+    Attributes
+    ----------
+    label
+        What they are called: a name, or one with ``*`` or ``{0-15}`` in the place of numbers.
+    names
+        Theirs, in order.
+    """
+
+    label: str
+    names: tuple[str, ...]
+
+
+def fold(kinds: Mapping[str, Hashable]) -> list[Fold]:
+    """Put names together that differ in numbers only and are of one kind.
+
+    Parameters
+    ----------
+    kinds
+        For each name what it must have in common with others; in the order of the result.
+
+    Examples
+    --------
+    >>> [f.label for f in fold({"h.0.w": 1, "h.0.b": 2, "h.1.w": 1, "h.1.b": 2, "out": 1})]
+    ['h.*.w', 'h.*.b', 'out']
+    >>> [f.label for f in fold({"h.0.w": 1, "h.1.w": 1, "h.2.w": 2, "h.3.w": 2})]
+    ['h.{0,1}.w', 'h.{2,3}.w']
+    """
+    every: dict[str, list[str]] = {}
+    alike: dict[tuple[str, Hashable], list[str]] = {}
+    for name, kind in kinds.items():
+        template = _NUMBER.sub("*", name)
+        every.setdefault(template, []).append(name)
+        alike.setdefault((template, kind), []).append(name)
+    return [
+        Fold(_label(names, every[template]), tuple(names)) for (template, _), names in alike.items()
+    ]
+
+
+def fold_names(names: Sequence[str]) -> list[str]:
+    """Labels of names that need nothing else in common."""
+    return [
+        found.label + (f" ×{len(found.names)}" if len(found.names) > 1 else "")
+        for found in fold(dict.fromkeys(names))
+    ]
+
+
+def _label(names: Sequence[str], every: Sequence[str]) -> str:
+    """What some of the names of one template are called."""
+    if len(names) == 1:
+        return names[0]
+    here = [set(column) for column in zip(*map(_numbers, names), strict=True)]
+    there = [set(column) for column in zip(*map(_numbers, every), strict=True)]
+    words = [
+        str(next(iter(some))) if len(some) == 1 else "*" if some == all_ else _set(some)
+        for some, all_ in zip(here, there, strict=True)
+    ]
+    found = iter(words)
+    return _NUMBER.sub(lambda _: next(found), names[0])
+
+
+def _numbers(name: str) -> list[int]:
+    return [int(digits) for digits in _NUMBER.findall(name)]
+
+
+def _set(numbers: set[int]) -> str:
+    return "{" + format_ranks(numbers) + "}"
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+class Cuts:
+    """The cuts of a plan's result: each kind of parameter is cut once, not once in every layer."""
+
+    def __init__(self, resolved: Resolved) -> None:
+        self.resolved = resolved
+        self.workers: Workers = resolved.workers
+        self._found: dict[tuple[Layout, tuple[int, ...]], tuple[Cut | None, ...]] = {}
+
+    def of(self, name: str) -> tuple[Cut | None, ...]:
+        """What each worker holds of a parameter, by rank; None: nothing, not even an empty one."""
+        layout, shape = self.resolved.layouts[name], self.resolved.catalog.entries[name].shape
+        key = layout, shape
+        if key not in self._found:
+            ranks = range(self.workers.count)
+            self._found[key] = tuple(cut(layout, shape, self.workers, rank) for rank in ranks)
+        return self._found[key]
+
+    def memory(self, name: str, dtype: torch.dtype | None) -> list[int]:
+        """Bytes of a parameter on each worker, once it is loaded."""
+        size = self.resolved.catalog.entries[name].loaded_as(dtype).itemsize
+        return [0 if part is None else part.numel * size for part in self.of(name)]
+
+    def read(self, name: str) -> list[int]:
+        """Bytes that each worker reads of it."""
+        size = self.resolved.catalog.entries[name].stored.itemsize
+        return [
+            0 if part is None else size * sum(math.prod(box.shape) for box in part.boxes)
+            for part in self.of(name)
+        ]
+
+    def to_draw(self) -> str | None:
+        """The parameter whose cut says most: fused before padded before plain, then by size."""
+        found = None
+        best = (False, False, False, 0)
+        for name, layout in self.resolved.layouts.items():
+            entry = self.resolved.catalog.entries[name]
+            worth = bool(layout.heads), bool(layout.segments), bool(layout.pad_to), entry.numel
+            if layout.cuts and entry.numel and worth > best:
+                found, best = name, worth
+        return found
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
 
 LIMIT = 40  # rows of a table
 _MOST_NAMES = 8
@@ -302,3 +432,125 @@ def _files(catalog: Catalog) -> Part:
     left = len(catalog.files) - len(rows)
     more = (Text(f"and {_count(left, 'more file')}", "muted"),) if left else ()
     return Details(_count(len(catalog.files), "file"), VStack((table, *more)))
+
+
+# -- how a parameter is cut ------------------------------------------------------------------------
+
+
+_MOST_TILES = 64
+_THINNEST = 12  # parts of the whole: so high is a box at least, that its label fits
+_LONGEST = 2  # times the other side
+_Runs = list[list[tuple[int, int]]]  # for each dimension begin and end of what a worker holds
+
+
+def draw(entry: Entry, layout: Layout, workers: Workers) -> Part:
+    """A parameter as a rectangle (a bar if it has one dimension), cut as the layout says.
+
+    Parameters
+    ----------
+    entry
+        Of any number of dimensions: those that are cut are drawn, then the last ones.
+
+    Returns
+    -------
+    Part
+        A `Grid`; words where there is nothing to draw, or more than can be seen.
+
+    Raises
+    ------
+    ArgumentError
+        If the layout does not fit the parameter.
+    """
+    dtype = str(entry.dtype).removeprefix("torch.")
+    caption = f"{entry.name}: {dtype}{format_shape(entry.shape)}, {layout}"
+    held = {
+        rank: runs
+        for rank in range(workers.count)
+        if (runs := _runs(entry, layout, workers, rank)) is not None
+    }
+    if not entry.shape or not entry.numel:
+        return Text(caption)
+    edges = [
+        sorted({0, size, *(end for runs in held.values() for run in runs[dim] for end in run)})
+        for dim, size in enumerate(entry.shape)
+    ]
+    cut_dims = [dim for dim, found in enumerate(edges) if len(found) > 2]
+    rest = [dim for dim in reversed(range(len(edges))) if dim not in cut_dims]
+    dims = sorted([*cut_dims, *rest][:2])
+    if len(edges) > 2:
+        caption += f"; dimensions {dims[0]} and {dims[1]} drawn"
+    rows = list(pairwise(edges[dims[0]])) if len(dims) == 2 else [(0, 0)]
+    columns = list(pairwise(edges[dims[-1]]))
+    if len(rows) * len(columns) > _MOST_TILES:
+        return Text(f"{caption}: {len(rows) * len(columns)} boxes, too many to draw", "muted")
+    tiles = []
+    for row in rows:
+        line = []
+        for column in columns:
+            where = {dims[-1]: column} | ({dims[0]: row} if len(dims) == 2 else {})
+            owners = tuple(rank for rank, runs in held.items() if _holds(runs, where))
+            line.append(Tile(_tile_label(entry, where), owners))
+        tiles.append(tuple(line))
+    if not all(tile.owners for line in tiles for tile in line):
+        return Text(f"{caption}: some of it is on no worker", "warning")
+    heights, thick = _thicker(rows)
+    widths, wide = _thicker(columns)
+    if thick or wide:
+        caption += " (not to scale)"
+    return Grid(caption, *_squarer(heights, widths), tuple(tiles))
+
+
+def _thicker(spans: list[tuple[int, int]]) -> tuple[list[int], bool]:
+    """Sizes to draw, in elements, and whether any had to be made larger for its label to fit."""
+    sizes = [end - begin for begin, end in spans]
+    seen = [max(size, sum(sizes) // _THINNEST) for size in sizes]
+    return seen, seen != sizes
+
+
+def _squarer(heights: list[int], widths: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The same, the whole being made less long and thin."""
+    tall, wide = sum(heights), sum(widths)
+    if tall > _LONGEST * wide:
+        widths = [n * tall // (_LONGEST * wide) for n in widths]
+    elif 0 < tall * _LONGEST < wide:
+        heights = [n * wide // (_LONGEST * tall) for n in heights]
+    return tuple(heights), tuple(widths)
+
+
+def _runs(entry: Entry, layout: Layout, workers: Workers, rank: int) -> _Runs | None:
+    """What a worker holds along each dimension, padding included; None: nothing."""
+    found = cut(layout, entry.shape, workers, rank)
+    if found is None:
+        return None
+    runs = [
+        sorted({(box.start[dim], box.start[dim] + box.shape[dim]) for box in found.boxes})
+        for dim in range(len(entry.shape))
+    ]
+    if layout.pad_to:
+        dims = (None,) * (len(workers.sizes) - len(layout.dims)) + layout.dims
+        axis = next(i for i, dim in enumerate(dims) if dim is not None)
+        dim = (dims[axis] or 0) % len(entry.shape)
+        full = -(-entry.shape[dim] // layout.pad_to) * layout.pad_to
+        first, length = chunk(full, workers.sizes[axis], workers.coordinate(rank)[axis])
+        runs = [[(0, size)] for size in entry.shape]
+        runs[dim] = [(first, first + length)] if length else []
+    return runs if all(runs) else None
+
+
+def _holds(runs: _Runs, where: dict[int, tuple[int, int]]) -> bool:
+    """Whether a worker holds the box: edges are those of all workers, so it has all or nothing."""
+    for dim, (begin, _) in where.items():
+        place = bisect_right(runs[dim], (begin, 1 << 62)) - 1
+        if place < 0 or runs[dim][place][1] <= begin:
+            return False
+    return True
+
+
+def _tile_label(entry: Entry, where: dict[int, tuple[int, int]]) -> str:
+    words = []
+    padding = False
+    for dim, size in enumerate(entry.shape):
+        begin, end = where.get(dim, (0, size))
+        words.append(":" if (begin, end) == (0, size) else f"{begin}:{end}")
+        padding |= begin >= size
+    return f"[{', '.join(words)}]" + (" padding" if padding else "")

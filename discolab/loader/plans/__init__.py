@@ -1,1 +1,0 @@
-"""How parameters are laid out: layouts, plans of them, and what a plan makes of a checkpoint."""
