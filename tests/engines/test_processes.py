@@ -193,6 +193,16 @@ def test_output_of_python_of_c_and_of_forked_children_is_shown(
 # -- deaths --------------------------------------------------------------------------------
 
 
+def test_a_call_is_named_by_its_own_file_though_another_has_the_same_text(
+    pair: ProcessSession,
+) -> None:
+    for file in ("/first.py", "/second.py"):
+        code = compile("ref = sess.call_packed(int, 'no number')", file, "exec")
+        exec(code, names := {"sess": pair})
+        with pytest.raises(WorkerError, match=f"called at {file}:1"):
+            names["ref"].debug_get_from_remote(1)
+
+
 @pytest.mark.parametrize("way", ["kill", "exit", "crash"])
 def test_a_worker_that_dies_is_named_with_its_last_command_and_output(
     pair: ProcessSession, way: str

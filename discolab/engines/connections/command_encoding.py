@@ -38,7 +38,7 @@ from ...runtime.actions import (
 from ...runtime.arguments import Register
 from ...runtime.failures import Failure, safe_str
 from ...runtime.services import WorkerState
-from ...runtime.sources import display_name, namers
+from ...runtime.sources import display_name
 from ...transport.frame import BufferPool, Frame, pack
 
 # from a worker
@@ -89,19 +89,21 @@ class EncodedArguments(tuple[Any, ...]):
 
 
 def site_for_people(site: Any) -> tuple[str, int] | None:
-    """Turn a call site into what can be sent."""
-    try:
-        return _site_for_people(site, len(namers))
-    except TypeError:  # what can't be hashed is no site of ours
+    """Turn a call site into what can be sent.
+
+    It is named anew each time: code of equal text in two files compares equal, and a cell has
+    another number when it runs again.
+    """
+    if not isinstance(site, tuple):
         return None
+    code, line = site
+    filename = str(getattr(code, "co_filename", code))
+    return (display_name(filename), int(line or 0)) if _is_told(filename) else None
 
 
 @functools.lru_cache(maxsize=4096)
-def _site_for_people(site: Any, _namers: int) -> tuple[str, int] | None:
-    if not isinstance(site, tuple) or not site_text(site):
-        return None
-    code, line = site
-    return display_name(str(getattr(code, "co_filename", code))), int(line or 0)
+def _is_told(filename: str) -> bool:
+    return bool(site_text((filename, 1))) and "/IPython/core/" not in filename.replace("\\", "/")
 
 
 def encode_call(func: Any, args: Any, kwargs: Any, site: Any) -> EncodedArguments:
