@@ -23,8 +23,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import psutil
-
 from ..runtime.errors import WorkerInterrupted
 from ..runtime.interrupts import (
     TICK,
@@ -191,6 +189,10 @@ def _interrupt_programs(me: Interruptible) -> None:
             return
         work = me.work()
         pids = [p.pid for p, by in _programs[me].items() if by is work and p.returncode is None]
+    if not pids:
+        return
+    import psutil  # few programs need it
+
     for pid in pids:
         with contextlib.suppress(psutil.Error):
             first = psutil.Process(pid)
