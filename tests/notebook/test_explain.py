@@ -224,10 +224,16 @@ def test_a_dead_worker(three: Kernel) -> None:
     three.ok("%disco_restart --engine processes")
     three.fails("%%disco\nimport os\nif rank == 1: os.kill(os.getpid(), 9)\n"
                 "ccl.all_reduce(torch.ones(1))")  # fmt: skip
+    waits, until = (
+        "workers 0, 2: called all_reduce(sum) of float32[1] at Cell In[",
+        time.monotonic() + 20,
+    )
     told = lines(three)
+    while not any(waits in line for line in told) and time.monotonic() < until:
+        told = lines(three)  # the others may not have come there yet
     assert told[0].startswith("1. worker 1 (pid ")
     assert "was killed by SIGKILL while it ran the cell" in told[0]
-    assert any("workers 0, 2: called all_reduce(sum) of float32[1] at Cell In[" in x for x in told)
+    assert any(waits in line for line in told)
     three.ok("%disco_restart")
 
 
