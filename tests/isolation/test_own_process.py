@@ -21,6 +21,7 @@ NEEDED = {
     "importlib._bootstrap._lock_unlock_module",
     "threading.Thread.start",
     "time.sleep",
+    "os.fork",
     # and other waits of Python, which it ends too
     "selectors.EpollSelector.select",
     "selectors._PollLikeSelector.select",
