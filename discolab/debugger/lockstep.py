@@ -156,6 +156,9 @@ class Lockstep:
         """What the workers that run wait for in collectives, at one moment at which all who stood
         before still stood after.
         """
+        for rank in self.ranks(BLOCKED):  # somebody for whom it waited has come since
+            if rank in waiting and waiting[rank].whom:
+                self.waits[rank] = waiting[rank]
         standing = set(self.ranks(HELD, PAUSED, BLOCKED))
         left = {r: waiting[r] for r in self.ranks(RUNNING) if r in waiting and waiting[r].whom}
         found: dict[int, Blocking] = {}
