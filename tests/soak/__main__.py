@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,11 +21,11 @@ from .steps import Story
 
 SHRINKING = float(os.environ.get("DISCOLAB_SOAK_SHRINKING", "300"))  # seconds
 _TRIES = 2  # of each shorter story: some faults depend on timing
-_LATE = 300.0  # seconds that the end may take
+_LATE = 120.0  # seconds that the end may take: a step that hangs ends the process before
 
 
 def run(engine: str, *arguments: str, seconds: float) -> tuple[int, str]:
-    """The exit status and the output of a process that takes steps."""
+    """The exit status and the output of a process that takes steps, ended after so many seconds."""
     command = [sys.executable, "-m", "tests.soak.play", engine, *arguments]
     environment = {
         **os.environ,
@@ -32,12 +33,17 @@ def run(engine: str, *arguments: str, seconds: float) -> tuple[int, str]:
         "MALLOC_ARENA_MAX": "2",  # else each of many threads has one, which keeps what was freed
     }
     process = subprocess.Popen(
-        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        process_group=0,
     )
     try:
-        output, _ = process.communicate(timeout=seconds + _LATE)
+        output, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # what it has started holds the pipe, too
         return -9, process.communicate()[0] + "\nit did not end"
     return process.returncode, output
 
@@ -66,9 +72,10 @@ class Shrinker:
         with open(self._path, "w", encoding="utf-8") as file:
             file.writelines(json.dumps(step) + "\n" for step in story)
         for _ in range(_TRIES):
-            if time.monotonic() > self._until:
+            left = self._until - time.monotonic()
+            if left <= 0:
                 return False
-            status, output = run(self._engine, self._path, seconds=_LATE)
+            status, output = run(self._engine, self._path, seconds=left)
             if kind_of(status, output) == self._kind:
                 self.output = output
                 return True
@@ -101,7 +108,7 @@ def main(engine: str, seconds: str, seed: str) -> int:
     """Soak, and shrink what fails."""
     with tempfile.TemporaryDirectory(prefix="discolab-soak-") as folder:
         log = os.path.join(folder, "log.jsonl")
-        status, output = run(engine, seconds, seed, log, seconds=float(seconds))
+        status, output = run(engine, seconds, seed, log, seconds=float(seconds) + _LATE)
         kind = kind_of(status, output)
         if not kind:
             print(f"{engine}, seed {seed}: {output.strip().splitlines()[-1]}")

@@ -52,9 +52,11 @@ class Unraised:
 
 def play(engine: str, steps: Iterable[dict[str, Any]], seconds: float) -> str:
     """Take steps until there are no more or time is up; what is wrong, or ""."""
+    faulthandler.dump_traceback_later(HUNG, exit=True)
     unraised = Unraised()
     world = World(engine)  # what stays for the whole process is made by the first session
     for step in WARM_UP:
+        faulthandler.dump_traceback_later(HUNG, exit=True)
         do(world, step)
     world.close()
     before = leftovers.Before()
