@@ -24,6 +24,8 @@ from importlib.machinery import ExtensionFileLoader
 from types import FunctionType, ModuleType
 from typing import Any, cast
 
+import torch
+
 from ..runtime.interrupts import shield, waiter_here, waiting_threads
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
@@ -134,6 +136,17 @@ def _install_again(patches: Patches) -> None:
     patches.replace(builtins, "__import__", import_over)
 
 
+def _look_up_storage(patches: Patches) -> None:
+    """Have torch's C++ code look up the class of storages now, as it does when it first gets one.
+
+    It imports `torch.storage` then, in the initializer of a static variable, with Python's lock.
+    A thread that lets go of Python's lock meanwhile, as it may in an import that runs Python code,
+    never gets it again if another one comes to the same place: that one keeps Python's lock while
+    it waits for the initializer.
+    """
+    torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage(0))
+
+
 def _shielded() -> AbstractContextManager[None]:
     """Within it a worker's thread is not interrupted, as long as modules come."""
     return nullcontext() if waiter_here() is None else shield(progress=True)
@@ -217,6 +230,17 @@ table.add(
         install=_install,
         in_own_process=True,  # on_import needs it, and Stop must not cut an import there either
         library="Python",
+    )
+)
+table.add(
+    Row(
+        state="the class of storages in C++",
+        treatment=Treatment.SHARED,
+        meaning="torch looks it up when a thread first gives it a storage, and hangs if two do at "
+        "once; it is looked up before workers do anything.",
+        test="tests/isolation/test_imports.py::test_two_workers_may_need_the_first_storage_at_once",
+        install=_look_up_storage,
+        in_own_process=True,  # remote calls have threads there
     )
 )
 table.add(

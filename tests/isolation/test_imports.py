@@ -35,6 +35,28 @@ with ThreadedSession(4, devices="cpu", timeout=100) as sess:
     assert sess.call_packed(first_import, sys.argv[1]).debug_get_from_all() == [True] * 4
 """
 
+FIRST_STORAGE = """
+import builtins, sys, time, torch
+from discolab import ThreadedSession
+from discolab.isolation import table
+
+table._rows.pop(sys.argv[1], None)
+
+import_ = builtins.__import__
+
+def slowly(name, *arguments, **more):
+    if name == "torch.storage":
+        time.sleep(0.5)
+    return import_(name, *arguments, **more)
+
+def of_storage():
+    return torch.empty(0).set_(torch.ones(3).untyped_storage()).sum().item()
+
+builtins.__import__ = slowly
+with ThreadedSession(4, devices="cpu", timeout=100) as sess:
+    assert sess.call_packed(of_storage).debug_get_from_all() == [3.0] * 4
+"""
+
 Write = Callable[..., None]
 
 
@@ -247,3 +269,9 @@ def test_what_the_table_changes_is_changed_again_after_a_reload(
         del sys.modules["parcel"]
         assert importlib.import_module("parcel").value == -1
     assert importlib.import_module("parcel").value == 1
+
+
+def test_two_workers_may_need_the_first_storage_at_once(request: pytest.FixtureRequest) -> None:
+    program = [sys.executable, "-c", FIRST_STORAGE, str(request.config.getoption("--without-row"))]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
