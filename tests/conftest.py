@@ -40,7 +40,7 @@ __all__ = ["how_many", "pytest_sessionfinish"]  # for pytest
 
 THREAD_PREFIX = "discolab-"
 GRACE_SECONDS = 5.0
-HUNG_SECONDS = 300.0  # above the timeout of a test with that of what ends its sessions
+FIXTURE_SECONDS = 180.0  # what a test's fixtures may take beside its own timeout, to end sessions
 WATCHDOG = pytest.StashKey[Watchdog]()
 
 
@@ -54,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Start the watchdog, which ends a run that hangs; let Ctrl-C be heard."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell started the run in background
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    config.stash[WATCHDOG] = Watchdog(HUNG_SECONDS)
+    config.stash[WATCHDOG] = Watchdog()
     if config.getoption("markexpr") == "accelerator":  # it changes torch for the whole process
         sim.load()
         PRELOAD.insert(0, "tests.accelerator.register")
@@ -66,7 +66,9 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> None:
     """Tell the watchdog which test begins."""
-    item.config.stash[WATCHDOG].begins(item.nodeid)
+    own = item.get_closest_marker("timeout")
+    seconds = float(own.args[0] if own else item.config.getini("timeout"))
+    item.config.stash[WATCHDOG].begins(item.nodeid, seconds + FIXTURE_SECONDS)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -7,7 +7,8 @@ hangs, lets the run print where every thread stands (pytest's faulthandler does 
 ends it. Before the first test, while tests are collected, nothing is timed: that takes long on a
 busy machine.
 
-Started by conftest.py: ``python watchdog.py PID SECONDS``, a line on stdin for each test.
+Started by conftest.py: ``python watchdog.py PID``, a line on stdin for each test: the seconds that
+it may take, and its name.
 """
 
 import os
@@ -23,14 +24,14 @@ SECONDS_TO_PRINT = 15.0
 class Watchdog:
     """The watchdog of this process, and how to talk to it."""
 
-    def __init__(self, seconds: float) -> None:
-        command = [sys.executable, "-S", __file__, str(os.getpid()), str(seconds)]
+    def __init__(self) -> None:
+        command = [sys.executable, "-S", __file__, str(os.getpid())]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE)
 
-    def begins(self, test: str) -> None:
-        """A test begins."""
+    def begins(self, test: str, seconds: float) -> None:
+        """A test begins, which may take so long."""
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{test}\n".encode())
+        self._process.stdin.write(f"{seconds:g} {test}\n".encode())
         self._process.stdin.flush()
 
     def close(self) -> None:
@@ -40,17 +41,17 @@ class Watchdog:
         self._process.wait()
 
 
-def watch(pid: int, seconds: float) -> None:
+def watch(pid: int) -> None:
     """Wait for lines; return when there are no more to come."""
-    test, heard = "", time.monotonic()
+    seconds, test, heard = "0", "", time.monotonic()
     while os.getppid() == pid:
         if select.select([sys.stdin], [], [], 1.0)[0]:
             line = os.read(sys.stdin.fileno(), 65536).decode(errors="replace")
             if not line:
                 return
-            test, heard = line.splitlines()[-1], time.monotonic()
-        elif test and time.monotonic() - heard > seconds:
-            end(pid, f"\n{test} hangs: it and its fixtures took more than {seconds:g} s")
+            (seconds, test), heard = line.splitlines()[-1].split(" ", 1), time.monotonic()
+        elif test and time.monotonic() - heard > float(seconds):
+            end(pid, f"\n{test} hangs: it and its fixtures took more than {seconds} s")
             return
 
 
@@ -68,4 +69,4 @@ def end(pid: int, why: str) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
-    watch(int(sys.argv[1]), float(sys.argv[2]))
+    watch(int(sys.argv[1]))
