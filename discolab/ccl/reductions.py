@@ -18,24 +18,16 @@ import torch
 from ..runtime.errors import ArgumentError
 from ..runtime.session import REDUCE_OPS
 
-_FLOAT8 = tuple(
-    getattr(torch, name)
-    for name in (
-        "float8_e4m3fn",
-        "float8_e4m3fnuz",
-        "float8_e5m2",
-        "float8_e5m2fnuz",
-        "float8_e8m0fnu",
-    )
-    if hasattr(torch, name)
-)
-_BYTES_ONLY = tuple(getattr(torch, name) for name in ("float4_e2m1fn_x2",) if hasattr(torch, name))
-_THROUGH_FLOAT32 = frozenset({torch.float16, torch.bfloat16, *_FLOAT8})
+_FLOAT8 = frozenset({
+    torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu,
+})  # fmt: skip
+_THROUGH_FLOAT32 = frozenset({torch.float16, torch.bfloat16}) | _FLOAT8
 _THROUGH_INT64 = frozenset({torch.uint16, torch.uint32})
 _SIGNED = frozenset({torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8})
 _PLAIN = frozenset({torch.float32, torch.float64, torch.complex64, torch.complex128})
 REDUCIBLE = _THROUGH_FLOAT32 | _THROUGH_INT64 | _SIGNED | _PLAIN | {torch.bool, torch.uint64}
-MOVABLE = REDUCIBLE | frozenset(_BYTES_ONLY)
+MOVABLE = REDUCIBLE | {torch.float4_e2m1fn_x2}
 
 _LOWEST = -(1 << 63)  # flips the sign bit, so that signed order is the order of uint64
 

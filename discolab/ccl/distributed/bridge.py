@@ -41,6 +41,7 @@ _NEEDED: tuple[tuple[Any, str], ...] = (
     (_native, "_unregister_process_group"),
     (_native, "_resolve_process_group"),
     (c10d, "_register_process_group"),
+    (dist, "_register_comm_hook"),
     (device_mesh, "DeviceMesh"),
     (importlib._bootstrap, "_find_and_load"),
     (importlib._bootstrap, "_lock_unlock_module"),
@@ -63,8 +64,7 @@ def _install(patches: Patches) -> None:
         for owner in (c10d, dist):
             patches.replace(owner, ours.__name__, ours)
     patches.replace(torch._C, "_collect_all", calls.collect_all)
-    if hasattr(dist, "_register_comm_hook"):
-        patches.replace(dist, "_register_comm_hook", calls.register_comm_hook)
+    patches.replace(dist, "_register_comm_hook", calls.register_comm_hook)
     patches.add(device_mesh.DeviceMesh, "_thread_id", property(_mesh_number, _set_mesh_number))
     patches.replace(threading.Thread, "start", _start_over)
     patches.replace(concurrent.futures.ThreadPoolExecutor, "submit", _submit_over)

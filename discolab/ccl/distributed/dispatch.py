@@ -64,19 +64,8 @@ Kind = TypeVar("Kind", bound=type)
 def seen_by_torch(kind: Kind) -> Kind:
     """Give a class of process groups methods that take torch's own way while somebody looks."""
     for name in set(_METHODS.values()):
-        here = _seen if name in vars(_ProcessGroup) else _behind
-        setattr(kind, name, here(name, vars(kind)[name]))
+        setattr(kind, name, _seen(name, vars(kind)[name]))
     return kind
-
-
-def _behind(_name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Under a name that torch has from 2.13 on: older ones know the operator alone."""
-
-    @functools.wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return method(self, *args, **kwargs)
-
-    return call
 
 
 def _seen(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,9 +87,8 @@ def _seen(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 def _install(patches: Patches) -> None:
     library: Any = torch._C._dispatch_library("IMPL", "c10d", "", __file__, 0)
     for operator, method in _METHODS.items():
-        if torch._C._dispatch_has_kernel(f"c10d::{operator}"):  # else not in this version of torch
-            # the key at which no operator here has a kernel, the last one before the device's
-            library.impl(operator, "BackendSelect", _kernel(operator, method), True)
+        # the key at which no operator here has a kernel, the last one before the device's
+        library.impl(operator, "BackendSelect", _kernel(operator, method), True)
     patches.at_undo(library.reset)
 
 

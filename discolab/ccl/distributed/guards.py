@@ -241,8 +241,8 @@ def _fsdp_state(module: ModuleType, patches: Patches) -> None:
                 raise SessionError(
                     "an earlier backward of this fully_shard module was cut short, by an error or "
                     "an interrupt, and torch would train on without reducing gradients. Call "
-                    "reset_iter_state() of the outermost module on all ranks, then zero_grad(); "
-                    "with a torch that has no such method build the module again"
+                    "reset_iter_state() of the outermost module on all ranks, then zero_grad(), "
+                    "or build the module again"
                 )
             return pre_forward(self, *args, **kwargs)
 
@@ -349,7 +349,7 @@ table.add(
         state="`fully_shard` modules after a backward that was cut short",
         treatment=Treatment.REFUSED,
         meaning="An error at the next forward, where torch would train on without reducing: "
-        "`reset_iter_state()` on all ranks (torch 2.13) and `zero_grad()`, or build it again.",
+        "`reset_iter_state()` on all ranks and `zero_grad()`, or build it again.",
         test="tests/ccl/test_dist_models.py::test_fsdp2_after_a_backward_that_was_cut_short",
         on_import={"torch.distributed.fsdp._fully_shard._fsdp_state": _fsdp_state},
         in_own_process=True,
