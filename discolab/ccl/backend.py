@@ -19,7 +19,7 @@ import torch
 from ..runtime.worker import Worker
 from .call import Call
 from .groups import Group
-from .pattern import LIKE_BY_LIKE, Pattern, pattern_of
+from .pattern import LIKE_BY_LIKE, Pattern
 from .work import Work
 
 Tensor = torch.Tensor
@@ -39,19 +39,6 @@ class Backend(ABC):
     @abstractmethod
     def start(self, call: Call, pattern: Pattern, srcs: Tensors, outs: Tensors) -> Work:
         """Start this member's part of a collective; the pattern says what goes where."""
-
-    def collective(
-        self,
-        op: str,
-        call: Call,
-        srcs: Tensors,
-        outs: Tensors,
-        reduction: str | None = None,
-        root: int | None = None,
-    ) -> Work:
-        """Start this member's part of an operation by its name; see `pattern.Pattern`."""
-        pattern = pattern_of(op, call.group, srcs, outs, reduction, root)
-        return self.start(call, pattern, srcs, outs)
 
     def barrier(self, call: Call) -> Work:
         """Over once every member has called it: a collective that moves nothing."""

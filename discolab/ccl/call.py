@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from operator import attrgetter
 from types import CodeType
 from typing import Any, ClassVar, NamedTuple
 
@@ -79,12 +80,14 @@ class Call:
     ----------
     name
         As the user wrote it: ``"all_reduce"``.
-    worker
+    worker, rank
         The worker that calls.
     group
         The members; `worker` is one of them. For send and recv: all workers.
     signature
         What the members must agree on.
+    on_gpu
+        Whether its tensors are on a GPU or another accelerator.
     timeout
         Seconds to wait for the others, None for no limit.
     site
@@ -117,8 +120,10 @@ class Call:
         "group",
         "name",
         "number",
+        "on_gpu",
         "ordinal",
         "patient",
+        "rank",
         "signature",
         "site",
         "state",
@@ -135,23 +140,16 @@ class Call:
         site: Site | None,
         timeout: float | None = None,
         asynchronous: bool = False,
+        ordinal: int | None = None,
     ) -> None:
         self.name, self.worker, self.group, self.signature = name, worker, group, signature
         self.site, self.timeout, self.asynchronous = site, timeout, asynchronous
-        self.ordinal, self.number = worker.executed, -1
+        self.rank, self.on_gpu = worker.worker_id, signature.device not in (None, "cpu")
+        self.ordinal = worker.executed if ordinal is None else ordinal
+        self.number = -1
         self.patient = False
         self.state, self.began, self.ended = WAITING, time.monotonic(), 0.0
         self.due = math.inf
-
-    @property
-    def rank(self) -> int:
-        """Of the worker that calls."""
-        return self.worker.worker_id
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether its tensors are on a GPU or another accelerator."""
-        return self.signature.device not in (None, "cpu")
 
     @property
     def title(self) -> str:
@@ -193,9 +191,31 @@ def count(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
     return None if shape is None else (math.prod(shape),)
 
 
-def kinds_of(tensors: Collection[torch.Tensor]) -> tuple[Kind, ...]:
+_kind_of: Callable[[torch.Tensor], Kind] = attrgetter("dtype", "shape")
+
+
+def kinds_of(tensors: Iterable[torch.Tensor]) -> tuple[Kind, ...]:
     """Dtype and shape of each."""
-    return tuple([(tensor.dtype, tuple(tensor.shape)) for tensor in tensors])
+    return tuple(map(_kind_of, tensors))
+
+
+class CallCounts:
+    """Numbers the collectives that one worker calls: from 0 in each group, in each command."""
+
+    __slots__ = ("_counts", "_ordinal")
+
+    def __init__(self) -> None:
+        self._ordinal = -1
+        self._counts: dict[tuple[tuple[int, ...], str], int] = {}
+
+    def number(self, call: Call) -> int:
+        """The number of a call that joins now; the same on all members of its group."""
+        if self._ordinal != call.ordinal:
+            self._ordinal, self._counts = call.ordinal, {}
+        group = call.group.ranks, call.group.tag
+        number = self._counts.get(group, 0)
+        self._counts[group] = number + 1
+        return number
 
 
 # How long a worker's collectives wait for the others when a call does not say it: maps ranks to

@@ -13,9 +13,9 @@ import torch
 from ..runtime import accelerators
 from ..runtime.errors import ArgumentError, CollectiveError, SessionError
 from ..runtime.sources import place
-from ..runtime.worker import Worker, current_worker
+from ..runtime.worker import Worker, current_worker, current_worker_or_none
 from .board.diagnosis import call_site
-from .board.ledger import ledger_of
+from .board.ledger import enter
 from .call import Call, Kind, Signature, kind, kinds_of, timeout_of
 from .groups import Group
 from .reductions import MOVABLE
@@ -29,8 +29,9 @@ def calling_worker(name: str) -> Worker:
     SessionError
         Outside of a worker, or on another thread that a worker has started.
     """
-    worker = current_worker()
-    if worker.thread_id != threading.get_ident():
+    worker = current_worker_or_none()
+    if worker is None or worker.thread_id != threading.get_ident():
+        worker = current_worker()  # raises where there is none
         raise SessionError(
             f"{name} was called on a thread beside worker {worker.worker_id}'s own, which it has "
             "started or which serves a call of discolab.rpc; "
@@ -84,7 +85,7 @@ def make_call(
     call.patient = timeout is not None
     if seconds is not None:
         call.due = worker.clock.now() + seconds
-    ledger_of(worker).enter(call)
+    enter(call)
     if Call.watch is not None:
         Call.watch(call)
     return call

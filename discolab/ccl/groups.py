@@ -96,8 +96,14 @@ def new_group(ranks: Iterable[int]) -> Group:
 
 def own_group(worker: Worker) -> Group:
     """The group of `worker` among the session's equal parts."""
-    first = worker.group_id * worker.group_size
-    return _span(first, first + worker.group_size)
+    return _part(worker.worker_id, worker.num_workers, worker.num_groups)
+
+
+@lru_cache(maxsize=1024)
+def _part(rank: int, workers: int, groups: int) -> Group:
+    size = workers // groups
+    first = rank // size * size
+    return _span(first, first + size)
 
 
 def resolve(worker: Worker, value: Any, name: str) -> Group:

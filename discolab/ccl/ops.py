@@ -38,7 +38,8 @@ from . import checks
 from .call import Kind
 from .choose import backend_of
 from .groups import Group, resolve
-from .moves import rows
+from .memory import rows
+from .pattern import pattern_of
 from .reductions import check_reduction
 
 GroupLike = Any
@@ -493,8 +494,8 @@ def _run(
         name, worker, members, agreed, reduction=reduction, root=root, timeout=timeout,
         async_op=async_op, kinds=kinds,
     )  # fmt: skip
-    work = backend_of(worker).collective(name, call, srcs, outs, reduction, root)
-    return work.give(result, async_op)
+    pattern = pattern_of(name, members, srcs, outs, reduction, root)
+    return backend_of(worker).start(call, pattern, srcs, outs).give(result, async_op)
 
 
 def _gathered(

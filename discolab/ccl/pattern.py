@@ -8,7 +8,7 @@ them can list what is to be done (`jobs`). Members are counted by their places i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
@@ -35,9 +35,9 @@ class Part(Protocol):
     outs: Tensors
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True, eq=False)
 class Pattern:
-    """One collective among `members`; `count` tensors belong together (Backend's k).
+    """One collective among `members`; `count` tensors belong together (Backend's k). Never changed.
 
     Attributes
     ----------
@@ -50,6 +50,14 @@ class Pattern:
         The only member that gives, or takes; None: all do.
     reduction
         How what comes from several members is reduced; None: there is only one.
+    givers, takers
+        The members that give something, and those that take something.
+    same_for_all
+        Whether a member gives the same to all.
+    gives
+        By taker: which of its sources a giver gives to that one.
+    takes
+        By giver: for which of its outputs a taker gets those from that one.
     """
 
     kind: int
@@ -59,36 +67,22 @@ class Pattern:
     taker: int | None = None
     reduction: str | None = None
 
-    @property
-    def givers(self) -> list[int]:
-        """The members that give something."""
-        return list(range(self.members)) if self.giver is None else [self.giver]
+    givers: Sequence[int] = field(init=False)
+    takers: Sequence[int] = field(init=False)
+    same_for_all: bool = field(init=False)
+    gives: Sequence[range] = field(init=False)
+    takes: Sequence[range] = field(init=False)
 
-    @property
-    def takers(self) -> list[int]:
-        """The members that take something."""
-        return list(range(self.members)) if self.taker is None else [self.taker]
-
-    @property
-    def same_for_all(self) -> bool:
-        """Whether a member gives the same to all."""
-        return self.kind in (LIKE_BY_LIKE, TO_ALL)
-
-    def gives(self, to: int) -> list[int]:
-        """Which of its sources a giver gives to a taker."""
-        if self.kind in (LIKE_BY_LIKE, TO_ALL):
-            return list(range(self.count))
-        if self.kind == PART_BY_PART:
-            return [k * self.members + to for k in range(self.count)]
-        return [to]
-
-    def takes(self, of: int) -> list[int]:
-        """For which of its outputs a taker gets those from a giver."""
-        if self.kind in (LIKE_BY_LIKE, PART_BY_PART):
-            return list(range(self.count))
-        if self.kind == TO_ALL:
-            return [k * self.members + of for k in range(self.count)]
-        return [of]
+    def __post_init__(self) -> None:
+        n, kind = self.members, self.kind
+        self.givers = range(n) if self.giver is None else (self.giver,)
+        self.takers = range(n) if self.taker is None else (self.taker,)
+        self.same_for_all = kind in (LIKE_BY_LIKE, TO_ALL)
+        like = [range(self.count)] * n
+        part = [range(i, self.count * n, n) for i in range(n)]
+        own = [range(i, i + 1) for i in range(n)]
+        self.gives = own if kind == CROSSWISE else part if kind == PART_BY_PART else like
+        self.takes = own if kind == CROSSWISE else part if kind == TO_ALL else like
 
     def jobs(self, parts: Sequence[Part]) -> list[Job]:
         """All that is to be done, from the tensors of all members.

@@ -22,11 +22,11 @@ _FLOAT8 = frozenset({
     torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz,
     torch.float8_e8m0fnu,
 })  # fmt: skip
-_THROUGH_FLOAT32 = frozenset({torch.float16, torch.bfloat16}) | _FLOAT8
-_THROUGH_INT64 = frozenset({torch.uint16, torch.uint32})
+_WIDER = dict.fromkeys((torch.float16, torch.bfloat16, *_FLOAT8), torch.float32)
+_WIDER |= dict.fromkeys((torch.uint16, torch.uint32), torch.int64)
 _SIGNED = frozenset({torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8})
 _PLAIN = frozenset({torch.float32, torch.float64, torch.complex64, torch.complex128})
-REDUCIBLE = _THROUGH_FLOAT32 | _THROUGH_INT64 | _SIGNED | _PLAIN | {torch.bool, torch.uint64}
+REDUCIBLE = _SIGNED | _PLAIN | {torch.bool, torch.uint64, *_WIDER}
 MOVABLE = REDUCIBLE | {torch.float4_e2m1fn_x2}
 
 _LOWEST = -(1 << 63)  # flips the sign bit, so that signed order is the order of uint64
@@ -79,14 +79,13 @@ def check_reduction(name: str, reduction: Any, dtype: torch.dtype) -> str:
 
 def combine(inputs: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
     """Reduce tensors of one shape and dtype, in their order, to a new one on the first's device."""
-    dtype, device = inputs[0].dtype, inputs[0].device
+    dtype = inputs[0].dtype
     if dtype is torch.bool:
-        merge = _BOOL[reduction]
-        return _fold(inputs, lambda x: x, merge)
+        return _fold(inputs, dtype, _BOOL[reduction])
     if dtype is torch.uint64:
         return _combine_uint64(inputs, reduction)
-    wide = _accumulator(dtype, reduction)
-    total = _fold(inputs, lambda x: x.to(device, wide), _COMBINE[reduction])
+    wide = torch.int64 if reduction == "avg" and dtype in _SIGNED else _WIDER.get(dtype, dtype)
+    total = _fold(inputs, wide, _COMBINE[reduction])
     if reduction == "avg":
         if dtype.is_floating_point or dtype.is_complex:
             total.div_(len(inputs))
@@ -112,39 +111,30 @@ def combine_into(total: torch.Tensor, inputs: Sequence[torch.Tensor], reduction:
         total.div_(len(inputs))
 
 
-def _accumulator(dtype: torch.dtype, reduction: str) -> torch.dtype:
-    if dtype in _THROUGH_FLOAT32:
-        return torch.float32
-    if dtype in _THROUGH_INT64 or (reduction == "avg" and dtype in _SIGNED):
-        return torch.int64
-    return dtype
-
-
 def _fold(
-    inputs: Sequence[torch.Tensor],
-    convert: Callable[[torch.Tensor], torch.Tensor],
-    merge: Callable[..., torch.Tensor],
+    inputs: Sequence[torch.Tensor], dtype: torch.dtype, merge: Callable[..., torch.Tensor]
 ) -> torch.Tensor:
-    """Merge from the left; the inputs stay as they are."""
-    total = convert(inputs[0])
+    """Merge from the left, in a dtype; the inputs stay as they are."""
+    device = inputs[0].device
+    total = inputs[0].to(device, dtype)
     if len(inputs) == 1:
         return total.clone() if total.data_ptr() == inputs[0].data_ptr() else total
-    device = inputs[0].device
-    total = merge(total, convert(inputs[1].to(device)))
+    total = merge(total, inputs[1].to(device, dtype))
     for other in inputs[2:]:
-        merge(total, convert(other.to(device)), out=total)
+        merge(total, other.to(device, dtype), out=total)
     return total
 
 
 def _combine_uint64(inputs: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
     """torch has no arithmetic for uint64: sums and products are those of int64, bit by bit."""
-    if reduction in _BITWISE:
-        return _fold(inputs, lambda x: x.view(torch.int64), _COMBINE[reduction]).view(torch.uint64)
-    if reduction in ("min", "max"):
-        ordered = _fold(inputs, lambda x: x.view(torch.int64) ^ _LOWEST, _COMBINE[reduction])
-        return (ordered ^ _LOWEST).view(torch.uint64)
-    total = _fold(inputs, lambda x: x.view(torch.int64), _COMBINE[reduction])
-    if reduction == "avg":
+    bits = [x.view(torch.int64) for x in inputs]
+    in_order = reduction in ("min", "max")
+    if in_order:
+        bits = [x ^ _LOWEST for x in bits]
+    total = _fold(bits, torch.int64, _COMBINE[reduction])
+    if in_order:
+        total ^= _LOWEST
+    elif reduction == "avg":
         total = _divide_unsigned(total, len(inputs))
     return total.view(torch.uint64)
 

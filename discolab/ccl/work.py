@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 from ..runtime.errors import SessionError
@@ -91,12 +92,16 @@ class CallWork(Work):
     ----------
     over
         Whether it has ended, well or badly.
+    adopt
+        Called once, on the worker's own thread, when it has waited for what ended well.
     """
+
+    over = False
+    adopt: Callable[[], None] | None = None
+    _error: Exception | None = None
 
     def __init__(self, call: Call) -> None:
         self.call = call
-        self.over = False
-        self._error: Exception | None = None
 
     @abstractmethod
     def complete(self, timeout: float | None) -> None:
@@ -105,11 +110,19 @@ class CallWork(Work):
     def wait(self, timeout: float | None = None) -> Any:
         """See `Work`."""
         if not self.over:
-            check_thread(self.call)
-            self.call.patient |= timeout is not None
-            self.complete(timeout if timeout is not None else self.call.timeout)
+            call = self.call
+            if call.worker.thread_id != threading.get_ident():
+                raise wrong_thread(call)
+            if timeout is None:
+                timeout = call.timeout
+            else:
+                call.patient = True
+            self.complete(timeout)
         if self._error is not None:
             raise self._error
+        if self.adopt is not None:
+            adopt, self.adopt = self.adopt, None
+            adopt()
         return self.result
 
     def end(self, error: Exception | None) -> None:
@@ -118,15 +131,9 @@ class CallWork(Work):
         self.call.close(DONE if error is None else FAILED)
 
 
-def check_thread(call: Call) -> None:
-    """Refuse to wait on a thread that is not the worker's.
-
-    Raises
-    ------
-    SessionError
-    """
-    if call.worker.thread_id != threading.get_ident():
-        raise SessionError(
-            f"{call.name} was started by worker {call.rank}; only that worker's own thread can "
-            "wait for it"
-        )
+def wrong_thread(call: Call) -> SessionError:
+    """To be raised where another thread than the worker's waits."""
+    return SessionError(
+        f"{call.name} was started by worker {call.rank}; only that worker's own thread can "
+        "wait for it"
+    )

@@ -23,6 +23,7 @@ import torch
 from ..ccl import checks
 from ..ccl.choose import backend_of
 from ..ccl.groups import Group, resolve
+from ..ccl.pattern import pattern_of
 from ..runtime.errors import ArgumentError, DiscoAssertionError
 from ..runtime.failures import name_ranks
 from ..runtime.worker import Worker
@@ -368,7 +369,8 @@ class Members:
             root=root, timeout=self.timeout, op=f"{self.op}: values",
         )  # fmt: skip
         srcs = [sent] if here else []
-        self._backend.collective("broadcast", call, srcs, [out], root=root).give(None, False)
+        pattern = pattern_of("broadcast", self.group, srcs, [out], root=root)
+        self._backend.start(call, pattern, srcs, [out]).wait()
         return out.to(mine.device).view(mine.dtype)
 
     def _gather(self, mine: torch.Tensor, op: str) -> torch.Tensor:
@@ -379,7 +381,8 @@ class Members:
             NAME, self.worker, self.group, [src], timeout=self.timeout, op=op, kinds=()
         )
         pieces = list(out.split(src.numel()))
-        self._backend.collective("all_gather", call, [src], pieces).give(None, False)
+        pattern = pattern_of("all_gather", self.group, [src], pieces)
+        self._backend.start(call, pattern, [src], pieces).wait()
         return out.cpu()
 
 

@@ -1,6 +1,6 @@
 """Plants faults of order in discolab, one at a time, and asks the tests on the simulation.
 
-``python -m tests.accelerator.planted`` tries all, ``... moves`` those of files so named. Each
+``python -m tests.accelerator.planted`` tries all, ``... memory`` those of files so named. Each
 leaves out, or puts in the wrong place, something that orders work on devices: what a GPU would
 forgive most of the time. A wait without which torch's own copies between devices keep the order is
 not among them. Works on a copy, so the checkout stays as it is. Exit status 1 if one is not seen.
@@ -36,7 +36,7 @@ class Fault(NamedTuple):
         return f"{self.file}: {first[0]!r} becomes {after[:60]!r}"
 
 
-MOVES, LOCAL = "discolab/ccl/moves.py", "discolab/ccl/rendezvous/local.py"
+MEMORY, LOCAL = "discolab/ccl/memory.py", "discolab/ccl/rendezvous/local.py"
 P2P, WORKER = "discolab/ccl/rendezvous/p2p_client.py", "discolab/runtime/worker.py"
 READ, CHANNELS = "discolab/loader/read.py", "discolab/rpc/channels.py"
 ACCELERATORS = "discolab/runtime/accelerators.py"
@@ -46,53 +46,52 @@ CALLS = ("tests/accelerator/test_rpc.py",)
 DEFAULT = "torch.get_device_module({0}).default_stream({0})"
 ON = "            stream = current_stream(device)\n"
 EVENTS = "for contribution in contributions for event in contribution.events"
-DONE = "collective.done = moves.posted(tensors)"
-ADOPT = "moves.adopt(collective.done, self._contribution.srcs, self._contribution.outs)"
-ENTER = "            if on_gpu:\n                moves.enter("
+DONE = "collective.done = memory.record(tensors)"
+ADOPT = "memory.wait_for(collective.done, contribution.srcs, contribution.outs)"
+ENTER = "            if on_gpu:\n                memory.wait_for("
 INFERENCE = "            with torch.inference_mode():\n                chunks ="
-COPY = "        copy = moves.copy_of(src)\n"
+COPY = "        copy = memory.copy_of(src)\n"
 KEEP = "tensor.record_stream(current_stream(tensor.device))"
 WAIT = "        staging._stream.wait_stream(current_stream(staging._device))\n"
 SENT = "        staging._sent[staging._turn] = staging._stream.record_event()\n"
 STAGED = "    stream.wait_stream(accelerators.current_stream(tensor.device))\n"
 FAULTS = [
     # events around a collective
-    Fault(MOVES, "                stream.wait_event(event)\n", "                pass\n"),
-    Fault(MOVES, "        event.record(current_stream(device))\n", ""),
+    Fault(MEMORY, "                stream.wait_event(event)\n", "                pass\n"),
+    Fault(MEMORY, "        event.record(current_stream(device))\n", ""),
     Fault(
-        MOVES,
+        MEMORY,
         "current_stream(device))\n        events",
         f"{DEFAULT.format('device')})\n        events",
     ),
-    Fault(MOVES, ON, ON.replace("current_stream(device)", DEFAULT.format("device"))),
-    Fault(MOVES, "        events.append(event)\n", "    events.append(event)\n"),
-    Fault(MOVES, "            for event in events:\n", "            for event in events[:1]:\n"),
-    Fault(MOVES, "            for event in events:\n", "            for event in events[1:]:\n"),
-    Fault(MOVES, "        for device in devices:\n", "        for device in devices[1:]:\n"),
-    Fault(MOVES, "adopt = enter\n", "def adopt(*_: object) -> None: ...\n"),
-    Fault(MOVES, "for device in _devices(lists):", "for device in _devices(lists)[:1]:"),
-    Fault(LOCAL, "events = moves.posted(srcs, outs) if call.on_gpu else ()", "events = ()"),
-    Fault(LOCAL, "moves.posted(srcs, outs) if", "moves.posted(outs[:0]) if"),
+    Fault(MEMORY, ON, ON.replace("current_stream(device)", DEFAULT.format("device"))),
+    Fault(MEMORY, "        events.append(event)\n", "    events.append(event)\n"),
+    Fault(MEMORY, "            for event in events:\n", "            for event in events[:1]:\n"),
+    Fault(MEMORY, "            for event in events:\n", "            for event in events[1:]:\n"),
+    Fault(MEMORY, "        for device in devices:\n", "        for device in devices[1:]:\n"),
+    Fault(MEMORY, "for device in _devices(lists):", "for device in _devices(lists)[:1]:"),
+    Fault(LOCAL, "events = memory.record(srcs, outs) if call.on_gpu else ()", "events = ()"),
+    Fault(LOCAL, "memory.record(srcs, outs) if", "memory.record(outs[:0]) if"),
     Fault(LOCAL, ENTER, ENTER.replace("if on_gpu", "if not on_gpu")),
     Fault(LOCAL, EVENTS, EVENTS.replace("contributions for", "contributions[:1] for")),
     Fault(LOCAL, EVENTS, EVENTS.replace("contributions for", "contributions[1:] for")),
     Fault(LOCAL, EVENTS, EVENTS.replace("contributions for", "contributions[:-1] for")),
     Fault(LOCAL, DONE, "collective.done = ()"),
-    Fault(LOCAL, DONE, "collective.done = moves.posted(tensors[:1])"),
-    Fault(LOCAL, DONE, "collective.done = moves.posted(tensors[-1:])"),
+    Fault(LOCAL, DONE, "collective.done = memory.record(tensors[:1])"),
+    Fault(LOCAL, DONE, "collective.done = memory.record(tensors[-1:])"),
     Fault(LOCAL, INFERENCE, f"            {DONE}\n            on_gpu = False\n{INFERENCE}"),
     Fault(LOCAL, ADOPT, "pass"),
     Fault(LOCAL, ADOPT, ADOPT.replace("collective.done", "collective.done[:1]")),
-    Fault(LOCAL, ADOPT, "moves.adopt(collective.done)"),
-    Fault(LOCAL, "                    moves.keep(tensor)\n", "                    pass\n"),
+    Fault(LOCAL, ADOPT, "memory.wait_for(collective.done)"),
+    Fault(LOCAL, "                    memory.keep(tensor)\n", "                    pass\n"),
     # messages
-    Fault(P2P, "        moves.enter(message.events, (got, out))\n", "", MESSAGES),
-    Fault(P2P, "moves.enter(message.events,", "moves.enter(message.events[1:],", MESSAGES),
-    Fault(P2P, "        moves.keep(got)\n", "", MESSAGES),
-    Fault(P2P, "moves.posted([copy])", "[]", MESSAGES),
+    Fault(P2P, "        memory.wait_for(message.events, (got, out))\n", "", MESSAGES),
+    Fault(P2P, "memory.wait_for(message.events,", "memory.wait_for(message.events[1:],", MESSAGES),
+    Fault(P2P, "        memory.keep(got)\n", "", MESSAGES),
+    Fault(P2P, "memory.record([copy])", "[]", MESSAGES),
     Fault(P2P, COPY, "        copy = src\n", MESSAGES),
-    Fault(MOVES, f"        {KEEP}\n", "        pass\n", MESSAGES),
-    Fault(MOVES, KEEP, f"tensor.record_stream({DEFAULT.format('tensor.device')})", MESSAGES),
+    Fault(MEMORY, f"        {KEEP}\n", "        pass\n", MESSAGES),
+    Fault(MEMORY, KEEP, f"tensor.record_stream({DEFAULT.format('tensor.device')})", MESSAGES),
     # loading through pinned buffers
     Fault(READ, WAIT, "", LOADER),
     Fault(READ, "current_stream(staging._device)", DEFAULT.format("staging._device"), LOADER),

@@ -3,19 +3,23 @@
 import random
 import time
 from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
 import pytest
+import torch
 from hypothesis import strategies as st
 
 from discolab.ccl.board.peers import RemotePeer
+from discolab.ccl.call import Signature
 from discolab.ccl.coordinator import protocol
 from discolab.ccl.coordinator.coordinator import Coordinator
+from discolab.ccl.groups import Group
 from discolab.runtime import Failure, Worker
 from discolab.runtime.services import WorkerState
 
-F32 = (("float32", (4,)),)
+F32 = ((torch.float32, (4,)),)
 
 
 class Lines:
@@ -55,11 +59,11 @@ class Town:
         ranks = given.pop("ranks", tuple(range(self.lines.num_workers)))
         op, kinds = given.pop("op", "all_reduce"), given.pop("kinds", F32)
         asynchronous, data = given.pop("asynchronous", False), given.pop("data", bytes([rank] * 4))
-        signature = (op, "sum", None, kinds, "cpu", False)
-        site = ("program.py", 10 + rank, "step")
+        signature = Signature(op, "sum", None, kinds, "cpu")
+        site = protocol.Place("program.py", "step"), 10 + rank
         assert not given
-        call = (op, self.at[rank], number, ranks, "", signature, site, None, asynchronous, False)
-        self.say(rank, protocol.JOIN, seq, call, None, data)
+        call = self.call(rank, signature, ranks, number, site, asynchronous)
+        self.say(rank, protocol.JOIN, seq, *call, None, data)
 
     def send(self, rank: int, number: int, peer: int, data: bytes | None = b"x" * 16) -> None:
         call = self.message("send", rank, peer, F32)
@@ -70,8 +74,17 @@ class Town:
         self.say(rank, protocol.TAKE, seq, False)
 
     def message(self, op: str, rank: int, peer: int | None, kinds: Any) -> Any:
-        signature, everybody = (op, None, peer, kinds, "cpu", False), tuple(self.at)
-        return op, self.at[rank], -1, everybody, "", signature, None, None, False, False
+        signature = Signature(op, None, peer, kinds, "cpu")
+        return self.call(rank, signature, tuple(self.at), -1, None, False)
+
+    def call(
+        self, rank: int, signature: Signature, ranks: Any, number: int, site: Any, is_async: bool
+    ) -> protocol.WireCall:
+        call: Any = SimpleNamespace(
+            name=signature.op, ordinal=self.at[rank], number=number, group=Group(ranks),
+            signature=signature, site=site, timeout=None, asynchronous=is_async, patient=False,
+        )  # fmt: skip
+        return protocol.call_out(call)
 
     def state(self, rank: int, *, failed: bool = False, busy: bool = True, **more: Any) -> None:
         failure = Failure(rank, "call of 'f'", "", "ValueError", "boom")
@@ -120,7 +133,7 @@ def test_what_is_small_comes_with_the_word_to_go_on() -> None:
     town.join(1, seq=6)
     given = tuple(bytes([rank] * 4) for rank in range(3))
     for rank in range(3):
-        assert town.heard(rank) == [(protocol.GO, 5 + rank, given)]
+        assert town.heard(rank) == [(protocol.GO, 5 + rank, *given)]
     assert town.is_empty()
     assert [call.state for call in town.coordinator.ledger.story(2)] == ["done"]
 
@@ -129,8 +142,8 @@ def test_parts_go_to_whom_they_are_for() -> None:
     town = Town(2)
     town.join(0, 1, op="reduce_scatter", data=(b"a", b"b"))
     town.join(1, 2, op="reduce_scatter", data=(b"c", b"d"))
-    assert town.heard(0) == [(protocol.GO, 1, (b"a", b"c"))]
-    assert town.heard(1) == [(protocol.GO, 2, (b"b", b"d"))]
+    assert town.heard(0) == [(protocol.GO, 1, b"a", b"c")]
+    assert town.heard(1) == [(protocol.GO, 2, b"b", b"d")]
 
 
 def test_what_is_large_is_done_over_one_lane() -> None:
@@ -151,7 +164,7 @@ def test_what_is_large_is_done_over_one_lane() -> None:
 def test_members_disagree() -> None:
     town = Town(2)
     town.join(0, 1)
-    town.join(1, 1, kinds=(("float32", (5,)),))
+    town.join(1, 1, kinds=((torch.float32, (5,)),))
     for rank in range(2):
         word, seq, aborted, text = town.heard(rank)[0]
         assert (word, seq, aborted) == (protocol.FAIL, 1, False)
@@ -266,7 +279,7 @@ def test_a_large_message_stays_with_its_sender_until_it_is_received() -> None:
     town.say(2, protocol.OVER, 1)
     assert town.is_empty()
     town.send(0, 10, 2, None)
-    town.recv(2, 2, 0, kinds=(("float32", (5,)),))
+    town.recv(2, 2, 0, kinds=((torch.float32, (5,)),))
     assert town.heard(0) == [(protocol.DROP, 0, 10)]  # it does not fit
     assert town.heard(2)[0][0] == protocol.MESSAGE
 
@@ -360,8 +373,6 @@ def test_in_any_order_in_which_it_may_come(seed: int, workers: int) -> None:
 
 
 def test_a_mirror_keeps_as_many_failed_calls_as_a_worker() -> None:
-    import torch
-
     from discolab.runtime.channel import ThreadChannel
 
     cpu = torch.device("cpu")

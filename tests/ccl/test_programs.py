@@ -4,6 +4,7 @@ Pure: a step of all members is done by copying between their tensors.
 """
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
@@ -11,8 +12,9 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from discolab.ccl.backends import exchanges, inline
+from discolab.ccl.backends import exchanges, remote_gloo
 from discolab.ccl.backends.steps import AllReduce, Await, Broadcast, Exchange
+from discolab.ccl.groups import Group
 from discolab.ccl.pattern import CROSSWISE, LIKE_BY_LIKE, PART_BY_PART, TO_ALL, Pattern
 from discolab.ccl.reductions import combine
 
@@ -84,7 +86,7 @@ def expected(pattern: Pattern, srcs: list[list[Tensor]]) -> dict[tuple[int, int]
     found: dict[tuple[int, int], list[Tensor]] = {}
     for giver in pattern.givers:
         for to in pattern.takers:
-            for src, out in zip(pattern.gives(to), pattern.takes(giver), strict=True):
+            for src, out in zip(pattern.gives[to], pattern.takes[giver], strict=True):
                 found.setdefault((to, out), []).append(srcs[giver][src])
     return {
         key: parts[0].clone() if pattern.reduction is None else combine(parts, pattern.reduction)
@@ -217,8 +219,16 @@ def test_what_overlaps_is_read_before_it_is_written() -> None:
     assert all(torch.equal(outs[j][i], want[j][i]) for i in range(3) for j in range(3))
 
 
+def host_work(pattern: Pattern, me: int, srcs: Any, outs: Any = ()) -> remote_gloo.HostWork:
+    """A member's part of a collective, of which nobody is told."""
+    client = SimpleNamespace(enter=lambda _: 1)
+    backend: Any = SimpleNamespace(client=client, conductor=None, connect=None)
+    call: Any = SimpleNamespace(group=Group(tuple(range(pattern.members))), rank=me)
+    return remote_gloo.HostWork(backend, call, pattern, srcs, outs)
+
+
 @pytest.mark.parametrize("make", PATTERNS)
-def test_what_goes_through_the_hub(make: Any) -> None:
+def test_what_goes_through_the_coordinator(make: Any) -> None:
     for members in (2, 3, 4):
         for size in (0, 1, 33):
             for dtype in (torch.float32, torch.float16, torch.uint8, torch.complex64, torch.bool):
@@ -227,15 +237,16 @@ def test_what_goes_through_the_hub(make: Any) -> None:
                     continue
                 srcs, outs = tensors(pattern, size, dtype, True)
                 want = expected(pattern, srcs)
-                given = [inline.pack(pattern, me, srcs[me]) for me in range(members)]
-                for me in range(members):
-                    mine = [one[me] if isinstance(one, tuple) else one for one in given]
-                    inline.unpack(pattern, me, mine, outs[me])
+                works = [host_work(pattern, me, srcs[me], outs[me]) for me in range(members)]
+                given = [work.given() for work in works]
+                for me, work in enumerate(works):
+                    mine: list[Any] = [one[me] if type(one) is tuple else one for one in given]
+                    work.absorb(mine)
                 for (member, place), tensor in want.items():
                     assert torch.equal(outs[member][place], tensor)
 
 
-def test_what_is_large_does_not_go_through_the_hub() -> None:
-    pattern = Pattern(LIKE_BY_LIKE, 2, 1, reduction="sum")
-    assert inline.pack(pattern, 0, [torch.ones(inline.LARGEST // 8)]) is not None
-    assert inline.pack(pattern, 0, [torch.ones(inline.LARGEST // 8 + 1)]) is None
+def test_what_is_large_does_not_go_through_the_coordinator() -> None:
+    pattern, most = Pattern(LIKE_BY_LIKE, 2, 1, reduction="sum"), remote_gloo.LARGEST // 8
+    assert host_work(pattern, 0, [torch.ones(most)]).given() is not None
+    assert host_work(pattern, 0, [torch.ones(most + 1)]).given() is None

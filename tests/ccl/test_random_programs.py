@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from discolab import Session, make_session
-from discolab.ccl.backends import exchanges, inline, jobs
+from discolab.ccl.backends import exchanges, jobs, remote_gloo
 from discolab.ccl.rendezvous import remote_p2p_client
 from discolab.engines import ThreadedSession
 from discolab.runtime import Failure, WaitTimeoutError, WorkerError
@@ -56,7 +56,7 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Session]:
 
 
 NOTHING_IS_SMALL = [
-    (inline, "LARGEST", 0), (exchanges, "SMALL", 24), (exchanges, "PART", SMALL_BLOCK),
+    (remote_gloo, "LARGEST", 0), (exchanges, "SMALL", 24), (exchanges, "PART", SMALL_BLOCK),
     (exchanges, "SPREAD", 24), (remote_p2p_client, "LARGEST", 0),
 ]  # fmt: skip
 

@@ -13,7 +13,7 @@ from ...runtime.worker import Worker
 from ..board.diagnosis import call_site
 from ..call import Call, Signature
 from ..groups import Group
-from ..rendezvous.remote import Job
+from ..rendezvous.remote import RemoteWork
 from . import remote_mpi
 from .remote_gloo import RemoteGlooBackend
 
@@ -57,9 +57,9 @@ def exchange(
         If it is `about` something else for one of them.
     """
     call = Call("init_ccl", worker, members, Signature(f"init_ccl({about})"), call_site(worker))
-    gathering = _Gathering()
-    backend.join(call, gathering, text.encode()).wait()
-    return [bytes(text).decode() for text in gathering.given]
+    exchanged = _Exchange(backend.client, backend.conductor, backend.connect, call)
+    backend.join(exchanged, text.encode()).wait()
+    return [bytes(text).decode() for text in exchanged.texts]
 
 
 def _own_info(worker: Worker, name: str) -> PeerInfo:
@@ -80,11 +80,11 @@ def machine() -> str:
         return socket.gethostname()
 
 
-class _Gathering(Job):
+class _Exchange(RemoteWork):
     """A collective of a few bytes."""
 
-    given: Sequence[bytes] = ()
+    texts: Sequence[bytes] = ()
 
     def absorb(self, given: Sequence[bytes]) -> None:
-        """See `Job`."""
-        self.given = given
+        """See `RemoteWork`."""
+        self.texts = given

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from .. import moves
+from .. import memory
 from ..pattern import LIKE_BY_LIKE, Job, Pattern
 from ..rendezvous.conductor import Gone, ProcessGroup
-from . import wire
 from .jobs import perform
 from .process_groups import await_all, start
 from .steps import (
@@ -40,23 +39,9 @@ def new_room(size: int) -> Tensor:
     return torch.empty(size, dtype=torch.uint8)
 
 
-def as_bytes(tensor: Tensor) -> Tensor:
-    """A contiguous tensor as uint8 of one dimension; no copy."""
-    if tensor.numel() == 1:  # it may have any stride and count as contiguous
-        tensor = tensor.as_strided((1,), (1,))
-    return tensor.reshape(-1).view(torch.uint8)
-
-
-def whole(tensors: Tensors) -> Tensor:
-    """Tensors as contiguous bytes; a single contiguous one as it lies."""
-    if len(tensors) == 1 and _plain(tensors[0]) and tensors[0].numel():
-        return as_bytes(tensors[0])
-    return wire.pack_bytes(tensors, torch.device("cpu"))
-
-
 def flat(tensors: Tensors) -> Tensor:
     """Tensors of one dtype as a contiguous one of one dimension; a single one as it lies."""
-    return whole(tensors).view(tensors[0].dtype)
+    return memory.joined(tensors).view(tensors[0].dtype)
 
 
 def typed(data: Tensor, like: Tensor) -> Tensor:
@@ -66,8 +51,8 @@ def typed(data: Tensor, like: Tensor) -> Tensor:
 
 def room_for(targets: Tensors) -> tuple[Tensor, bool]:
     """Contiguous bytes to be written for some outputs, and whether they must be copied there."""
-    if len(targets) == 1 and _plain(targets[0]) and targets[0].numel():
-        return as_bytes(targets[0]), False
+    if len(targets) == 1 and targets[0].numel() and memory.is_plain(targets[0]):
+        return memory.as_bytes(targets[0]), False
     size = sum(target.nbytes for target in targets)
     return torch.empty(size, dtype=torch.uint8), True
 
@@ -80,31 +65,9 @@ def rows_of(more: Room, shape: tuple[int, ...], like: Tensor) -> Tensor:
     return more(size)[:size].view(like.dtype).view(shape)
 
 
-def unharmed(srcs: Tensors, outs: Tensors, own: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """The sources; copies of those that an output would overwrite while they are read.
-
-    `own` are pairs of a source and an output, by their places, that may be the same memory.
-    """
-    spans = [moves.span(out) for out in outs]
-    found = []
-    for place, src in enumerate(srcs):
-        low, high = mine = moves.span(src)
-        hit = any(
-            first < high and low < last and not ((first, last) == mine and (place, to) in own)
-            for to, (first, last) in enumerate(spans)
-        )
-        found.append(src.clone() if hit else src)
-    return found
-
-
 def same(a: Tensor, b: Tensor) -> bool:
     """Whether two flat tensors are the same memory."""
     return a.data_ptr() == b.data_ptr()
-
-
-def _plain(tensor: Tensor) -> bool:
-    """Whether it is memory as it stands."""
-    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 PART = 4 << 20  # bytes of a block that one member reduces
@@ -128,13 +91,14 @@ def reduction(pattern: Pattern, me: int, srcs: Tensors, outs: Tensors, more: Roo
         if rows:
             assert room is not None
             parts = [flat([srcs[k * n + i] for k in places]) for i in range(n)]
-            parts = unharmed(parts, [room], [(me, 0)])
-            yield from _parts(pattern, me, parts, typed(room, parts[0]), more)
+            part = typed(room, parts[0])
+            parts = memory.unharmed(parts, [part], [(me, 0)])
+            yield from _parts(pattern, me, parts, part, more)
         else:
             src = flat([srcs[k] for k in places])
             out = None if room is None else typed(room, src)
             if out is not None and not same(src, out):
-                (src,) = unharmed([src], [out], [])
+                (src,) = memory.unharmed([src], [out], [])
             yield from _whole(pattern, me, src, out, more)
         if scattered:
             assert room is not None
@@ -145,7 +109,7 @@ def reduction(pattern: Pattern, me: int, srcs: Tensors, outs: Tensors, more: Roo
 def _writing(late: Sequence[tuple[Tensor, Tensors]]) -> Finish:
     def finish() -> None:
         for room, targets in late:
-            wire.unpack_bytes(room, targets)
+            memory.unpack(room, targets)
 
     return finish
 
@@ -275,8 +239,8 @@ def _any_order(like: Tensor, name: str | None) -> bool:
 def _exchange(me: int, gives: dict[int, Tensor], takes: dict[int, Tensor]) -> Exchange:
     """With all but oneself."""
     return Exchange(
-        [(to, as_bytes(tensor)) for to, tensor in gives.items() if to != me],
-        [(of, as_bytes(room)) for of, room in takes.items() if of != me],
+        [(to, memory.as_bytes(tensor)) for to, tensor in gives.items() if to != me],
+        [(of, memory.as_bytes(room)) for of, room in takes.items() if of != me],
         later=True,
     )
 
@@ -306,21 +270,21 @@ def _copy(pattern: Pattern, me: int, srcs: Tensors, outs: Tensors) -> DirectStep
     """Everything from where it is to where it belongs."""
     own = []
     if pattern.giver in (None, me) and pattern.taker in (None, me):
-        own = list(zip(pattern.gives(me), pattern.takes(me), strict=True))
-    srcs = unharmed(srcs, outs, own)
+        own = list(zip(pattern.gives[me], pattern.takes[me], strict=True))
+    srcs = memory.unharmed(srcs, outs, own)
     gives, takes, late = [], [], []
     if pattern.giver in (None, me):
         same: Tensor | None = None
         for to in pattern.takers:
             if to != me:
                 if same is None or not pattern.same_for_all:
-                    same = whole([srcs[k] for k in pattern.gives(to)])
+                    same = memory.joined([srcs[k] for k in pattern.gives[to]])
                 gives.append((to, same))
     if pattern.taker in (None, me):
         for of in pattern.givers:
-            targets = [outs[k] for k in pattern.takes(of)]
+            targets = [outs[k] for k in pattern.takes[of]]
             if of == me:
-                moves.move_all([(outs[to], srcs[k]) for k, to in own])
+                memory.move_all([(outs[to], srcs[k]) for k, to in own])
             else:
                 room, scattered = room_for(targets)
                 takes.append((of, room))
@@ -330,7 +294,7 @@ def _copy(pattern: Pattern, me: int, srcs: Tensors, outs: Tensors) -> DirectStep
 
     def finish() -> None:
         for room, targets in late:
-            wire.unpack_bytes(room, targets)
+            memory.unpack(room, targets)
 
     return finish
 
@@ -339,12 +303,12 @@ def _spread(pattern: Pattern, me: int, srcs: Tensors, outs: Tensors) -> DirectSt
     """A broadcast of something large."""
     assert pattern.giver is not None
     if me == pattern.giver:
-        moves.move_all(list(zip(outs, srcs, strict=True)))
-        yield Broadcast(whole(outs), me)
+        memory.move_all(list(zip(outs, srcs, strict=True)))
+        yield Broadcast(memory.joined(outs), me)
         return _nothing
     room, scattered = room_for(outs)
     yield Broadcast(room, pattern.giver)
-    return (lambda: wire.unpack_bytes(room, outs)) if scattered else _nothing
+    return (lambda: memory.unpack(room, outs)) if scattered else _nothing
 
 
 def _nothing() -> None:

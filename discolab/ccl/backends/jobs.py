@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .. import moves
+from .. import memory
 from ..board.rendezvous import Chunks
 from ..pattern import Job
 from ..reductions import accumulates_in_place, combine, combine_into
@@ -34,9 +34,9 @@ def perform(jobs: Sequence[Job], reduction: str | None) -> Chunks | None:
         pairs += [(out, _shaped(total, out)) for out in outs]
     if reduction is not None and len(jobs) == 1:
         for out, total in pairs:  # the total is new: no output can disturb it
-            moves.as_bytes(out).copy_(moves.as_bytes(total))
+            memory.copy(out, total)
     else:
-        moves.move_all(pairs)
+        memory.move_all(pairs)
     return None
 
 
@@ -48,7 +48,7 @@ def _shaped(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 def _blocks(jobs: Sequence[Job], reduction: str | None) -> list[functools.partial[None]]:
     parts = []
     for job in jobs:
-        outs, sources = ([moves.as_bytes(t).view(-1) for t in tensors] for tensors in job)
+        outs, sources = ([memory.movable(t).view(-1) for t in tensors] for tensors in job)
         size = sources[0].dtype.itemsize
         step = max(1, BLOCK // size)
         if reduction is None:
@@ -98,12 +98,6 @@ def _first_holds_sum(job: Job, reduction: str) -> bool:
     )
 
 
-def _plain(tensor: torch.Tensor) -> bool:
-    """Whether it is memory on the CPU as it stands: contiguous, no lazy conjugate or negative."""
-    lazy = tensor.is_conj() or tensor.is_neg()
-    return tensor.is_contiguous() and tensor.is_cpu and not lazy
-
-
 def _in_blocks(jobs: Sequence[Job]) -> bool:
     """Whether the jobs are large and no block of one can disturb another.
 
@@ -111,14 +105,14 @@ def _in_blocks(jobs: Sequence[Job]) -> bool:
     """
     tensors = [tensor for job in jobs for tensor in (*job.outs, *job.sources)]
     large = sum(job.sources[0].nbytes for job in jobs if job.outs) > BLOCK
-    if not large or not all(map(_plain, tensors)):
+    if not large or any(not (tensor.is_cpu and memory.is_plain(tensor)) for tensor in tensors):
         return False
     spans = [
-        (moves.span(tensor), number) for number, job in enumerate(jobs) for tensor in job.sources
+        (memory.span(tensor), number) for number, job in enumerate(jobs) for tensor in job.sources
     ]
     for number, job in enumerate(jobs):
         for out in job.outs:
-            low, high = mine = moves.span(out)
+            low, high = mine = memory.span(out)
             for other, of in spans:
                 if other[0] < high and low < other[1] and (other, of) != (mine, number):
                     return False

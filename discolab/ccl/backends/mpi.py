@@ -13,6 +13,7 @@ An `MpiBackend` belongs to the one worker of its process, and is used on its thr
 from __future__ import annotations
 
 import pickle
+import threading
 from collections import deque
 from collections.abc import Generator
 from typing import Any, Protocol
@@ -23,12 +24,13 @@ import torch
 from ...runtime.errors import ArgumentError, CollectiveAborted, CollectiveError, WaitTimeoutError
 from ...runtime.failures import name_ranks
 from ...runtime.worker import Worker
+from .. import memory
 from ..backend import Backend, BackendStatistics, Tensor, Tensors
 from ..board.diagnosis import where
 from ..call import DONE, P2P, Call, kind
 from ..groups import Group
 from ..pattern import Pattern
-from ..work import CallWork, Finished, Work, check_thread
+from ..work import CallWork, Finished, Work, wrong_thread
 from . import steps, wire
 
 FIRST_PAUSE, LONGEST_PAUSE = 1e-5, 1e-3  # seconds between two looks at MPI
@@ -57,7 +59,8 @@ class MpiWork(CallWork):
     def done(self) -> bool:
         """See `Work`."""
         if not self.over:
-            check_thread(self.call)
+            if self.call.worker.thread_id != threading.get_ident():
+                raise wrong_thread(self.call)
             self._owner.progress()
         return self.over
 
@@ -222,7 +225,7 @@ class MpiBackend(Backend):
         """See `Backend`. Copies at once and never waits."""
         _refuse_gpu(call, [src])
         self._refresh(call.worker)
-        data = wire.pack_bytes([src], src.device).numpy().tobytes()
+        data = memory.data_of([src])
         message = (call.ordinal, src.dtype, tuple(src.shape), where(call.site), data)
         self._queues.send(peer, ("message", tag), message)
         call.close(DONE)
@@ -410,7 +413,7 @@ def _fill(
         )
     with torch.inference_mode():
         whole = torch.from_numpy(np.frombuffer(bytearray(data), np.uint8))
-        wire.unpack_bytes(whole, [out])
+        memory.unpack(whole, [out])
 
 
 def _refuse_gpu(call: Call, tensors: Tensors) -> None:

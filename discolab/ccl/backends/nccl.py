@@ -23,7 +23,7 @@ from torch._C import _distributed_c10d as c10d
 from ...runtime.errors import ArgumentError
 from ...runtime.failures import name_ranks
 from ...runtime.worker import Worker
-from .. import moves
+from .. import memory
 from ..backend import Tensors
 from ..board.rendezvous import Contribution
 from ..call import Call
@@ -79,16 +79,16 @@ class NcclBackend(ProcessGroupBackend):
         contribution: Contribution,
         program: steps.Steps,
         do: Callable[[steps.Step], None],
-    ) -> Callable[[], Sequence[moves.Event]]:
+    ) -> Callable[[], Sequence[memory.Event]]:
         stream = self._streams[worker.worker_id]
         srcs, outs = contribution.srcs, contribution.outs
         with torch.cuda.device(stream.device), torch.cuda.stream(stream):
             finish = run(program, do, stream, contribution.events, srcs, outs)
 
-        def write() -> Sequence[moves.Event]:
+        def write() -> Sequence[memory.Event]:
             with torch.cuda.device(stream.device), torch.cuda.stream(stream):
                 finish()
-                return moves.posted(srcs, outs)
+                return memory.record(srcs, outs)
 
         return write
 
@@ -129,12 +129,12 @@ def run(
     program: steps.Steps,
     do: Callable[[steps.Step], None],
     stream: torch.cuda.Stream,
-    begun: Iterable[moves.Event],
+    begun: Iterable[memory.Event],
     srcs: Tensors,
     outs: Tensors,
 ) -> steps.Finish:
     """Run one member's program on the current stream, once what the worker has begun is over."""
-    moves.enter(begun, srcs, outs)
+    memory.wait_for(begun, srcs, outs)
     for tensor in (*srcs, *outs):
         tensor.record_stream(stream)
     return steps.run(program, do)

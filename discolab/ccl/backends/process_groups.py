@@ -40,7 +40,7 @@ from ..board.handles import GroupHandle, GroupHandles
 from ..board.rendezvous import Contribution, PendingCollective
 from ..call import Call
 from ..groups import Group
-from ..moves import Event
+from ..memory import Event
 from ..pattern import Pattern
 from ..rendezvous.conductor import Conductor, Connect, Gone, ProcessGroup, Ranks, Task
 from ..rendezvous.store import LocalGroupStore, SharedValues

@@ -10,27 +10,34 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 import torch
 
+from ...runtime.errors import CollectiveError
 from ...runtime.worker import Worker
-from .. import moves
+from .. import memory
 from ..backend import Backend, BackendStatistics, Tensor, Tensors
-from ..call import Call, kinds_of
+from ..call import Call, CallCounts, kinds_of
 from ..coordinator import protocol
 from ..coordinator.collectives import Data
+from ..coordinator.protocol import kind_out
 from ..groups import Group
 from ..pattern import CROSSWISE, Pattern
+from ..reductions import combine
 from ..rendezvous.client import CoordinatorClient, client_of
 from ..rendezvous.conductor import Conductor, Connect, ProcessGroup, Ranks
-from ..rendezvous.remote import Job, RemoteWork
+from ..rendezvous.remote import RemoteWork
 from ..rendezvous.remote_p2p_client import RemoteP2PClient
 from ..rendezvous.store import GroupStore
 from ..work import Finished, Work
-from . import exchanges, gloo, inline, steps
+from . import exchanges, gloo, steps
 from .process_groups import STEP_SECONDS
 
-_Counts = dict[tuple[tuple[int, ...], str], int]
+LARGEST = 48 << 10  # bytes that go to one member: more do not fit in one datagram of a local line
+LEAST = 1024  # bytes that one member may give, however many there are
+
+_is_on_host, _size = attrgetter("is_cpu"), attrgetter("nbytes")
 
 
 class RemoteGlooBackend(Backend):
@@ -41,9 +48,9 @@ class RemoteGlooBackend(Backend):
     def __init__(self, worker: Worker) -> None:
         self.client: CoordinatorClient = client_of(worker)
         self.conductor = Conductor(worker, self.name)
-        self._connect: Connect = functools.partial(_connect, self.client)
-        self._p2p = RemoteP2PClient(self.client, self.conductor, self._connect)
-        self._counts: tuple[int, _Counts] = (-1, {})
+        self.connect: Connect = functools.partial(_connect, self.client)
+        self._p2p = RemoteP2PClient(self.client, self.conductor, self.connect)
+        self._counts = CallCounts()
         self.client.listen(protocol.CLOSE, self._close)
 
     # -- the operations ----------------------------------------------------------------------------
@@ -59,39 +66,23 @@ class RemoteGlooBackend(Backend):
 
     def start(self, call: Call, pattern: Pattern, srcs: Tensors, outs: Tensors) -> Work:
         """See `Backend`."""
-        me = call.group.index(call.rank)
-        job = HostJob(pattern, me, srcs, outs, self._connect)
+        work = HostWork(self, call, pattern, srcs, outs)
         parts = (srcs, outs) if pattern.kind == CROSSWISE else None
-        return self.join(call, job, inline.pack(pattern, me, srcs), parts)
+        if len(call.group.ranks) == 1:
+            self.join(work, b"", parts)
+            work.alone()
+            return work
+        return self.join(work, work.given(), parts)
 
     def join(
-        self, call: Call, job: Job, data: Data, parts: tuple[Tensors, Tensors] | None = None
-    ) -> Work:
+        self, work: RemoteWork, data: Data, parts: tuple[Tensors, Tensors] | None = None
+    ) -> RemoteWork:
         """Tell the coordinator of a call, with what the worker gives if that is small."""
-        call.number = self._next_number(call)
-        work = RemoteWork(self.client, self.conductor, call, job)
-        alone = len(call.group) == 1
-        self.client.tell(
-            protocol.JOIN,
-            work.seq,
-            protocol.call_out(call),
-            None if parts is None else tuple(_kinds(part) for part in parts),
-            b"" if alone else data,
-        )
-        if alone:
-            work.alone()
+        call = work.call
+        call.number = self._counts.number(call)
+        kinds = None if parts is None else [list(map(kind_out, kinds_of(part))) for part in parts]
+        self.client.tell(protocol.JOIN, work.seq, *protocol.call_out(call), kinds, data)
         return work
-
-    def _next_number(self, call: Call) -> int:
-        """How many collectives of this group the worker has called before in this command."""
-        ordinal, counts = self._counts
-        if ordinal != call.ordinal:
-            counts = {}
-            self._counts = (call.ordinal, counts)
-        key = (call.group.ranks, call.group.tag)
-        number = counts.get(key, 0)
-        counts[key] = number + 1
-        return number
 
     # -- the backend -------------------------------------------------------------------------------
 
@@ -117,44 +108,95 @@ class RemoteGlooBackend(Backend):
         self.conductor.close(tuple(ranks), number)
 
 
-class HostJob(Job):
-    """A collective through host memory."""
+class HostWork(RemoteWork):
+    """A collective through host memory.
+
+    What a member gives through the coordinator are the bytes of its tensors, one after the other:
+    the same for all, or a part for each member. What comes from all is reduced in the order of the
+    ranks, as `local` does it.
+    """
 
     def __init__(
-        self, pattern: Pattern, me: int, srcs: Tensors, outs: Tensors, connect: Connect
+        self,
+        backend: RemoteGlooBackend,
+        call: Call,
+        pattern: Pattern,
+        srcs: Tensors,
+        outs: Tensors,
     ) -> None:
-        self.connect = connect
-        self._pattern, self._me, self._outs = pattern, me, outs
-        self._staged = [
-            (out, torch.empty_like(out, device="cpu")) for out in outs if not out.is_cpu
-        ]
-        staged = {id(out): host for out, host in self._staged}
-        self._hosts = [staged.get(id(out), out) for out in outs]
-        self._srcs = [src if src.is_cpu else src.cpu() for src in srcs]
+        self._pattern, self._srcs, self._outs = pattern, srcs, outs
+        self._me = call.group.ranks.index(call.rank)
+        if not all(map(_is_on_host, (*srcs, *outs))):
+            self._stage()
+        super().__init__(backend.client, backend.conductor, backend.connect, call)
+
+    def _stage(self) -> None:
+        """Work on copies on the host; what comes of it is copied to the accelerator by `adopt`."""
+        outs = self._outs
+        self._srcs = [src.cpu() for src in self._srcs]
+        hosts = [out if out.is_cpu else torch.empty_like(out, device="cpu") for out in outs]
+        self._outs = hosts
+
+        def adopt() -> None:
+            for out, host in zip(outs, hosts, strict=True):
+                if not out.is_cpu:
+                    memory.copy(out, host)
+
+        self.adopt = adopt
+
+    def given(self) -> Data:
+        """What this member gives; None if that is too much to go through the coordinator."""
+        pattern, srcs = self._pattern, self._srcs
+        limit = LARGEST
+        if pattern.same_for_all:
+            limit = max(min(LEAST, LARGEST), LARGEST // pattern.members)
+        if sum(map(_size, srcs)) > limit:
+            return None
+        if not srcs or pattern.giver not in (None, self._me):
+            return b""
+        if pattern.same_for_all and pattern.taker is None:
+            return memory.data_of(srcs)
+        parts = [b""] * pattern.members
+        for to in pattern.takers:
+            parts[to] = memory.data_of([srcs[k] for k in pattern.gives[to]])
+        return tuple(parts)
 
     def absorb(self, given: Sequence[bytes]) -> None:
-        """See `Job`."""
-        inline.unpack(self._pattern, self._me, given, self._hosts)
+        """See `RemoteWork`."""
+        pattern = self._pattern
+        if not given or pattern.taker not in (None, self._me):
+            return
+        sources: dict[int, list[Tensor]] = {}
+        for giver in pattern.givers:
+            whole = torch.frombuffer(bytearray(given[giver] or b"\0"), dtype=torch.uint8)
+            first = 0
+            for place in pattern.takes[giver]:
+                out = self._outs[place]
+                part = whole[first : first + out.nbytes]
+                sources.setdefault(place, []).append(memory.typed(part, out))
+                first += out.nbytes
+        for place, parts in sources.items():  # these are new memory: no output can disturb them
+            if pattern.reduction is None:
+                memory.copy(self._outs[place], parts[0])
+            else:
+                self._outs[place].copy_(combine(parts, pattern.reduction))
 
-    def carry_out(self, end: ProcessGroup, void: Callable[[], bool]) -> None:
-        """See `Job`."""
-        exchanges.carry_out(end, self._program(exchanges.scratch), void)()
+    def carry_out(self, end: ProcessGroup) -> None:
+        """See `RemoteWork`."""
+        exchanges.carry_out(end, self._program(exchanges.scratch), self.void)()
 
     def alone(self) -> None:
-        """See `Job`."""
-        steps.run(self._program(exchanges.new_room), lambda step: None)()  # nobody to exchange with
+        """Do it at once, as there is no other member; the coordinator is only told."""
+        try:
+            with torch.inference_mode():
+                steps.run(self._program(exchanges.new_room), lambda step: None)()
+        except BaseException:
+            self.end(CollectiveError(f"{self} failed"))
+            raise
+        self.end()
 
     def _program(self, room: exchanges.Room) -> steps.DirectSteps:
-        return exchanges.program(self._pattern, self._me, self._srcs, self._hosts, room)
-
-    def adopt(self) -> None:
-        """See `Job`."""
-        for out, host in self._staged:
-            moves.as_bytes(out).copy_(moves.as_bytes(host))
-
-
-def _kinds(tensors: Tensors) -> tuple[protocol.WireKind, ...]:
-    return tuple(map(protocol.kind_out, kinds_of(tensors)))
+        return exchanges.program(self._pattern, self._me, self._srcs, self._outs, room)
 
 
 def _connect(

@@ -15,13 +15,13 @@ import torch
 
 from ...runtime.failures import name_ranks
 from ...runtime.worker import Worker
-from .. import moves
+from .. import memory
 from ..backend import Tensors
 from ..call import Call
 from ..pattern import CROSSWISE, Pattern
 from ..rendezvous.client import CoordinatorClient
 from ..rendezvous.conductor import Connect, Gone, ProcessGroup, Ranks
-from ..rendezvous.remote import Job
+from ..rendezvous.remote import RemoteWork
 from ..rendezvous.store import GroupStore
 from ..work import Work
 from . import nccl, steps, wire
@@ -37,45 +37,42 @@ class RemoteNcclBackend(RemoteGlooBackend):
     def __init__(self, worker: Worker) -> None:
         nccl.set_environment()
         super().__init__(worker)
-        self._stream = torch.cuda.Stream(worker.device)
-        self._connect_nccl: Connect = functools.partial(_connect, self.client, worker.device)
+        self.stream = torch.cuda.Stream(worker.device)
+        self.connect_nccl: Connect = functools.partial(_connect, self.client, worker.device)
 
     def start(self, call: Call, pattern: Pattern, srcs: Tensors, outs: Tensors) -> Work:
         """See `RemoteGlooBackend`."""
         if not call.on_gpu or len(call.group) == 1:
             return super().start(call, pattern, srcs, outs)
         nccl.check_devices(call, (*srcs, *outs), "gloo")
-        me = call.group.index(call.rank)
-        job = _DeviceJob(pattern, me, srcs, outs, self._stream, self._connect_nccl)
-        parts = (srcs, outs) if pattern.kind == CROSSWISE else None
-        return self.join(call, job, None, parts)
+        work = _DeviceWork(self, call, pattern, srcs, outs)
+        return self.join(work, None, (srcs, outs) if pattern.kind == CROSSWISE else None)
 
 
-class _DeviceJob(Job):
+class _DeviceWork(RemoteWork):
     """A collective by NCCL."""
 
     def __init__(
         self,
+        backend: RemoteNcclBackend,
+        call: Call,
         pattern: Pattern,
-        me: int,
         srcs: Tensors,
         outs: Tensors,
-        stream: torch.cuda.Stream,
-        connect: Connect,
     ) -> None:
-        self.connect = connect
-        self._program = steps.program(pattern)(
-            steps.Place(me, pattern.members, wire.ARITHMETIC), srcs, outs
-        )
-        self._srcs, self._outs, self._stream = srcs, outs, stream
-        self._begun = moves.posted(srcs, outs)
-        self._done: Sequence[moves.Event] = ()
+        place = steps.Place(call.group.index(call.rank), pattern.members, wire.ARITHMETIC)
+        self._program = steps.program(pattern)(place, srcs, outs)
+        self._srcs, self._outs, self._stream = srcs, outs, backend.stream
+        self._begun = memory.record(srcs, outs)
+        self._done: Sequence[memory.Event] = ()
+        self.adopt = self._wait_for_device
+        super().__init__(backend.client, backend.conductor, backend.connect_nccl, call)
 
-    def carry_out(self, end: ProcessGroup, void: Callable[[], bool]) -> None:
-        """See `Job`."""
+    def carry_out(self, end: ProcessGroup) -> None:
+        """See `RemoteWork`."""
 
         def do(step: steps.Step) -> None:
-            if void():
+            if self.void():
                 raise Gone
             if not moves_nothing(step):
                 nccl.perform(end, step)
@@ -83,11 +80,11 @@ class _DeviceJob(Job):
         stream, srcs, outs = self._stream, self._srcs, self._outs
         with torch.cuda.device(stream.device), torch.cuda.stream(stream):
             nccl.run(self._program, do, stream, self._begun, srcs, outs)()
-            self._done = moves.posted(srcs, outs)
+            self._done = memory.record(srcs, outs)
 
-    def adopt(self) -> None:
-        """See `Job`."""
-        moves.adopt(self._done, self._srcs, self._outs)
+    def _wait_for_device(self) -> None:
+        """The worker's streams wait for what this one has been given."""
+        memory.wait_for(self._done, self._srcs, self._outs)
 
 
 def _connect(

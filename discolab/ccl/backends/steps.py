@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
+from .. import memory
 from ..pattern import LIKE_BY_LIKE, TO_ALL, Pattern
 from ..reductions import combine
 from . import wire
@@ -195,12 +196,12 @@ def _reduce_scatter(name: str) -> Program:
 def _all_gather(place: Place, srcs: Tensors, outs: Tensors) -> Steps:
     """k sources; k * n outputs, n in a row for each source."""
     n = place.members
-    packed = wire.pack_bytes(srcs, srcs[0].device)
+    packed = memory.packed(srcs, srcs[0].device)
     whole = packed.new_empty(n * len(packed))
     yield AllGather(packed, whole)
 
     def finish() -> None:
-        wire.unpack_bytes(whole, [outs[k * n + i] for i in range(n) for k in range(len(srcs))])
+        memory.unpack(whole, [outs[k * n + i] for i in range(n) for k in range(len(srcs))])
 
     return finish
 
@@ -210,29 +211,29 @@ def _broadcast(root: int) -> Program:
 
     def program(place: Place, srcs: Tensors, outs: Tensors) -> Steps:
         if place.me == root:
-            packed = wire.pack_bytes(srcs, outs[0].device)
+            packed = memory.packed(srcs, outs[0].device)
         else:
             size = sum(out.nbytes for out in outs)
             packed = torch.empty(size, dtype=torch.uint8, device=outs[0].device)
         yield Broadcast(packed, root)
-        return lambda: wire.unpack_bytes(packed, outs)
+        return lambda: memory.unpack(packed, outs)
 
     return program
 
 
 def _exchange(pattern: Pattern, place: Place, srcs: Tensors, outs: Tensors) -> Steps:
     """What each member gives to each: scatter, gather, all_to_all."""
-    parts = [[srcs[k] for k in pattern.gives(to)] if srcs else [] for to in pattern.takers]
+    parts = [[srcs[k] for k in pattern.gives[to]] if srcs else [] for to in pattern.takers]
     gives, takes = [0] * place.members, [0] * place.members
     for to, part in zip(pattern.takers, parts, strict=True):
         gives[to] = sum(src.nbytes for src in part)
-    rooms = [[outs[k] for k in pattern.takes(of)] if outs else [] for of in pattern.givers]
+    rooms = [[outs[k] for k in pattern.takes[of]] if outs else [] for of in pattern.givers]
     for of, room in zip(pattern.givers, rooms, strict=True):
         takes[of] = sum(out.nbytes for out in room)
-    packed = wire.pack_bytes([src for part in parts for src in part], (*srcs, *outs)[0].device)
+    packed = memory.packed([src for part in parts for src in part], (*srcs, *outs)[0].device)
     whole = packed.new_empty(sum(takes))
     yield AllToAll(packed, whole, gives, takes)
-    return lambda: wire.unpack_bytes(whole, [out for room in rooms for out in room])
+    return lambda: memory.unpack(whole, [out for room in rooms for out in room])
 
 
 def _batches(
@@ -254,7 +255,7 @@ def _batches(
         rows = zip(*(sources(k) for k in places), strict=True)  # of one member each
         tensors = [tensor for row in rows for tensor in row]
         if code is None:
-            packed = wire.pack_bytes(tensors, tensors[0].device)
+            packed = memory.packed(tensors, tensors[0].device)
         else:
             packed = wire.pack(tensors, code, name)
         batches.append(_Batch(places, code, packed))
@@ -282,6 +283,6 @@ def _combine(whole: Tensor, outs: Tensors, name: str, members: int) -> None:
     flat = whole.view(members, -1)
     first = 0
     for out in outs:
-        inputs = [wire.typed(row[first : first + out.nbytes], out) for row in flat]
+        inputs = [memory.typed(row[first : first + out.nbytes], out) for row in flat]
         out.copy_(combine(inputs, name))
         first += out.nbytes

@@ -4,7 +4,7 @@ A library (Gloo, NCCL, MPI) reduces a few dtypes and has its own mind about NaN.
 is turned into one that any of them reduces so that the result is what `reductions` promises:
 float16, bfloat16 and float8 go as float32, narrow integers as wider ones, bool as 0 and 1, uint64
 as int64 of the same bits. min and max of floats go as integers in the same order, with NaN at
-the end that wins. What is only moved goes as bytes.
+the end that wins. What is only moved goes as bytes (`memory.packed`).
 
 Packing copies, so that a program's own tensors are never in the hands of a library: one that an
 interrupt has torn out of an operation can go on with them.
@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-
-from ..moves import as_bytes
 
 Tensor = torch.Tensor
 Tensors = Sequence[torch.Tensor]
@@ -77,36 +75,6 @@ def unpack(whole: Tensor, outs: Tensors, code: Code, reduction: str, members: in
         part = whole[first : first + size]
         out.copy_(_decode(part, out.dtype, code, reduction, members).view(out.shape))
         first += size
-
-
-def pack_bytes(tensors: Tensors, device: torch.device) -> Tensor:
-    """The tensors as uint8 of one dimension; new memory, on `device` where there are none."""
-    if not tensors:
-        return torch.empty(0, dtype=torch.uint8, device=device)
-    return torch.cat([bytes_of(tensor) for tensor in tensors])
-
-
-def unpack_bytes(whole: Tensor, outs: Tensors) -> None:
-    """Write bytes to tensors like those that were packed."""
-    for out, part in zip(outs, whole.split([out.nbytes for out in outs]), strict=True):
-        as_bytes(out).copy_(as_bytes(typed(part, out)))
-
-
-def bytes_of(tensor: Tensor) -> Tensor:
-    """The tensor as uint8 of one dimension; new memory, on its device."""
-    if tensor.numel() == 0:  # may be "contiguous" with strides that have no view
-        return torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    plain = as_bytes(tensor.resolve_conj().resolve_neg())
-    flat = torch.empty(plain.numel(), dtype=plain.dtype, device=plain.device)
-    flat.view(plain.shape).copy_(plain)  # one element may have any stride and count as contiguous
-    return flat.view(torch.uint8)
-
-
-def typed(part: Tensor, like: Tensor) -> Tensor:
-    """Bytes as a tensor of the dtype and shape of `like`; a copy if they lie badly for it."""
-    if part.storage_offset() % like.dtype.itemsize:
-        part = part.clone()
-    return part.view(like.dtype).view(like.shape)
 
 
 def _without_avg(reduction: str) -> str:

@@ -77,6 +77,12 @@ def _check_order(calls: Sequence[Call]) -> None:
             last[key] = call.number
 
 
+def enter(call: Call) -> None:
+    """Add a call to the ledger of its worker's session."""
+    ledger: Ledger | None = call.worker.shared.get(_LEDGER)
+    (ledger_of(call.worker) if ledger is None else ledger).enter(call)
+
+
 def ledger_of(worker: Worker) -> Ledger:
     """The ledger of a worker's session."""
     ledger: Ledger | None = worker.shared.get(_LEDGER)

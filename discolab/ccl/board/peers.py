@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any, Protocol
 
 from ...runtime.failures import Failure
@@ -138,17 +139,26 @@ class RemotePeer:
         return state, detail, seconds + time.monotonic() - self._told_at
 
 
+def _of_worker(name: str) -> Any:
+    """An attribute of a `LocalPeer` that is its worker's."""
+    return property(attrgetter(f"_worker.{name}"))
+
+
 class LocalPeer:
     """As a `RemotePeer`, of worker 0 in the coordinator's own process: always up to date."""
 
     here = True
+    executed, resumed_at = _of_worker("executed"), _of_worker("resumed_at")
+    sat_out, joined_at = _of_worker("sat_out"), _of_worker("joined_at")
+    ended, died = _of_worker("ended"), _of_worker("died")
+    current, interrupts = _of_worker("current"), _of_worker("interrupts")
+    registers, failed_calls = _of_worker("registers"), _of_worker("failed_calls")
+    channel, doing, shared = _of_worker("channel"), _of_worker("doing"), _of_worker("shared")
 
     def __init__(self, worker: Worker, peers: Mapping[int, Peer]) -> None:
         self._worker, self.peers, self.backend = worker, peers, ""
+        self.worker_id = worker.worker_id
         self.waiting_for: Any = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._worker, name)
 
     def update(self, state: WorkerState) -> None:
         """See `RemotePeer`."""

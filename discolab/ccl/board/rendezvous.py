@@ -2,7 +2,8 @@
 
 There is one `Board` a session and address space, or one at the coordinator. `lock` guards all of
 it; the methods are called under it unless they say otherwise. Nothing waits, and no tensor is read
-or written, under the lock. Only a worker's own thread enters or removes that worker.
+or written, under the lock. Only a worker's own thread enters it as waiting; whoever ends what it
+waits for takes it out.
 
 A collective is known by its group, the ordinal of the command (`Worker.executed`, the same
 number on all workers) and its number among the collectives of this group in this command.
@@ -22,8 +23,7 @@ import torch
 from ...runtime.errors import CollectiveAborted, CollectiveError
 from ...runtime.failures import name_ranks
 from ...runtime.interrupts import plain_lock
-from ..call import DONE, FAILED, WAITING, Call, reception_title
-from ..groups import Group
+from ..call import DONE, FAILED, WAITING, Call, CallCounts, reception_title
 from .p2p_queue import MessageQueue, Pair
 from .peers import Peer
 
@@ -119,8 +119,8 @@ class Wait:
 class PendingCollective(Wait):
     """One collective. ``str()`` reads ``all_reduce #1 of float32[4] in workers 0-3``.
 
-    `chunks` are there while the members that wait may help; `abroad` is set once the last one has
-    given it to a library, which then goes on by itself.
+    `first` is the call of whoever joins first. `chunks` are there while the members that wait may
+    help; `abroad` is set once the last one has given it to a library, which then goes on by itself.
     """
 
     __slots__ = (
@@ -130,15 +130,15 @@ class PendingCollective(Wait):
         "disagree",
         "done",
         "executor",
+        "first",
         "group",
         "number",
         "state",
     )  # fmt: skip
 
-    def __init__(self, group: Group, ordinal: int, number: int) -> None:
-        super().__init__(ordinal)
-        self.group = group
-        self.number = number
+    def __init__(self, first: Call) -> None:
+        super().__init__(first.ordinal)
+        self.first, self.group, self.number = first, first.group, first.number
         self.contributions: dict[int, Contribution] = {}
         self.state = WAITING
         self.executor = -1
@@ -151,11 +151,6 @@ class PendingCollective(Wait):
     def key(self) -> Key:
         """Under which the board holds it."""
         return self.group.ranks, self.group.tag, self.ordinal, self.number
-
-    @property
-    def first(self) -> Call:
-        """The call of whoever joined first."""
-        return next(iter(self.contributions.values())).call
 
     def settled(self) -> bool:
         """Whether it is done or has failed; needs no lock."""
@@ -231,9 +226,6 @@ class Reception(Wait):
         return reception_title(self.call, sender, self.pairs[0][2])
 
 
-_Counts = dict[tuple[tuple[int, ...], str], int]
-
-
 class Board:
     """Collectives that are open or have failed, messages, and which worker waits for what.
 
@@ -253,7 +245,7 @@ class Board:
         self.waiting: dict[int, Wait] = {}
         self.cut = 0
         self.on_fail: Callable[[Wait], None] | None = None
-        self._counts: dict[int, tuple[int, _Counts]] = {}
+        self._counts: dict[int, CallCounts] = {}
 
     # -- collectives -------------------------------------------------------------------------
 
@@ -261,17 +253,20 @@ class Board:
         """Enter a contribution; with the last the collective is RUNNING, or it failed before."""
         call = contribution.call
         worker: Peer = call.worker
-        group = call.group
-        self.refresh(worker)
+        rank, group = call.rank, call.group
+        if worker.resumed_at > self.cut:
+            self.refresh(worker)
         if self.failed:
             self.sweep(worker.peers)
         if call.number < 0:  # or it was counted where it was made
-            call.number = self._next_number(call)
+            counts = self._counts.get(rank)
+            if counts is None:
+                counts = self._counts[rank] = CallCounts()
+            call.number = counts.number(call)
         key = (group.ranks, group.tag, call.ordinal, call.number)
         collective = self.failed.get(key) or self.open.get(key)
         if collective is None:
-            collective = self.open[key] = PendingCollective(group, call.ordinal, call.number)
-        rank = worker.worker_id
+            collective = self.open[key] = PendingCollective(call)
         if collective.state is FAILED:
             call.close(FAILED)
             collective.contributions[rank] = Contribution(call)
@@ -292,8 +287,11 @@ class Board:
         """Say that all is done."""
         if collective.state is RUNNING:
             collective.state = DONE
-            for contribution in collective.contributions.values():
+            waiting = self.waiting
+            for rank, contribution in collective.contributions.items():
                 contribution.call.close(DONE)
+                if waiting.get(rank) is collective:
+                    del waiting[rank]
 
     def fail(self, wait: Wait, error: type[CollectiveError], text: str) -> None:
         """End a wait for all its members, those that come later too; the first reason stays."""
@@ -304,6 +302,7 @@ class Board:
             call = wait.call_of(rank)
             if call is not None:
                 call.close(FAILED)
+            self.rest(rank, wait)
         if isinstance(wait, PendingCollective):
             wait.state = FAILED
             self.open.pop(wait.key, None)
@@ -356,17 +355,6 @@ class Board:
         held += [f"{collective.title()} (failed)" for collective in self.failed.values()]
         receivers = [str(wait) for wait in self.waiting.values() if isinstance(wait, Reception)]
         return len(held), len(self.messages), tuple(held + receivers)
-
-    def _next_number(self, call: Call) -> int:
-        """How many collectives of this group the worker has called before in this command."""
-        rank, group = call.worker.worker_id, (call.group.ranks, call.group.tag)
-        ordinal, counts = self._counts.get(rank, (-1, {}))
-        if ordinal != call.ordinal:
-            counts = {}
-            self._counts[rank] = (call.ordinal, counts)
-        number = counts.get(group, 0)
-        counts[group] = number + 1
-        return number
 
 
 def _may_come(peer: Peer | None, collective: PendingCollective) -> bool:

@@ -18,7 +18,6 @@ from ..board.ledger import Ledger
 from ..board.peers import Peer
 from ..board.rendezvous import RUNNING, Board, Contribution, PendingCollective
 from ..call import FAILED, Call
-from ..groups import group_of
 from . import protocol
 from .protocol import Like
 
@@ -41,24 +40,17 @@ class RemoteCall(Call):
         Whether the worker has done its part.
     """
 
-    __slots__ = ("data", "handle", "over", "reported_missing", "seq", "waits_since")
+    __slots__ = ("data", "over", "reported_missing", "seq", "waits_since")
 
-    def __init__(self, worker: Any, seq: int, wire: protocol.WireCall) -> None:
-        name, ordinal, number, ranks, tag, signature, site, timeout, asynchronous, patient = wire
-        super().__init__(
-            name, worker, group_of(ranks, tag), protocol.signature_in(signature),
-            protocol.site_in(site), timeout, asynchronous,
-        )  # fmt: skip
-        self.seq, self.ordinal, self.number, self.patient = seq, ordinal, number, patient
-        self.data: Data = None
-        self.handle: GroupHandle | None = None
+    def __init__(
+        self, worker: Any, seq: int, ordinal: int, number: int, alike: bytes, data: Data = None
+    ) -> None:
+        name, group, signature, site, timeout, asynchronous, patient = protocol.alike_in(alike)
+        super().__init__(name, worker, group, signature, site, timeout, asynchronous, ordinal)
+        self.seq, self.number, self.patient, self.data = seq, number, patient, data
         self.over = False
         self.reported_missing: tuple[int, ...] = ()
         self.waits_since = 0.0
-
-    def wait(self) -> None:
-        """Note that its worker waits for it from now on."""
-        self.waits_since = time.monotonic()
 
 
 Tell = Callable[[int, tuple[Any, ...]], None]
@@ -80,12 +72,6 @@ class Part:
         self._board, self._peers, self._ledger = board, peers, ledger
         self._handles, self._tell = handles, tell
 
-    def _enter(self, rank: int, seq: int, wire: protocol.WireCall) -> RemoteCall:
-        """Enter a worker's call in the ledger."""
-        call = RemoteCall(self._peers[rank], seq, wire)
-        self._ledger.enter(call)
-        return call
-
     def _refuse(self, call: RemoteCall, kind: type[CollectiveError], text: str) -> None:
         """Tell a worker that its call has failed."""
         call.close(FAILED)
@@ -106,23 +92,29 @@ class Collectives(Part):
         self,
         rank: int,
         seq: int,
-        wire: protocol.WireCall,
+        ordinal: int,
+        number: int,
+        alike: bytes,
         parts: tuple[Any, Any] | None,
         data: Data,
     ) -> None:
         """Take in a worker's call; `parts` describe its tensors, in an all-to-all only."""
         board, worker = self._board, self._peers[rank]
-        call = self._enter(rank, seq, wire)
-        call.data = data
-        if call.ordinal < board.cut:
+        call = RemoteCall(worker, seq, ordinal, number, alike, data)
+        self._ledger.enter(call)
+        if ordinal < board.cut:
             text = f"{call.signature.op} in {call.group} was ended by an interrupt"
             self._refuse(call, CollectiveAborted, text)
             return
-        likes: list[Any] = [[Like.of(kind) for kind in kinds] for kinds in parts or ()]
-        collective = board.join(Contribution(call, *likes))
+        contribution = Contribution(call)
+        if parts is not None:
+            gives, takes = parts
+            likes: Any = [[Like.of(kind) for kind in kinds] for kinds in (gives, takes)]
+            contribution.srcs, contribution.outs = likes
+        collective = board.join(contribution)
         self._of[rank, seq] = collective
         if not call.asynchronous:
-            call.wait()
+            call.waits_since = call.began
         if call.number == 0 and len(board.open) > 1:
             diagnosis.abandon(board, worker)
         if collective.state is RUNNING:
@@ -132,15 +124,23 @@ class Collectives(Part):
 
     def _all_there(self, collective: PendingCollective, worker: Peer) -> None:
         text = diagnosis.disagreement(self._board, collective, worker)
-        gone = [rank for rank in collective.group.ranks if self._peers[rank].ended]
-        if text is not None or gone:
-            self._board.fail(collective, CollectiveError, text or self.account(collective, worker))
-            return
-        calls = [_call(collective, rank) for rank in collective.group.ranks]
-        if any(call.data is None for call in calls):
+        calls: list[Any] = []
+        given: list[Any] = []
+        common = True  # whether a member contributes the same for all; else a part for each
+        for rank in collective.group.ranks:
+            if text is None and self._peers[rank].ended:
+                text = self.account(collective, worker)
+            call: Any = collective.contributions[rank].call
+            calls.append(call)
+            given.append(call.data)
+            common = common and type(call.data) is bytes
+            call.data = None
+        if text is not None:
+            self._board.fail(collective, CollectiveError, text)
+        elif None in given:
             self._run(collective, calls)
         else:
-            self._go(collective, calls)
+            self._go(collective, calls, given, common)
 
     def account(self, collective: PendingCollective, worker: Peer) -> str:
         """Say that it can't complete, and what each member did."""
@@ -148,19 +148,17 @@ class Collectives(Part):
             self._board, collective, worker
         )
 
-    def _go(self, collective: PendingCollective, calls: list[RemoteCall]) -> None:
+    def _go(
+        self, collective: PendingCollective, calls: list[RemoteCall], given: list[Any], common: bool
+    ) -> None:
         """Send to each member what all have contributed; the collective is over."""
-        self._finish(collective)
-        common = all(type(call.data) is bytes for call in calls)
-        given: Any = tuple([call.data for call in calls])
-        empty = common and not any(given)
+        self._board.finish(collective)
+        mine: Any = tuple(given) if any(given) else ()
         for place, call in enumerate(calls):
-            mine: Any = () if empty else given
+            self._of.pop((call.rank, call.seq), None)
             if not common:
                 mine = tuple([one[place] if type(one) is tuple else one for one in given])
-            self._tell(call.rank, (protocol.GO, call.seq, mine))
-        for call in calls:
-            call.data = None
+            self._tell(call.rank, (protocol.GO, call.seq, *mine))
 
     def _run(self, collective: PendingCollective, calls: list[RemoteCall]) -> None:
         """Have the members carry it out over a process group."""
@@ -168,14 +166,7 @@ class Collectives(Part):
         handle = self._handles.take(collective.group.ranks, collective.group.tag)
         self._handle_of[id(collective)] = handle
         for call in calls:
-            call.data = None
             self._tell(call.rank, (protocol.RUN, call.seq, handle.number))
-
-    def _finish(self, collective: PendingCollective) -> None:
-        self._board.finish(collective)
-        for rank in collective.group.ranks:
-            self._of.pop((rank, _call(collective, rank).seq), None)
-            self._board.rest(rank, collective)
 
     # -- what members say later ------------------------------------------------------------------
 
@@ -185,7 +176,7 @@ class Collectives(Part):
         if collective is not None:
             call = _call(collective, rank)
             call.patient |= patient
-            call.wait()
+            call.waits_since = time.monotonic()
             self._board.waiting[rank] = collective
 
     def over(self, rank: int, seq: int) -> None:
@@ -197,7 +188,9 @@ class Collectives(Part):
         self._board.rest(rank, collective)
         if all(_call(collective, member).over for member in collective.group.ranks):
             self._handles.give_back(self._handle_of.pop(id(collective)))
-            self._finish(collective)
+            self._board.finish(collective)
+            for member in collective.group.ranks:
+                self._of.pop((member, _call(collective, member).seq), None)
 
     def broken(self, rank: int, seq: int, text: str) -> None:
         """Note that a library has failed in a member's part; it is reported a little later."""
@@ -227,7 +220,6 @@ class Collectives(Part):
                 continue
             call = _call(collective, rank)
             call.data = None
-            self._board.rest(rank, collective)
             if self._of.pop((rank, call.seq), None) is not None and not call.over:
                 self._refuse(call, kind, text)
         handle = self._handle_of.pop(id(collective), None)

@@ -97,15 +97,17 @@ class Coordinator(Service):
         if kind == protocol.LOOK:
             self.look()
             return
-        with self.board.lock:
+        board, stalls = self.board, self._stalls
+        with board.lock:
             self.peers[rank].heard(executed, resumed_at)
-            if resumed_at > self.board.cut:
+            if resumed_at > board.cut:
                 self._cut(rank)
             self._do[kind](rank, *rest)
-            if self.board.waiting:
-                self._stalls.wanted()
-            ask = self._stalls.to_ask()
-        self._ask(ask)
+            if board.waiting:
+                stalls.wanted()
+            ask = stalls.to_ask() if stalls.asking else None
+        if ask:
+            self._ask(ask)
 
     def state(self, rank: int, state: WorkerState) -> None:
         """See `Service`."""
@@ -146,8 +148,10 @@ class Coordinator(Service):
     def next_look(self) -> float | None:
         """See `Service`."""
         with self.board.lock:
-            due = [self._stalls.due(), self._collectives.due(), *self._askers_due()]
-        return min((one for one in due if one is not None), default=None)
+            dues = [self._stalls.due(), self._collectives.due()]
+            if self._stores["store"].askers:
+                dues += self._askers_due()
+        return min([due for due in dues if due is not None], default=None)
 
     def look(self) -> None:
         """See `Service`; also on the thread of worker 0, while that waits."""

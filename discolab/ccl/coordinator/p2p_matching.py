@@ -6,6 +6,7 @@ where it was sent until somebody receives it, and comes then over a process grou
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +57,8 @@ class Messages(Part):
     ) -> None:
         """A worker sends a message; `data` is None if it keeps what is too large."""
         board = self._board
-        call = self._enter(rank, number, wire)
+        call = RemoteCall(self._peers[rank], number, *wire)
+        self._ledger.enter(call)
         call.close(DONE)
         dtype, shape = call.signature.kinds[0]
         message = RemoteMessage(
@@ -80,7 +82,8 @@ class Messages(Part):
         self, rank: int, seq: int, wire: protocol.WireCall, peer: int | None, tag: str
     ) -> None:
         """A worker will receive a message; `TAKE` says when it waits for it."""
-        call = self._enter(rank, seq, wire)
+        call = RemoteCall(self._peers[rank], seq, *wire)
+        self._ledger.enter(call)
         senders = [peer] if peer is not None else [r for r in call.group.ranks if r != rank]
         self._calls[rank, seq] = call, [(sender, rank, tag) for sender in senders]
 
@@ -93,7 +96,7 @@ class Messages(Part):
         if call.ordinal < self._board.cut:
             self._refuse(call, CollectiveAborted, f"{call.signature} was ended by an interrupt")
             return
-        call.wait()
+        call.waits_since = time.monotonic()
         self._serve(Reception(self._board.messages, pairs, call, patient))
 
     def _serve(self, wait: Reception) -> None:
@@ -192,7 +195,6 @@ class Messages(Part):
     def report(self, wait: Reception) -> None:
         """Say to a receiver that its wait has failed."""
         assert wait.error is not None and isinstance(wait.call, RemoteCall)
-        self._board.rest(wait.call.rank, wait)
         self._refuse(wait.call, *wait.error)
 
     def lost(self, rank: int) -> None:

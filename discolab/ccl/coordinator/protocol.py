@@ -25,13 +25,15 @@ LOOK   has the coordinator look at what waits
 
 from __future__ import annotations
 
+import pickle
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
-from ...runtime.sources import display_name
+from ...runtime.sources import display_name, namers
 from ..call import Call, Kind, Signature, Site
+from ..groups import Group, group_of
 
 JOIN, WAIT, OVER, BROKEN, LEFT = "join", "wait", "over", "broken", "left"
 LATE, POLL = "late", "poll"
@@ -42,11 +44,12 @@ GO, RUN, FAIL, MISSING, MESSAGE, FETCH = "go", "run", "fail", "missing", "messag
 GIVE, DROP, ANSWER, CLOSE = "give", "drop", "answer", "close"
 
 WireKind = tuple[str, tuple[int, ...] | None]
-WireSignature = tuple[str, str | None, int | None, tuple[WireKind, ...], str | None, bool]
 WireSite = tuple[str, int, str] | None
-WireCall = tuple[
-    str, int, int, tuple[int, ...], str, WireSignature, WireSite, float | None, bool, bool
-]
+WireCall = tuple[int, int, bytes]
+"""The ordinal of a call's command, its number, and all that it has in common with others."""
+
+Alike = tuple[str, Group, Signature, Site | None, float | None, bool, bool]
+"""name, group, signature, site, timeout, asynchronous, patient: of each call at one place."""
 
 
 class Place(NamedTuple):
@@ -89,7 +92,8 @@ def site_in(site: WireSite) -> Site | None:
 
 def kind_out(kind: Kind) -> WireKind:
     """A dtype and shape, to be sent."""
-    return str(kind[0])[6:], kind[1]  # without "torch."
+    dtype, shape = kind
+    return str(dtype)[6:], None if shape is None else tuple(shape)  # without "torch."
 
 
 def kind_in(kind: WireKind) -> Kind:
@@ -97,25 +101,42 @@ def kind_in(kind: WireKind) -> Kind:
     return getattr(torch, kind[0]), kind[1]
 
 
-@lru_cache(maxsize=1024)
-def signature_out(signature: Signature) -> WireSignature:
-    """A signature, to be sent."""
-    op, reduction, root, kinds, device, any_shape = signature
-    return op, reduction, root, tuple(map(kind_out, kinds)), device, any_shape
-
-
-@lru_cache(maxsize=1024)
-def signature_in(signature: WireSignature) -> Signature:
-    """What `signature_out` has sent."""
-    op, reduction, root, kinds, device, any_shape = signature
-    return Signature(op, reduction, root, tuple(map(kind_in, kinds)), device, any_shape)
-
-
 def call_out(call: Call) -> WireCall:
     """A call, to be sent; the coordinator makes a `RemoteCall` of it."""
-    group = call.group
-    return (
-        call.name, call.ordinal, call.number, group.ranks, group.tag,
-        signature_out(call.signature), site_out(call.site), call.timeout, call.asynchronous,
-        call.patient,
+    code, line = call.site or (None, 0)  # a code object equals that of the same text elsewhere
+    place = getattr(code, "co_filename", code), line, getattr(code, "co_name", "")
+    alike = _alike_out(
+        call.name, call.group, call.signature, place, call.timeout, call.asynchronous, call.patient,
+        len(namers),
     )  # fmt: skip
+    return call.ordinal, call.number, alike
+
+
+# A program makes most of its calls again and again: both ends know those that they have seen.
+
+
+@lru_cache(maxsize=1024)
+def _alike_out(
+    name: str,
+    group: Group,
+    signature: Signature,
+    place: tuple[str | None, int, str],
+    timeout: float | None,
+    asynchronous: bool,
+    patient: bool,
+    _namers: int,
+) -> bytes:
+    op, reduction, root, kinds, device, any_shape = signature
+    wire = op, reduction, root, tuple(map(kind_out, kinds)), device, any_shape
+    file, line, function = place
+    site = None if file is None else (display_name(file), line or 0, function)
+    return pickle.dumps((name, group.ranks, group.tag, wire, site, timeout, asynchronous, patient))
+
+
+@lru_cache(maxsize=1024)
+def alike_in(data: bytes) -> Alike:
+    """What calls have in common, of the bytes in `call_out`."""
+    name, ranks, tag, wire, site, timeout, asynchronous, patient = pickle.loads(data)
+    op, reduction, root, kinds, device, any_shape = wire
+    signature = Signature(op, reduction, root, tuple(map(kind_in, kinds)), device, any_shape)
+    return name, group_of(ranks, tag), signature, site_in(site), timeout, asynchronous, patient

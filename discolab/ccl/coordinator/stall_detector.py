@@ -31,14 +31,20 @@ class Question:
 
 
 class StallDetector:
-    """Checks the waits on a board."""
+    """Checks the waits on a board.
+
+    Attributes
+    ----------
+    asking
+        The workers that are still to be asked what they do.
+    """
 
     def __init__(self, board: Board, peers: Mapping[int, Any], tell: Tell) -> None:
         self._board, self._peers, self._tell = board, peers, tell
         self._questions: list[Question] = []
         self._looking = False  # whether one of them is ours
         self._pause, self._looked_at = FIRST_LOOK, 0.0
-        self._to_ask: set[int] = set()
+        self.asking: set[int] = set()
 
     # -- questions -------------------------------------------------------------------------------
 
@@ -48,12 +54,12 @@ class StallDetector:
         if not asked:
             do()
             return
-        self._to_ask |= asked
+        self.asking |= asked
         self._questions.append(Question(asked, now + ANSWER_SECONDS, do))
 
     def to_ask(self) -> list[int]:
         """The workers to ask now, once the lock is free."""
-        asked, self._to_ask = self._to_ask, set()
+        asked, self.asking = self.asking, set()
         return sorted(asked)
 
     def answered(self, rank: int) -> None:
@@ -78,7 +84,7 @@ class StallDetector:
 
     def due(self) -> float | None:
         """When to call `look` next."""
-        soonest = min((question.due for question in self._questions), default=None)
+        soonest = min([question.due for question in self._questions]) if self._questions else None
         if not self._looking and self._board.waiting:
             since = _since(*next(iter(self._board.waiting.items())))
             due = max(since + FIRST_LOOK, self._looked_at + self._pause)

@@ -24,6 +24,7 @@ from ..backend import Backend
 from ..call import Call, Kind
 from ..choose import backend_of
 from ..groups import Group
+from ..pattern import pattern_of
 from ..reductions import check_reduction
 from ..work import Together, Work
 from .dispatch import seen_by_torch
@@ -271,8 +272,8 @@ class WorkerGroup(_ProcessGroup):  # type: ignore[misc] # Any, see above
             if factor is not None:
                 srcs = [src * factor for src in srcs]
         call = self._call(name, agreed, opts, reduction=reduction, root=root, op=op, kinds=kinds)
-        work = self._backend.collective(op or name, call, srcs, outs, reduction, root)
-        return self._begun(work, result)
+        pattern = pattern_of(op or name, self._group, srcs, outs, reduction, root)
+        return self._begun(self._backend.start(call, pattern, srcs, outs), result)
 
     # -- reductions --------------------------------------------------------------------------
 

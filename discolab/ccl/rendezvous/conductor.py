@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ...runtime.errors import SessionError
-from ...runtime.interrupts import shield
+from ...runtime.interrupts import plain_lock, shield
 from ...runtime.worker import Worker, bind_thread
 
 Ranks = tuple[int, ...]
@@ -81,10 +81,13 @@ class Conductor:
     ----------
     name
         Of the library, for errors.
+    absorbing
+        Held by the thread, the worker's or this one, that writes what came of a collective.
     """
 
     def __init__(self, worker: Worker, name: str) -> None:
         self.name = name
+        self.absorbing = plain_lock()
         self._worker, self._threads = worker, torch.get_num_threads()
         self._tasks: _Tasks = queue.SimpleQueue()
         self._swap = threading.Lock()  # guards which queue is `_tasks`, and `_ended`

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 
 from ...runtime.errors import CollectiveAborted, CollectiveError, WaitTimeoutError
 from ...runtime.worker import Worker
-from .. import moves
+from .. import memory
 from ..backend import BackendStatistics
 from ..board import diagnosis
 from ..board.rendezvous import (
@@ -30,8 +29,8 @@ from ..board.rendezvous import (
     PendingCollective,
     Wait,
 )
-from ..call import DONE, Call
-from ..work import Work, check_thread
+from ..call import Call
+from ..work import CallWork
 
 Execute = Callable[[PendingCollective, Sequence[Contribution]], "Chunks | None"]
 Tensors = Sequence[torch.Tensor]
@@ -50,7 +49,7 @@ class LocalRendezvous:
         If `execute` sets ``collective.abroad``, a library calls `finish` or `fail` later.
         """
         worker, board = call.worker, self.board
-        events = moves.posted(srcs, outs) if call.on_gpu else ()
+        events = memory.record(srcs, outs) if call.on_gpu else ()
         contribution = Contribution(call, srcs, outs, events)
         with board.lock:
             collective = board.join(contribution)
@@ -77,12 +76,12 @@ class LocalRendezvous:
         )
         try:
             if on_gpu:
-                moves.enter(
+                memory.wait_for(
                     [event for contribution in contributions for event in contribution.events],
                     tensors,
                 )
                 for tensor in tensors:  # a member may never wait, and let its memory go
-                    moves.keep(tensor)
+                    memory.keep(tensor)
             with torch.inference_mode():
                 chunks = execute(collective, contributions)
             if collective.abroad:
@@ -90,7 +89,7 @@ class LocalRendezvous:
             if chunks is not None:
                 self._share(chunks, collective, worker)
             if on_gpu:
-                collective.done = moves.posted(tensors)
+                collective.done = memory.record(tensors)
             with self.board.lock:
                 self.board.finish(collective)
         except BaseException as exc:
@@ -255,35 +254,27 @@ class LocalRendezvous:
                 worker.peers[rank].wake()
 
 
-class LocalWork(Work):
+class LocalWork(CallWork):
     """One worker's part in a collective."""
-
-    __slots__ = ("_collective", "_contribution", "_over", "_rendezvous", "result")
 
     def __init__(
         self, rendezvous: LocalRendezvous, collective: PendingCollective, contribution: Contribution
     ) -> None:
-        self._rendezvous, self._collective, self._contribution = (
-            rendezvous,
-            collective,
-            contribution,
-        )
-        self._over = False
-        self.result: Any = None
+        self._rendezvous, self._collective = rendezvous, collective
+        self.call, self._contribution = contribution.call, contribution
 
-    def wait(self, timeout: float | None = None) -> Any:
-        """See `Work`."""
-        if not self._over:
-            call, collective = self._contribution.call, self._collective
-            check_thread(call)
-            if not collective.settled():
-                call.patient |= timeout is not None
-                self._await(timeout if timeout is not None else call.timeout)
-            self._end(collective, call.worker)
-        if self._collective.error is not None:
-            error, text = self._collective.error
-            raise error(text)
-        return self.result
+    def complete(self, timeout: float | None) -> None:
+        """See `CallWork`."""
+        collective, contribution = self._collective, self._contribution
+        if not collective.settled():
+            self._await(timeout)
+        if collective.error is not None:
+            error, text = collective.error
+            self._error = error(text)
+        elif collective.done:
+            memory.wait_for(collective.done, contribution.srcs, contribution.outs)
+        self.over = True
+        del self._contribution  # the tensors are the worker's again
 
     def done(self) -> bool:
         """See `Work`. A worker that polls is told too if it can't complete.
@@ -291,14 +282,14 @@ class LocalWork(Work):
         On devices it is over when they have done it: whoever has polled may not wait as well.
         """
         collective = self._collective
-        if not self._over and not collective.settled():
-            self._rendezvous.look(collective, self._contribution.call)
+        if not collective.settled():
+            self._rendezvous.look(collective, self.call)
         return collective.settled() and (
-            self._over or all(event.query() for event in collective.done)
+            self.over or all(event.query() for event in collective.done)
         )
 
     def _await(self, timeout: float | None) -> None:
-        call, collective, rendezvous = self._contribution.call, self._collective, self._rendezvous
+        call, collective, rendezvous = self.call, self._collective, self._rendezvous
         if call.asynchronous:
             rendezvous.enter(collective, call.rank)
         try:
@@ -307,11 +298,5 @@ class LocalWork(Work):
                 rendezvous.help(collective, call.worker)
                 rendezvous.wait(collective, call.worker, None)
         finally:
-            rendezvous.rest(collective, call.rank)
-
-    def _end(self, collective: PendingCollective, worker: Worker) -> None:
-        """The tensors are the worker's again."""
-        if collective.state is DONE and collective.done:
-            moves.adopt(collective.done, self._contribution.srcs, self._contribution.outs)
-        self._over = True
-        self._contribution = Contribution(self._contribution.call)
+            if not collective.settled():  # else it was taken out already
+                rendezvous.rest(collective, call.rank)

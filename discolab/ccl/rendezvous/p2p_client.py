@@ -13,7 +13,7 @@ import torch
 
 from ...runtime.errors import CollectiveAborted, CollectiveError, WaitTimeoutError
 from ...runtime.worker import Worker
-from .. import moves
+from .. import memory
 from ..board import diagnosis
 from ..board.p2p_queue import Message, failed_in
 from ..board.rendezvous import Reception
@@ -134,10 +134,10 @@ class MessageWork(CallWork):
                 f"{kind(got.dtype, got.shape)}{diagnosis.where(message.site)}; shape and dtype "
                 "must be the same (the message is used up)"
             )
-        moves.enter(message.events, (got, out))
+        memory.wait_for(message.events, (got, out))
         with torch.inference_mode():
-            moves.as_bytes(out).copy_(moves.as_bytes(got.view(out.shape)))
-        moves.keep(got)
+            memory.copy(out, got.view(out.shape))
+        memory.keep(got)
 
 
 class LocalP2PClient(P2PClient):
@@ -150,8 +150,8 @@ class LocalP2PClient(P2PClient):
     def send(self, call: Call, src: torch.Tensor, peer: int, tag: str) -> None:
         """Put a copy of `src` in the message queue."""
         worker, board = call.worker, self.rendezvous.board
-        copy = moves.copy_of(src)
-        message = Message(copy, call.ordinal, call.site, moves.posted([copy]), call.direct)
+        copy = memory.copy_of(src)
+        message = Message(copy, call.ordinal, call.site, memory.record([copy]), call.direct)
         with board.lock:
             board.refresh(worker)
             board.messages.put((worker.worker_id, peer, tag), message, worker.peers)

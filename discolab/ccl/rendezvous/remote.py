@@ -2,8 +2,8 @@
 
 On the link's thread the coordinator tells a `RemoteWork` how far its collective is. The worker
 waits for that and then writes the results, or its conductor carries all of it out (conductor.py).
-`_state` only goes forward. A collective that the worker has left early is void: nothing is written
-for it any more, except for a step that the library has begun.
+A collective that the worker has left early is void: nothing is written for it any more, except for
+a step that the library has begun.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from ...runtime.errors import (
     WorkerInterrupted,
 )
 from ...runtime.failures import name_ranks
-from ...runtime.interrupts import plain_lock
 from ..call import Call
 from ..coordinator import protocol
 from ..work import CallWork
 from .client import CoordinatorClient
 from .conductor import LET_GO_SECONDS, Conductor, Connect, ProcessGroup, Ranks, Task
 
-WAITING, READY, RUNNING, OVER = range(4)
+WAITING, READY, RUNNING = range(3)
 _POLL_SECONDS = 0.02  # between two times that a worker reminds the coordinator of it
 
 
@@ -39,10 +38,14 @@ class RemoteWait:
     The words of the coordinator are for `heard` (see `client.Entry`).
     """
 
-    def __init__(self, client: CoordinatorClient, conductor: Conductor, call: Call) -> None:
-        self._client, self._conductor, self.call = client, conductor, call
-        self.seq = client.enter(self)
-        self._task: Task | None = None
+    _task: Task | None = None
+
+    def __init__(
+        self, client: CoordinatorClient, conductor: Conductor, connect: Connect, call: Call
+    ) -> None:
+        self._client, self._conductor, self._connect = client, conductor, connect
+        self.call = call
+        self.seq = client.enter(self)  # from now on the link's thread may have something for it
 
     def heard(self, word: str, *rest: Any) -> None:
         """See `Entry`."""
@@ -65,7 +68,6 @@ class RemoteWait:
         self,
         ranks: Ranks,
         number: int,
-        connect: Connect,
         perform: Callable[[ProcessGroup], None],
         done: Callable[[], None],
     ) -> None:
@@ -79,7 +81,7 @@ class RemoteWait:
             if text and not self.void():
                 self.tell(protocol.BROKEN, text)
 
-        self._task = Task(ranks, number, connect, self.void, perform, over, failed)
+        self._task = Task(ranks, number, self._connect, self.void, perform, over, failed)
         self._conductor.submit(self._task)
 
     def _await(
@@ -118,60 +120,36 @@ def error_of(word: str, rest: Sequence[Any]) -> Exception | None:
     return WaitTimeoutError(rest[0]) if word == protocol.LATE else None
 
 
-class Job:
-    """What is to be done once all members are there: one of `absorb` and `carry_out`.
+class RemoteWork(RemoteWait, CallWork):
+    """See the module. A subclass has what is to be done: one of `absorb` and `carry_out`."""
 
-    `connect` makes what is done over (`conductor.Task`).
-    """
+    _state = WAITING
+    _given: Sequence[Any] | None = None  # until a thread takes it, under `Conductor.absorbing`
+    _missing: tuple[int, ...] = ()
+    _polled = 0.0
 
-    connect: Connect
+    # -- what is to be done ------------------------------------------------------------------------
 
-    def absorb(self, given: Sequence[bytes]) -> None:
+    def absorb(self, given: Sequence[Any]) -> None:
         """Write the results of what all members have given through the coordinator."""
         raise NotImplementedError
 
-    def carry_out(self, end: ProcessGroup, void: Callable[[], bool]) -> None:
+    def carry_out(self, end: ProcessGroup) -> None:
         """Do it over a process group, on the conductor's thread; raises `Gone` once it is void."""
         raise NotImplementedError
-
-    def alone(self) -> None:
-        """Do it where there is no other member."""
-        raise NotImplementedError
-
-    def adopt(self) -> None:
-        """On the worker's thread, once it is over: the results are the worker's."""
-
-
-class RemoteWork(RemoteWait, CallWork):
-    """See the module."""
-
-    def __init__(
-        self, client: CoordinatorClient, conductor: Conductor, call: Call, job: Job
-    ) -> None:
-        CallWork.__init__(self, call)
-        self.job = job
-        self._state = WAITING
-        self._given: list[Sequence[bytes]] = []  # until somebody takes it, under `_absorbing`
-        self._absorbing = plain_lock()
-        self._missing: tuple[int, ...] = ()
-        self._polled = 0.0
-        self._adopted = False
-        RemoteWait.__init__(self, client, conductor, call)
 
     # -- what the coordinator says, on the link's thread -------------------------------------------
 
     def heard(self, word: str, *rest: Any) -> None:
         """See `Entry`."""
         if word == protocol.GO:
-            self._given.append(rest[0])
+            self._given = rest
             self._state = READY
             if self.call.asynchronous:
                 self._conductor.submit(self._absorb)
         elif word == protocol.RUN:
             self._state = RUNNING
-            self._submit(
-                self.call.group.ranks, rest[0], self.job.connect, self._carry_out, self.end
-            )
+            self._submit(self.call.group.ranks, rest[0], self.carry_out, self.end)
         elif word == protocol.MISSING:
             self._missing = tuple(rest[0])
         else:
@@ -180,54 +158,46 @@ class RemoteWork(RemoteWait, CallWork):
 
     def end(self, error: Exception | None = None) -> None:
         """It is over; the first word stays."""
-        if self._state != OVER:
+        if not self.over:
             super().end(error)
-            self._state = OVER
             self._client.leave(self.seq)
-            self.call.worker.wake()
+            worker = self.call.worker
+            if worker.thread_id != threading.get_ident():
+                worker.wake()
 
     def void(self) -> bool:
         """See `RemoteWait`."""
-        return self._state == OVER or super().void()
-
-    def _carry_out(self, end: ProcessGroup) -> None:
-        self.job.carry_out(end, self.void)
+        return self.over or super().void()
 
     # -- on the worker's thread ------------------------------------------------------------------
 
-    def wait(self, timeout: float | None = None) -> Any:
-        """See `Work`."""
-        result = super().wait(timeout)
-        if not self._adopted:
-            self._adopted = True
-            self.job.adopt()
-        return result
-
     def complete(self, timeout: float | None) -> None:
         """See `CallWork`."""
-        self._check_cut()
-        if self._state in (WAITING, RUNNING):
-            if self.call.asynchronous:
-                self.tell(protocol.WAIT, self.call.patient)
+        call = self.call
+        if call.ordinal < call.worker.resumed_at:
+            self._end_as_cut()
+        else:
+            if call.asynchronous and not self._roused():
+                self.tell(protocol.WAIT, call.patient)
             self._await(self._roused, lambda: self._state == WAITING, timeout, self._look)
-        self._absorb()
+        if not self.over:
+            self._absorb()
 
     def _roused(self) -> bool:
-        return self._state in (READY, OVER)
+        return self._state == READY or self.over
 
-    def _check_cut(self) -> None:
-        if self.call.ordinal < self.call.worker.resumed_at:
-            self.end(CollectiveAborted(f"{self} was ended by an interrupt"))
+    def _end_as_cut(self) -> None:
+        self.end(CollectiveAborted(f"{self} was ended by an interrupt"))
 
     def _absorb(self) -> None:
         """Write what the coordinator has sent, once; waits for a thread that is doing so."""
-        with self._absorbing:
-            if not self._given:
+        with self._conductor.absorbing:
+            given, self._given = self._given, None
+            if given is None or self.over:
                 return
-            given = self._given.pop()
             try:
                 with torch.inference_mode():
-                    self.job.absorb(given)
+                    self.absorb(given)
             except BaseException as exc:
                 self.end(CollectiveError(f"{self} failed: {type(exc).__name__}: {exc}"))
                 if self.call.worker.thread_id == threading.get_ident():
@@ -245,29 +215,21 @@ class RemoteWork(RemoteWait, CallWork):
         self.end(CollectiveAborted(f"{self} was left: {type(exc).__name__}"))
         super()._leave(exc)
 
-    def alone(self) -> None:
-        """Carry it out now, as there is no other member. The coordinator is only told."""
-        try:
-            with torch.inference_mode():
-                self.job.alone()
-        except BaseException:
-            self.end(CollectiveError(f"{self} failed"))
-            raise
-        self.end()
-
     def done(self) -> bool:
         """See `Work`. A worker that polls is told too if it can't complete."""
-        if self._state != OVER and self.call.worker.thread_id == threading.get_ident():
-            self._check_cut()
+        worker = self.call.worker
+        if not self.over and worker.thread_id == threading.get_ident():
+            if self.call.ordinal < worker.resumed_at:
+                self._end_as_cut()
             self._absorb()
             self._poll()
             if self._state == RUNNING:
                 self._conductor.pass_by()
-        return self._state == OVER
+        return self.over
 
     def _poll(self) -> None:
         now = time.monotonic()
-        if self._state == WAITING and now - self._polled > _POLL_SECONDS:
+        if self._state == WAITING and not self.over and now - self._polled > _POLL_SECONDS:
             self._polled = now
             late = self.call.worker.clock.now() > self.call.due
             self.tell(protocol.POLL, self.call.timeout if late else None)

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from .. import moves
-from ..backends import wire
+from .. import memory
 from ..backends.exchanges import do
 from ..backends.steps import Exchange
 from ..board.p2p_queue import Message
@@ -46,9 +45,9 @@ class RemoteP2PClient(P2PClient):
     def send(self, call: Call, src: torch.Tensor, peer: int, tag: str) -> None:
         """Send a copy."""
         number = self.client.next_number()
-        copy = wire.pack_bytes([src], torch.device("cpu")).cpu()
-        data = copy.numpy().tobytes() if len(copy) <= LARGEST else None
+        data = memory.data_of([src]) if src.nbytes <= LARGEST else None
         if data is None:
+            copy = memory.packed([src], torch.device("cpu")).cpu()
             cut = call.worker.resumed_at
             for old in [n for n, (ordinal, _) in self._kept.copy().items() if ordinal < cut]:
                 self._kept.pop(old, None)
@@ -99,10 +98,9 @@ class RemoteMessageWork(RemoteWait, MessageWork):
         self, client: RemoteP2PClient, route: Route, call: Call, out: torch.Tensor
     ) -> None:
         MessageWork.__init__(self, client, route, call, out)
-        self._connect = client.connect
         self._received: list[tuple[int, Message]] = []
         self._refused: list[Exception] = []
-        RemoteWait.__init__(self, client.client, client.conductor, call)
+        RemoteWait.__init__(self, client.client, client.conductor, client.connect, call)
 
     def heard(self, word: str, *rest: Any) -> None:
         """See `Entry`."""
@@ -120,7 +118,7 @@ class RemoteMessageWork(RemoteWait, MessageWork):
     def _fetch(self, sender: int, kind: Any, site: Any, handle: int) -> None:
         """Have the conductor take the message from a process group."""
         like = Like.of(kind)
-        data = moves.as_bytes(torch.empty(like.shape, dtype=like.dtype)).reshape(-1).view(_BYTE)
+        data = memory.as_bytes(torch.empty(like.shape, dtype=like.dtype))
         ranks, peer = _pair(self.call.rank, sender)
 
         def perform(end: ProcessGroup) -> None:
@@ -129,14 +127,14 @@ class RemoteMessageWork(RemoteWait, MessageWork):
         def done() -> None:
             self._take(sender, kind, site, data)
 
-        self._submit(ranks, handle, self._connect, perform, done)
+        self._submit(ranks, handle, perform, done)
 
     def _take(self, sender: int, kind: Any, site: Any, data: torch.Tensor) -> None:
         """The message has come; `data` are its bytes, if it is what the worker wants."""
         like = Like.of(kind)
         tensor: Any = like
         if self.call.signature.takes(like.dtype, like.shape):
-            tensor = wire.typed(data[: self._out.nbytes], self._out)
+            tensor = memory.typed(data[: self._out.nbytes], self._out)
         self._received.append((sender, Message(tensor, 0, protocol.site_in(site))))
         self._client.leave(self.seq)
         self.call.worker.wake()
