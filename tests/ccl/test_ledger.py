@@ -106,7 +106,7 @@ def over_but_still_waiting(ledger: Ledger, worker: Worker) -> None:
 def another_workers_call(ledger: Ledger, worker: Worker) -> None:
     entry = call(worker, 0)
     ledger.enter(entry)
-    entry.worker = idle_worker(1)
+    entry.rank = 1
 
 
 @pytest.mark.parametrize(
