@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from operator import attrgetter
 from types import CodeType
 from typing import Any, ClassVar, NamedTuple
@@ -191,12 +191,7 @@ def count(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
     return None if shape is None else (math.prod(shape),)
 
 
-_kind_of: Callable[[torch.Tensor], Kind] = attrgetter("dtype", "shape")
-
-
-def kinds_of(tensors: Iterable[torch.Tensor]) -> tuple[Kind, ...]:
-    """Dtype and shape of each."""
-    return tuple(map(_kind_of, tensors))
+kind_of: Callable[[torch.Tensor], Kind] = attrgetter("dtype", "shape")
 
 
 class CallCounts:

@@ -16,7 +16,7 @@ from ..runtime.sources import place
 from ..runtime.worker import Worker, current_worker, current_worker_or_none
 from .board.diagnosis import call_site
 from .board.ledger import enter
-from .call import Call, Kind, Signature, kind, kinds_of, timeout_of
+from .call import Call, Kind, Signature, kind, kind_of, timeout_of
 from .groups import Group
 from .reductions import MOVABLE
 
@@ -73,7 +73,7 @@ def make_call(
         If the worker is alone at this moment.
     """
     if kinds is None:
-        kinds = kinds_of(tensors)
+        kinds = tuple(map(kind_of, tensors))
     device = tensors[0].device.type if tensors else None
     signature = Signature(op or name, reduction, root, kinds, device, any_shape)
     seconds = timeout_of(name, worker, timeout)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
+import socket
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -94,12 +96,25 @@ def init(name: Any, device_ids: tuple[Any, ...]) -> str:
     return f"{_choose(worker, name).name}: {_situation(worker, name, peers)}"
 
 
-def _agree(worker: Worker, name: str) -> Sequence[Any]:
+class PeerInfo(NamedTuple):
+    """What one of the workers of several processes says of itself: its device, the machine that it
+    is on, its GPU's own name, and, where "mpi" is asked for, its `remote_mpi.Standing`.
+    """
+
+    rank: int
+    device: str
+    machine: str
+    gpu: str
+    nccl: bool
+    mpi: Sequence[Any] = ()
+
+
+def _agree(worker: Worker, name: str) -> Sequence[PeerInfo]:
     """Meet the other workers, who must ask for the same; what those of other processes say."""
-    members = resolve(worker, "world", "init_ccl")
     if has_coordinator(worker):
-        peers: Sequence[Any] = _library("agree").agree(_made(worker, "gloo"), worker, members, name)
-        return peers
+        infos = _exchange(worker, repr(name), json.dumps(_own_info(worker, name)))
+        return [PeerInfo(*json.loads(info)) for info in infos]
+    members = resolve(worker, "world", "init_ccl")
     if len(worker.peers) == len(members) > 1:
         asked = Signature(f"init_ccl({name!r})")
         call = Call("init_ccl", worker, members, asked, call_site(worker))
@@ -107,11 +122,29 @@ def _agree(worker: Worker, name: str) -> Sequence[Any]:
     return ()
 
 
-def _exchange(worker: Worker, about: str, text: str) -> Sequence[str]:
+def _exchange(worker: Worker, about: str, text: str) -> list[str]:
     """The texts of all workers that meet at a coordinator, by rank."""
-    members, backend = resolve(worker, "world", "init_ccl"), _made(worker, "gloo")
-    texts: Sequence[str] = _library("agree").exchange(backend, worker, members, about, text)
+    backend: Any = _made(worker, "gloo")
+    texts: list[str] = backend.exchange(worker, about, text)
     return texts
+
+
+def _own_info(worker: Worker, name: str) -> PeerInfo:
+    gpu = ""
+    if worker.device.type == "cuda":
+        gpu = str(getattr(torch.cuda.get_device_properties(worker.device), "uuid", worker.device))
+    nccl = torch.distributed.is_nccl_available()
+    standing = _library("remote_mpi").standing(worker) if name == "mpi" else ()
+    return PeerInfo(worker.worker_id, str(worker.device), _machine(), gpu, nccl, standing)
+
+
+def _machine() -> str:
+    """The same in all processes of one machine, and different on another one."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return socket.gethostname()
 
 
 def _library(name: str) -> Any:
@@ -225,15 +258,15 @@ def _leave(worker: Worker) -> None:
         backend.dismiss(worker)
 
 
-def _coordinator(exchange: Any) -> Service:
+def _coordinator(connections: Any) -> Service:
     made: Service = importlib.import_module(".coordinator.coordinator", __package__).Coordinator(
-        exchange
+        connections
     )
     return made
 
 
 SERVICES["ccl"] = _coordinator
-PRELOAD.append(f"{__package__}.backends.agree")  # and all that it needs
+PRELOAD += [f"{__package__}.backends.{name}" for name in ("remote_gloo", "remote_mpi")]
 
 
 def _made(worker: Worker, name: str) -> Backend:

@@ -75,7 +75,7 @@ def world() -> Group:
 
 def group() -> Group:
     """The calling worker's own group: one of the session's `num_groups` equal parts."""
-    return own_group(current_worker())
+    return resolve(current_worker(), None, "group")
 
 
 def new_group(ranks: Iterable[int]) -> Group:
@@ -94,13 +94,9 @@ def new_group(ranks: Iterable[int]) -> Group:
     return _check_range(current_worker(), Group(_as_ranks(ranks)))
 
 
-def own_group(worker: Worker) -> Group:
-    """The group of `worker` among the session's equal parts."""
-    return _part(worker.worker_id, worker.num_workers, worker.num_groups)
-
-
 @lru_cache(maxsize=1024)
 def _part(rank: int, workers: int, groups: int) -> Group:
+    """The one that has `rank` among so many equal parts of the workers."""
     size = workers // groups
     first = rank // size * size
     return _span(first, first + size)
@@ -122,7 +118,7 @@ def resolve(worker: Worker, value: Any, name: str) -> Group:
         If it is none of these, has a rank that the session lacks, or lacks `worker`.
     """
     if value is None:
-        return own_group(worker)
+        return _part(worker.worker_id, worker.num_workers, worker.num_groups)
     if isinstance(value, str):
         return _named(worker, value, name)
     if isinstance(value, torch.distributed.ProcessGroup):  # as from new_group or a DeviceMesh

@@ -109,6 +109,8 @@ def unharmed(srcs: Tensors, outs: Tensors, own: Collection[tuple[int, int]]) -> 
     return safe
 
 
+_CPU = torch.device("cpu")
+
 # -- bytes -----------------------------------------------------------------------------------------
 
 
@@ -133,12 +135,12 @@ def unpack(whole: Tensor, outs: Tensors) -> None:
 
 
 def joined(tensors: Tensors) -> Tensor:
-    """Tensors of the CPU as contiguous bytes; a single plain one as it lies."""
+    """Tensors as contiguous bytes; a single plain one as it lies, others on the CPU."""
     if len(tensors) == 1:
         (only,) = tensors
-        if only.numel() > 1 and is_plain(only):
-            return only.reshape(-1).view(torch.uint8)
-    return packed(tensors, torch.device("cpu"))
+        if only.numel() > 1 and only.is_contiguous():
+            return only.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+    return packed(tensors, _CPU)
 
 
 def data_of(tensors: Tensors) -> bytes:

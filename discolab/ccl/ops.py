@@ -458,7 +458,8 @@ def barrier(
     worker = checks.calling_worker("barrier")
     members = resolve(worker, group, "barrier")
     call = checks.make_call("barrier", worker, members, timeout=timeout, async_op=async_op)
-    return backend_of(worker).barrier(call).give(None, async_op)
+    work = backend_of(worker).barrier(call)
+    return work if async_op else work.wait()
 
 
 def _enter(
@@ -495,7 +496,9 @@ def _run(
         async_op=async_op, kinds=kinds,
     )  # fmt: skip
     pattern = pattern_of(name, members, srcs, outs, reduction, root)
-    return backend_of(worker).start(call, pattern, srcs, outs).give(result, async_op)
+    work = backend_of(worker).start(call, pattern, srcs, outs)
+    work.result = result
+    return work if async_op else work.wait()
 
 
 def _gathered(

@@ -47,11 +47,6 @@ class Work(ABC):
     def done(self) -> bool:
         """Whether it is over, well or badly; never waits."""
 
-    def give(self, result: Any, async_op: bool) -> Any:
-        """Itself, to be waited for later, or `result` after waiting now."""
-        self.result = result
-        return self if async_op else self.wait()
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {'over' if self.done() else 'not over; .wait() for it'}>"
 

@@ -137,7 +137,7 @@ class _Shield(AbstractContextManager[None]):
         me = self._me
         shields = me._shields
         depth = self._depth = len(shields)
-        if not me.is_shielded():
+        if not (shields and me.is_shielded()):
             me._late = False  # another exception has come in its place
         while True:
             try:
@@ -160,7 +160,7 @@ class _Shield(AbstractContextManager[None]):
         del shields[self._depth :]
         if self._progress and shields:
             shields[-1] = time.monotonic()
-        if me.is_shielded():
+        if shields and me.is_shielded():
             return
         me._let_senders_end()
         if me._late:

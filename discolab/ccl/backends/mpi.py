@@ -27,7 +27,7 @@ from ...runtime.worker import Worker
 from .. import memory
 from ..backend import Backend, BackendStatistics, Tensor, Tensors
 from ..board.diagnosis import where
-from ..call import DONE, P2P, Call, kind
+from ..call import DONE, P2P, Call, CallCounts, kind
 from ..groups import Group
 from ..pattern import Pattern
 from ..work import CallWork, Finished, Work, wrong_thread
@@ -207,7 +207,7 @@ class MpiBackend(Backend):
     def __init__(self, world: Communicator) -> None:
         self._world, self._queues = world, MessageQueues(world)
         self._communicators: dict[Group, Communicator] = {}
-        self._turns: dict[Group, Turn] = {}
+        self._counts = CallCounts()
         self._begun: list[MpiWork] = []
         self._left: list[MpiWork] = []  # MPI may still write to their memory
         self._cut = 0
@@ -219,7 +219,7 @@ class MpiBackend(Backend):
         if not pattern.count:  # a barrier: that all say that they have come is all there is to it
             return self._begin(call, self._agree(call, [], []))
         _refuse_gpu(call, (*srcs, *outs))
-        return self._begin(call, self._carry_out(steps.program(pattern), call, srcs, outs))
+        return self._begin(call, self._carry_out(pattern, call, srcs, outs))
 
     def send(self, call: Call, src: Tensor, peer: int, tag: str) -> Work:
         """See `Backend`. Copies at once and never waits."""
@@ -281,14 +281,12 @@ class MpiBackend(Backend):
 
     # -- operations ------------------------------------------------------------------------------
 
-    def _carry_out(
-        self, program: steps.Program, call: Call, srcs: Tensors, outs: Tensors
-    ) -> Requests:
+    def _carry_out(self, pattern: Pattern, call: Call, srcs: Tensors, outs: Tensors) -> Requests:
         group = call.group
         yield from self._agree(call, [s.nbytes for s in srcs], [o.nbytes for o in outs])
         communicator = self._communicator(group)
         place = steps.Place(group.index(call.rank), len(group), wire.ARITHMETIC | wire.BITWISE)
-        member = program(place, srcs, outs)
+        member = steps.program(pattern, place, srcs, outs)
         while True:
             try:
                 step = next(member)
@@ -307,7 +305,8 @@ class MpiBackend(Backend):
             If they do not do the same.
         """
         group, key = call.group, ("note", call.group)
-        turn = self._next_turn(call)
+        call.number = self._counts.number(call)
+        turn: Turn = call.ordinal, call.number
         signature = call.signature
         counted = signature.counted() if signature.any_shape else signature
         note = (str(signature), gives, takes, where(call.site), str(counted))
@@ -330,13 +329,6 @@ class MpiBackend(Backend):
                     if message[0] == turn:  # an older one is of a collective that was left
                         heard[rank] = message[1]
         _check_notes(call, [heard[rank] for rank in group.ranks])
-
-    def _next_turn(self, call: Call) -> Turn:
-        ordinal, number = self._turns.get(call.group, (-1, -1))
-        turn = (call.ordinal, number + 1 if ordinal == call.ordinal else 0)
-        self._turns[call.group] = turn
-        call.number = turn[1]
-        return turn
 
     def _communicator(self, group: Group) -> Communicator:
         made = self._communicators.get(group)

@@ -260,7 +260,7 @@ class _Parts:
         pattern: Pattern,
     ) -> None:
         self._backend, self._collective, self._contributions = backend, collective, contributions
-        self._program = steps.program(pattern)
+        self._pattern = pattern
         self._empty = not any(t.numel() for c in contributions for t in (*c.srcs, *c.outs))
         self._handle: GroupHandle | None = None
         self.values: SharedValues | None = None  # with which its process group is made
@@ -304,11 +304,8 @@ class _Parts:
                 backend._perform(worker, end, step)
 
         try:
-            program = self._program(
-                steps.Place(place, len(self._contributions), backend.ops),
-                contribution.srcs,
-                contribution.outs,
-            )
+            here = steps.Place(place, len(self._contributions), backend.ops)
+            program = steps.program(self._pattern, here, contribution.srcs, contribution.outs)
             write = backend._carry_out(worker, contribution, program, do)
         except Exception as exc:
             # before the conductor lets go of the process group: the others' errors are of that

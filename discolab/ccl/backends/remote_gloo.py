@@ -18,11 +18,12 @@ from ...runtime.errors import CollectiveError
 from ...runtime.worker import Worker
 from .. import memory
 from ..backend import Backend, BackendStatistics, Tensor, Tensors
-from ..call import Call, CallCounts, kinds_of
+from ..board.diagnosis import call_site
+from ..call import Call, CallCounts, Signature, kind_of
 from ..coordinator import protocol
 from ..coordinator.collectives import Data
 from ..coordinator.protocol import kind_out
-from ..groups import Group
+from ..groups import Group, group_of
 from ..pattern import CROSSWISE, Pattern
 from ..reductions import combine
 from ..rendezvous.client import CoordinatorClient, client_of
@@ -80,9 +81,26 @@ class RemoteGlooBackend(Backend):
         """Tell the coordinator of a call, with what the worker gives if that is small."""
         call = work.call
         call.number = self._counts.number(call)
-        kinds = None if parts is None else [list(map(kind_out, kinds_of(part))) for part in parts]
+        kinds = None if parts is None else [[kind_out(kind_of(t)) for t in part] for part in parts]
         self.client.tell(protocol.JOIN, work.seq, *protocol.call_out(call), kinds, data)
         return work
+
+    def exchange(self, worker: Worker, about: str, text: str) -> list[str]:
+        """Meet all workers, each with a text; the texts, by rank.
+
+        Raises
+        ------
+        CollectiveError
+            If it is `about` something else for one of them.
+        """
+        signature, world = (
+            Signature(f"init_ccl({about})"),
+            group_of(tuple(range(worker.num_workers))),
+        )
+        call = Call("init_ccl", worker, world, signature, call_site(worker))
+        work = _Exchange(self.client, self.conductor, self.connect, call)
+        self.join(work, text.encode()).wait()
+        return [bytes(text).decode() for text in work.texts]
 
     # -- the backend -------------------------------------------------------------------------------
 
@@ -106,6 +124,16 @@ class RemoteGlooBackend(Backend):
 
     def _close(self, ranks: Sequence[int], number: int) -> None:
         self.conductor.close(tuple(ranks), number)
+
+
+class _Exchange(RemoteWork):
+    """A collective of a few bytes."""
+
+    texts: Sequence[bytes] = ()
+
+    def absorb(self, given: Sequence[bytes]) -> None:
+        """See `RemoteWork`."""
+        self.texts = given
 
 
 class HostWork(RemoteWork):

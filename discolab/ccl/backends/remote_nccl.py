@@ -61,7 +61,7 @@ class _DeviceWork(RemoteWork):
         outs: Tensors,
     ) -> None:
         place = steps.Place(call.group.index(call.rank), pattern.members, wire.ARITHMETIC)
-        self._program = steps.program(pattern)(place, srcs, outs)
+        self._program = steps.program(pattern, place, srcs, outs)
         self._srcs, self._outs, self._stream = srcs, outs, backend.stream
         self._begun = memory.record(srcs, outs)
         self._done: Sequence[memory.Event] = ()
@@ -102,7 +102,7 @@ def _connect(
 
 
 def obstacle(peers: Sequence[Any]) -> str:
-    """Why workers can't use NCCL, "" if they can; from what they have said (agree.py)."""
+    """Why workers can't use NCCL, "" if they can; from what they have said (`choose.PeerInfo`)."""
     way_out = "; use 'gloo', which moves tensors on any devices"
     gpus = {p.rank: (p.machine, p.gpu) if p.device.startswith("cuda") else () for p in peers}
     text = nccl.lacking_gpus(gpus, way_out, named=False)

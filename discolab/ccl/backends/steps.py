@@ -12,7 +12,6 @@ tensors directly. Roots are indices in the group here, not ranks.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
@@ -114,9 +113,6 @@ class Place(NamedTuple):
     ops: frozenset[str]
 
 
-Program = Callable[[Place, Tensors, Tensors], Steps]
-
-
 S = TypeVar("S")
 
 
@@ -139,58 +135,50 @@ class _Batch(NamedTuple):
     packed: Tensor
 
 
-def program(pattern: Pattern) -> Program:
-    """What each member of a collective does."""
+def program(pattern: Pattern, place: Place, srcs: Tensors, outs: Tensors) -> Steps:
+    """What one member of a collective does."""
     if pattern.kind == LIKE_BY_LIKE:
         if pattern.reduction is not None:
-            return _reduction(pattern.reduction, pattern.taker)
+            return _reduce(pattern.reduction, pattern.taker, place, srcs, outs)
         assert pattern.giver is not None
-        return _broadcast(pattern.giver)
+        return _broadcast(pattern.giver, place, srcs, outs)
     if pattern.reduction is not None:
-        return _reduce_scatter(pattern.reduction)
+        return _reduce_scatter(pattern.reduction, place, srcs, outs)
     if pattern.kind == TO_ALL and pattern.taker is None:
-        return _all_gather
-    return functools.partial(_exchange, pattern)
+        return _all_gather(place, srcs, outs)
+    return _exchange(pattern, place, srcs, outs)
 
 
-def _reduction(name: str, root: int | None = None) -> Program:
+def _reduce(name: str, root: int | None, place: Place, srcs: Tensors, outs: Tensors) -> Steps:
     """all_reduce; with `root` reduce."""
-
-    def program(place: Place, srcs: Tensors, outs: Tensors) -> Steps:
-        done = []
-        for batch in _batches(place, srcs, name, lambda k: [srcs[k]]):
-            result = batch.packed
-            if batch.code is None:
-                result = result.new_empty(place.members * len(result))
-                yield AllGather(batch.packed, result)
-            elif root is None:
-                yield AllReduce(result, batch.code.op)
-            else:
-                yield Reduce(result, batch.code.op, root)
-            done.append((batch, result))
-        return _results(done, outs, name, place.members)
-
-    return program
+    done = []
+    for batch in _batches(place, srcs, name, lambda k: [srcs[k]]):
+        result = batch.packed
+        if batch.code is None:
+            result = result.new_empty(place.members * len(result))
+            yield AllGather(batch.packed, result)
+        elif root is None:
+            yield AllReduce(result, batch.code.op)
+        else:
+            yield Reduce(result, batch.code.op, root)
+        done.append((batch, result))
+    return _results(done, outs, name, place.members)
 
 
-def _reduce_scatter(name: str) -> Program:
+def _reduce_scatter(name: str, place: Place, srcs: Tensors, outs: Tensors) -> Steps:
     """k * n sources, n in a row for each of k outputs."""
-
-    def program(place: Place, srcs: Tensors, outs: Tensors) -> Steps:
-        n = place.members
-        done = []
-        for batch in _batches(place, outs, name, lambda k: srcs[k * n : (k + 1) * n]):
-            size = len(batch.packed) // n
-            if batch.code is None:
-                result = torch.empty_like(batch.packed)
-                yield AllToAll(batch.packed, result, [size] * n, [size] * n)
-            else:
-                result = batch.packed.new_empty(size)
-                yield ReduceScatter(batch.packed, result, batch.code.op)
-            done.append((batch, result))
-        return _results(done, outs, name, n)
-
-    return program
+    n = place.members
+    done = []
+    for batch in _batches(place, outs, name, lambda k: srcs[k * n : (k + 1) * n]):
+        size = len(batch.packed) // n
+        if batch.code is None:
+            result = torch.empty_like(batch.packed)
+            yield AllToAll(batch.packed, result, [size] * n, [size] * n)
+        else:
+            result = batch.packed.new_empty(size)
+            yield ReduceScatter(batch.packed, result, batch.code.op)
+        done.append((batch, result))
+    return _results(done, outs, name, n)
 
 
 def _all_gather(place: Place, srcs: Tensors, outs: Tensors) -> Steps:
@@ -206,19 +194,15 @@ def _all_gather(place: Place, srcs: Tensors, outs: Tensors) -> Steps:
     return finish
 
 
-def _broadcast(root: int) -> Program:
+def _broadcast(root: int, place: Place, srcs: Tensors, outs: Tensors) -> Steps:
     """The sources of `root` into everybody's outputs."""
-
-    def program(place: Place, srcs: Tensors, outs: Tensors) -> Steps:
-        if place.me == root:
-            packed = memory.packed(srcs, outs[0].device)
-        else:
-            size = sum(out.nbytes for out in outs)
-            packed = torch.empty(size, dtype=torch.uint8, device=outs[0].device)
-        yield Broadcast(packed, root)
-        return lambda: memory.unpack(packed, outs)
-
-    return program
+    if place.me == root:
+        packed = memory.packed(srcs, outs[0].device)
+    else:
+        size = sum(out.nbytes for out in outs)
+        packed = torch.empty(size, dtype=torch.uint8, device=outs[0].device)
+    yield Broadcast(packed, root)
+    return lambda: memory.unpack(packed, outs)
 
 
 def _exchange(pattern: Pattern, place: Place, srcs: Tensors, outs: Tensors) -> Steps:

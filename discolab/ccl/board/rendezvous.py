@@ -272,7 +272,8 @@ class Board:
             collective.contributions[rank] = Contribution(call)
             self.sweep(worker.peers)
             return collective
-        if collective.contributions and not call.signature.agrees(collective.first.signature):
+        signature, first = call.signature, collective.first.signature
+        if signature != first and not signature.agrees(first):
             collective.disagree = True
         collective.contributions[rank] = contribution
         if len(collective.contributions) == len(group.ranks):

@@ -19,7 +19,7 @@ from ..board.peers import Peer
 from ..board.rendezvous import RUNNING, Board, Contribution, PendingCollective
 from ..call import FAILED, Call
 from . import protocol
-from .protocol import Like
+from .protocol import SERVICE, Like
 
 Data = bytes | tuple[bytes, ...] | None
 """What a member contributes, if that may go with its call: the same to all, or a part each."""
@@ -53,7 +53,7 @@ class RemoteCall(Call):
         self.waits_since = 0.0
 
 
-Tell = Callable[[int, tuple[Any, ...]], None]
+Tell = Callable[[int, str, tuple[Any, ...]], None]
 
 GRACE = 0.3  # seconds from what a library says to what we say: a better reason may be on its way
 
@@ -76,7 +76,7 @@ class Part:
         """Tell a worker that its call has failed."""
         call.close(FAILED)
         aborted = issubclass(kind, CollectiveAborted)
-        self._tell(call.rank, (protocol.FAIL, call.seq, aborted, text))
+        self._tell(call.rank, SERVICE, (protocol.FAIL, call.seq, aborted, text))
 
 
 class Collectives(Part):
@@ -158,7 +158,7 @@ class Collectives(Part):
             self._of.pop((call.rank, call.seq), None)
             if not common:
                 mine = tuple([one[place] if type(one) is tuple else one for one in given])
-            self._tell(call.rank, (protocol.GO, call.seq, *mine))
+            self._tell(call.rank, SERVICE, (protocol.GO, call.seq, *mine))
 
     def _run(self, collective: PendingCollective, calls: list[RemoteCall]) -> None:
         """Have the members carry it out over a process group."""
@@ -166,7 +166,7 @@ class Collectives(Part):
         handle = self._handles.take(collective.group.ranks, collective.group.tag)
         self._handle_of[id(collective)] = handle
         for call in calls:
-            self._tell(call.rank, (protocol.RUN, call.seq, handle.number))
+            self._tell(call.rank, SERVICE, (protocol.RUN, call.seq, handle.number))
 
     # -- what members say later ------------------------------------------------------------------
 

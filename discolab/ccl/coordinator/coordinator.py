@@ -25,10 +25,10 @@ from ..board.rendezvous import RUNNING, Board, PendingCollective, Reception, Wai
 from . import protocol
 from .collectives import Collectives
 from .p2p_matching import Messages
+from .protocol import SERVICE
 from .stall_detector import StallDetector
 from .store import KeyValueStore
 
-SERVICE = "ccl"
 _LOOKS_AT_STATISTICS = 5  # until all have ended the command in which something failed
 
 
@@ -37,8 +37,8 @@ class Coordinator(Service):
 
     Parameters
     ----------
-    exchange
-        The session's lines to its workers: `num_workers`, `workers_here`, `tell`, `ask_states`,
+    connections
+        The session's, to its workers: `num_workers`, `workers_here`, `tell`, `ask_states`,
         `sent`, `lost`.
 
     Attributes
@@ -47,13 +47,13 @@ class Coordinator(Service):
         What is known of the workers, by rank.
     """
 
-    def __init__(self, exchange: Any) -> None:
-        self._exchange = exchange
+    def __init__(self, connections: Any) -> None:
+        self._connections, self._tell = connections, connections.tell
         self.board = Board()
         self.ledger = Ledger()
         self.peers: dict[int, Any] = {}
-        here = exchange.workers_here()
-        for rank in range(exchange.num_workers):
+        here = connections.workers_here()
+        for rank in range(connections.num_workers):
             if rank in here:
                 self.peers[rank] = LocalPeer(here[rank], self.peers)
             else:
@@ -122,7 +122,7 @@ class Coordinator(Service):
     def lost(self, rank: int) -> None:
         """See `Service`."""
         with self.board.lock:
-            self.peers[rank].lost(bool(self._exchange.lost.get(rank, "died")))
+            self.peers[rank].lost(bool(self._connections.lost.get(rank, "died")))
             self._collectives.lost(rank)
             self._messages.lost(rank)
             for store in self._stores.values():
@@ -151,7 +151,7 @@ class Coordinator(Service):
             dues = [self._stalls.due(), self._collectives.due()]
             if self._stores["store"].askers:
                 dues += self._askers_due()
-        return min([due for due in dues if due is not None], default=None)
+        return min(filter(None, dues), default=None)
 
     def look(self) -> None:
         """See `Service`; also on the thread of worker 0, while that waits."""
@@ -184,25 +184,22 @@ class Coordinator(Service):
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _tell(self, rank: int, value: tuple[Any, ...]) -> None:
-        self._exchange.tell(rank, SERVICE, value)
-
     def _close_group(self, handle: GroupHandle) -> None:
         """The process group is not used any more; forget how its members have found each other."""
         self._stores["groups"].forget(f"{handle.number}/")
         for rank in handle.ranks:
-            self._tell(rank, (protocol.CLOSE, 0, handle.ranks, handle.number))
+            self._tell(rank, SERVICE, (protocol.CLOSE, 0, handle.ranks, handle.number))
 
     def _answer(self, rank: int, ticket: int, value: Any) -> None:
-        self._tell(rank, (protocol.ANSWER, ticket, value))
+        self._tell(rank, SERVICE, (protocol.ANSWER, ticket, value))
 
     def _counter(self, rank: int) -> Callable[[], int]:
-        return lambda: int(self._exchange.sent.get(rank, 0))
+        return lambda: int(self._connections.sent.get(rank, 0))
 
     def _ask(self, ranks: list[int]) -> None:
         """Ask workers what they are doing; without the lock."""
         if ranks:
-            self._exchange.ask_states(ranks)
+            self._connections.ask_states(ranks)
 
     def _failed(self, wait: Wait) -> None:
         if isinstance(wait, PendingCollective):
@@ -244,7 +241,7 @@ class Coordinator(Service):
             if wait is None or wait.settled() or _is_running(wait):
                 return
             text = diagnosis.gave_up(self.board, wait, self.peers[rank], timeout)
-            self._tell(rank, (protocol.LATE, seq, text))
+            self._tell(rank, SERVICE, (protocol.LATE, seq, text))
             if isinstance(wait, Reception):
                 self.board.rest(rank, wait)  # it may be waited for once more
                 return
@@ -284,7 +281,7 @@ class Coordinator(Service):
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
                 self._port = probe.getsockname()[1]
-        hosts = list(getattr(self._exchange, "hosts", ())) or [""] * len(self.peers)
+        hosts = list(getattr(self._connections, "hosts", ())) or [""] * len(self.peers)
         machines = list(dict.fromkeys(hosts))
         place = machines.index(hosts[rank])
         self._answer(rank, ticket, (self._port, hosts.count(hosts[rank]), place, len(machines)))

@@ -18,7 +18,7 @@ from ..board.rendezvous import Reception
 from ..call import DONE, FAILED
 from . import protocol
 from .collectives import Part, RemoteCall, Tell
-from .protocol import Like
+from .protocol import SERVICE, Like
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +33,7 @@ class RemoteMessage(Message):
     def drop(self) -> None:
         """See `Message`."""
         if self.data is None and self.tell is not None:
-            self.tell(self.sender, (protocol.DROP, 0, self.number))
+            self.tell(self.sender, SERVICE, (protocol.DROP, 0, self.number))
 
 
 class Messages(Part):
@@ -128,15 +128,16 @@ class Messages(Part):
         if not fits:
             message.drop()
             call.close(FAILED)
-            self._tell(call.rank, (protocol.MESSAGE, *head, b""))
+            self._tell(call.rank, SERVICE, (protocol.MESSAGE, *head, b""))
         elif message.data is not None:
             call.close(DONE)
-            self._tell(call.rank, (protocol.MESSAGE, *head, message.data))
+            self._tell(call.rank, SERVICE, (protocol.MESSAGE, *head, message.data))
         else:
             handle = self._handles.take(tuple(sorted(pair[:2])))
             self._fetching[call.rank, call.seq] = call, pair[0], handle
-            self._tell(pair[0], (protocol.GIVE, 0, message.number, call.rank, handle.number))
-            self._tell(call.rank, (protocol.FETCH, *head, handle.number))
+            give = protocol.GIVE, 0, message.number, call.rank, handle.number
+            self._tell(pair[0], SERVICE, give)
+            self._tell(call.rank, SERVICE, (protocol.FETCH, *head, handle.number))
 
     def over(self, rank: int, seq: int) -> None:
         """A message has come over a process group."""

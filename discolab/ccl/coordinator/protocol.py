@@ -35,6 +35,8 @@ from ...runtime.sources import display_name, namers
 from ..call import Call, Kind, Signature, Site
 from ..groups import Group, group_of
 
+SERVICE = "ccl"
+
 JOIN, WAIT, OVER, BROKEN, LEFT = "join", "wait", "over", "broken", "left"
 LATE, POLL = "late", "poll"
 SEND, RECV, TAKE, PEEK, STORE = "send", "recv", "take", "peek", "store"

@@ -16,6 +16,7 @@ from ..board.diagnosis import SECOND_LOOK, is_gone
 from ..board.rendezvous import RUNNING, Board, PendingCollective, Reception, Wait
 from . import protocol
 from .collectives import RemoteCall, Tell
+from .protocol import SERVICE
 
 ANSWER_SECONDS = 0.1  # that workers are given to say what they do
 _PATIENCE = 0.05  # seconds for those who are on their way, so that what is told is all of it
@@ -172,7 +173,7 @@ class StallDetector:
         call, missing = collective.call_of(rank), tuple(collective.missing())
         if isinstance(call, RemoteCall) and call.reported_missing != missing:
             call.reported_missing = missing
-            self._tell(rank, (protocol.MISSING, call.seq, missing))
+            self._tell(rank, SERVICE, (protocol.MISSING, call.seq, missing))
 
 
 def _since(rank: int, wait: Wait) -> float:

@@ -17,8 +17,8 @@ from ...runtime.errors import SessionError, WaitTimeoutError
 from ...runtime.interrupts import TICK, shield
 from ...runtime.worker import Worker
 from ..coordinator import protocol
+from ..coordinator.protocol import SERVICE
 
-SERVICE = "ccl"
 _CLIENT = "discolab.ccl.client"
 
 
