@@ -16,7 +16,7 @@ from discolab.ccl.call import Signature
 from discolab.ccl.coordinator import protocol
 from discolab.ccl.coordinator.coordinator import Coordinator
 from discolab.ccl.groups import Group
-from discolab.runtime import Failure, Worker
+from discolab.runtime import Failure, Worker, sources
 from discolab.runtime.services import WorkerState
 
 F32 = ((torch.float32, (4,)),)
@@ -378,3 +378,18 @@ def test_a_mirror_keeps_as_many_failed_calls_as_a_worker() -> None:
     cpu = torch.device("cpu")
     worker = Worker(0, 1, 1, cpu, ThreadChannel(), shared={}, worker_zero_data={})
     assert RemotePeer(0, {}, int).failed_calls.maxlen == worker.failed_calls.maxlen
+
+
+def test_each_call_has_its_own_place_though_the_text_is_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def place(file: str) -> str:
+        site = compile("step()", file, "exec"), 1  # equal code objects, whatever the file
+        call = Town(2).call(0, Signature("barrier"), (0, 1), 0, site, False)
+        seen = protocol.alike_in(call[2])[3]
+        assert seen is not None
+        return str(getattr(seen[0], "co_filename", seen[0]))
+
+    assert [place("a.py"), place("b.py"), place("a.py")] == ["a.py", "b.py", "a.py"]
+    monkeypatch.setattr(sources, "namers", [lambda file: "Cell In[2]" if file == "a.py" else None])
+    assert place("a.py") == "Cell In[2]"  # a cell that has run once more

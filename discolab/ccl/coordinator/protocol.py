@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...runtime.sources import display_name, namers
+from ...runtime.sources import display_name
 from ..call import Call, Kind, Signature, Site
 from ..groups import Group, group_of
 
@@ -105,11 +105,9 @@ def kind_in(kind: WireKind) -> Kind:
 
 def call_out(call: Call) -> WireCall:
     """A call, to be sent; the coordinator makes a `RemoteCall` of it."""
-    code, line = call.site or (None, 0)  # a code object equals that of the same text elsewhere
-    place = getattr(code, "co_filename", code), line, getattr(code, "co_name", "")
     alike = _alike_out(
-        call.name, call.group, call.signature, place, call.timeout, call.asynchronous, call.patient,
-        len(namers),
+        call.name, call.group, call.signature, site_out(call.site), call.timeout,
+        call.asynchronous, call.patient,
     )  # fmt: skip
     return call.ordinal, call.number, alike
 
@@ -119,20 +117,11 @@ def call_out(call: Call) -> WireCall:
 
 @lru_cache(maxsize=1024)
 def _alike_out(
-    name: str,
-    group: Group,
-    signature: Signature,
-    place: tuple[str | None, int, str],
-    timeout: float | None,
-    asynchronous: bool,
-    patient: bool,
-    _namers: int,
+    name: str, group: Group, signature: Signature, site: WireSite, *rest: float | bool | None
 ) -> bytes:
     op, reduction, root, kinds, device, any_shape = signature
     wire = op, reduction, root, tuple(map(kind_out, kinds)), device, any_shape
-    file, line, function = place
-    site = None if file is None else (display_name(file), line or 0, function)
-    return pickle.dumps((name, group.ranks, group.tag, wire, site, timeout, asynchronous, patient))
+    return pickle.dumps((name, group.ranks, group.tag, wire, site, *rest))
 
 
 @lru_cache(maxsize=1024)
