@@ -14,7 +14,7 @@ from ...runtime.interrupts import plain_lock
 from ...runtime.worker import Worker
 from ..call import Call
 from ..rendezvous.conductor import ProcessGroup
-from . import steps, wire
+from . import encoding, steps
 from .process_groups import STEP_SECONDS, ProcessGroupBackend, await_all, start
 
 LOOPBACK = "127.0.0.1"
@@ -24,7 +24,7 @@ class GlooBackend(ProcessGroupBackend):
     """Collectives of CPU tensors by Gloo, between workers of one address space."""
 
     name = "gloo"
-    ops = wire.ARITHMETIC | wire.BITWISE
+    ops = encoding.ALL_OPS
 
     def _reaches(self, call: Call) -> bool:
         return not call.on_gpu

@@ -31,7 +31,7 @@ from ..call import DONE, P2P, Call, CallCounts, kind
 from ..groups import Group
 from ..pattern import Pattern
 from ..work import CallWork, Finished, Work, wrong_thread
-from . import steps, wire
+from . import encoding, steps
 
 FIRST_PAUSE, LONGEST_PAUSE = 1e-5, 1e-3  # seconds between two looks at MPI
 
@@ -285,7 +285,7 @@ class MpiBackend(Backend):
         group = call.group
         yield from self._agree(call, [s.nbytes for s in srcs], [o.nbytes for o in outs])
         communicator = self._communicator(group)
-        place = steps.Place(group.index(call.rank), len(group), wire.ARITHMETIC | wire.BITWISE)
+        place = steps.Place(group.index(call.rank), len(group), encoding.ALL_OPS)
         member = steps.program(pattern, place, srcs, outs)
         while True:
             try:

@@ -30,7 +30,7 @@ from ..call import Call
 from ..pattern import Pattern
 from ..rendezvous.conductor import ProcessGroup
 from ..work import Work
-from . import steps, wire
+from . import encoding, steps
 from .local import LocalBackend
 from .process_groups import STEP_SECONDS, ProcessGroupBackend, start
 
@@ -47,7 +47,7 @@ class NcclBackend(ProcessGroupBackend):
     """Collectives of tensors on the workers' own GPUs by NCCL, within one address space."""
 
     name = "nccl"
-    ops = wire.ARITHMETIC
+    ops = encoding.ARITHMETIC
 
     def __init__(self, local: LocalBackend) -> None:
         super().__init__(local)

@@ -24,7 +24,7 @@ from ..rendezvous.conductor import Connect, Gone, ProcessGroup, Ranks
 from ..rendezvous.remote import RemoteWork
 from ..rendezvous.store import GroupStore
 from ..work import Work
-from . import nccl, steps, wire
+from . import encoding, nccl, steps
 from .process_groups import STEP_SECONDS, moves_nothing
 from .remote_gloo import RemoteGlooBackend
 
@@ -60,7 +60,7 @@ class _DeviceWork(RemoteWork):
         srcs: Tensors,
         outs: Tensors,
     ) -> None:
-        place = steps.Place(call.group.index(call.rank), pattern.members, wire.ARITHMETIC)
+        place = steps.Place(call.group.index(call.rank), pattern.members, encoding.ARITHMETIC)
         self._program = steps.program(pattern, place, srcs, outs)
         self._srcs, self._outs, self._stream = srcs, outs, backend.stream
         self._begun = memory.record(srcs, outs)

@@ -21,7 +21,7 @@ import torch
 from .. import memory
 from ..pattern import LIKE_BY_LIKE, TO_ALL, Pattern
 from ..reductions import combine
-from . import wire
+from . import encoding
 
 Tensor = torch.Tensor
 Tensors = Sequence[torch.Tensor]
@@ -131,7 +131,7 @@ class _Batch(NamedTuple):
     """Tensors of one call that go together: by their places in its list."""
 
     places: list[int]
-    code: wire.Code | None
+    code: encoding.Code | None
     packed: Tensor
 
 
@@ -228,9 +228,9 @@ def _batches(
     `likes` give the dtypes; ``sources(k)`` are the tensors to reduce for the k-th of them: one,
     or one for each member.
     """
-    kinds: dict[tuple[wire.Code | None, torch.dtype | None], list[int]] = {}
+    kinds: dict[tuple[encoding.Code | None, torch.dtype | None], list[int]] = {}
     for k, like in enumerate(likes):
-        code = wire.code_of(like.dtype, name)
+        code = encoding.code_of(like.dtype, name)
         if code is not None and code.op not in place.ops:
             code = None
         kinds.setdefault((code, like.dtype if code is None else None), []).append(k)
@@ -241,7 +241,7 @@ def _batches(
         if code is None:
             packed = memory.packed(tensors, tensors[0].device)
         else:
-            packed = wire.pack(tensors, code, name)
+            packed = encoding.pack(tensors, code, name)
         batches.append(_Batch(places, code, packed))
     return batches
 
@@ -257,7 +257,7 @@ def _results(
             if batch.code is None:
                 _combine(result, targets, name, members)
             else:
-                wire.unpack(result, targets, batch.code, name, members)
+                encoding.unpack(result, targets, batch.code, name, members)
 
     return finish
 

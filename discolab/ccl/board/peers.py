@@ -115,7 +115,7 @@ class RemotePeer:
         ):
             self.failed_calls = deque(state.failed_calls, maxlen=_FAILED_CALLS)
 
-    def heard(self, executed: int, resumed_at: int) -> None:
+    def note(self, executed: int, resumed_at: int) -> None:
         """The worker has said something in the command of that ordinal."""
         if executed > self.executed:
             self.executed = executed
@@ -163,7 +163,7 @@ class LocalPeer:
     def update(self, state: WorkerState) -> None:
         """See `RemotePeer`."""
 
-    def heard(self, executed: int, resumed_at: int) -> None:
+    def note(self, executed: int, resumed_at: int) -> None:
         """See `RemotePeer`."""
 
     def lost(self, died: bool) -> None:

@@ -99,7 +99,7 @@ class Coordinator(Service):
             return
         board, stalls = self.board, self._stalls
         with board.lock:
-            self.peers[rank].heard(executed, resumed_at)
+            self.peers[rank].note(executed, resumed_at)
             if resumed_at > board.cut:
                 self._cut(rank)
             self._do[kind](rank, *rest)

@@ -175,16 +175,22 @@ def _rpc(module: ModuleType, patches: Patches) -> None:
     patches.replace(module, "init_rpc", init_over)
 
 
-def _state_dict_profiler(module: ModuleType, patches: Patches) -> None:
-    """The older FSDP measures its state dicts in a class: each thread has one of its own."""
+def _class_of_thread(kind: Any, state: Callable[[], dict[str, Any]]) -> Callable[[], Any]:
+    """Give the calling thread's subclass of a class that keeps its state in itself."""
     local = threading.local()
-    torchs = module.SimpleProfiler
 
     def mine() -> Any:
-        if not hasattr(local, "profiler"):
-            state: dict[str, Any] = {"results": defaultdict(float), "profiling": set()}
-            local.profiler = type(torchs.__name__, (torchs,), state)
-        return local.profiler
+        if not hasattr(local, "kind"):
+            local.kind = type(kind.__name__, (kind,), state())
+        return local.kind
+
+    return mine
+
+
+def _state_dict_profiler(module: ModuleType, patches: Patches) -> None:
+    """The older FSDP measures its state dicts in a class: each thread has one of its own."""
+    torchs = module.SimpleProfiler
+    mine = _class_of_thread(torchs, lambda: {"results": defaultdict(float), "profiling": set()})
 
     def method_over(method: Any) -> Any:
         return staticmethod(lambda *args: method.__func__(mine(), *args))
@@ -195,18 +201,10 @@ def _state_dict_profiler(module: ModuleType, patches: Patches) -> None:
 
 def _auto_wrap(module: ModuleType, patches: Patches) -> None:
     """`enable_wrap` keeps what to wrap with in a class: each thread has one of its own."""
-    local = threading.local()
-    torchs = module._ConfigAutoWrap
-
-    def mine() -> Any:
-        if not hasattr(local, "config"):
-            state: dict[str, Any] = {
-                "in_autowrap_context": False,
-                "wrapper_cls": None,
-                "kwargs": {},
-            }
-            local.config = type(torchs.__name__, (torchs,), state)
-        return local.config
+    mine = _class_of_thread(
+        module._ConfigAutoWrap,
+        lambda: {"in_autowrap_context": False, "wrapper_cls": None, "kwargs": {}},
+    )
 
     class ConfigOfThread:
         """In the place of the class."""

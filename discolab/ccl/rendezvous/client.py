@@ -25,7 +25,7 @@ _CLIENT = "discolab.ccl.client"
 class Entry(Protocol):
     """Something that the coordinator sends messages to, by its number."""
 
-    def heard(self, word: str, *rest: Any) -> None:
+    def receive(self, word: str, *rest: Any) -> None:
         """Take a message of the coordinator's; on the link's thread, so be quick."""
 
 
@@ -40,7 +40,7 @@ class CoordinatorClient:
         self._numbers = itertools.count(1)
         self._entries: dict[int, Entry] = {}
         self._listeners: dict[str, Callable[..., None]] = {}
-        self.link.listen(SERVICE, self._hear)
+        self.link.listen(SERVICE, self._receive)
 
     # -- saying ------------------------------------------------------------------------------------
 
@@ -126,12 +126,12 @@ class CoordinatorClient:
         """Have `listener` called with the messages of this word that are for no entry."""
         self._listeners[word] = listener
 
-    def _hear(self, value: Any) -> None:
+    def _receive(self, value: Any) -> None:
         word, seq, *rest = value
         if seq:
             entry = self._entries.get(seq)
             if entry is not None:
-                entry.heard(word, *rest)
+                entry.receive(word, *rest)
         elif word in self._listeners:
             self._listeners[word](*rest)
 
@@ -154,7 +154,7 @@ class _Question:
         self._came = threading.Event()
         self.wake: Callable[[], None] = self._came.set
 
-    def heard(self, word: str, *rest: Any) -> None:
+    def receive(self, word: str, *rest: Any) -> None:
         """See `Entry`."""
         self.answer.append(rest[0])
         self._came.set()

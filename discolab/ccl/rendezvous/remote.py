@@ -35,7 +35,7 @@ _POLL_SECONDS = 0.02  # between two times that a worker reminds the coordinator 
 class RemoteWait:
     """Something that a worker waits for and that the coordinator knows by its number, `seq`.
 
-    The words of the coordinator are for `heard` (see `client.Entry`).
+    The words of the coordinator are for `receive` (see `client.Entry`).
     """
 
     _task: Task | None = None
@@ -47,7 +47,7 @@ class RemoteWait:
         self.call = call
         self.seq = client.enter(self)  # from now on the link's thread may have something for it
 
-    def heard(self, word: str, *rest: Any) -> None:
+    def receive(self, word: str, *rest: Any) -> None:
         """See `Entry`."""
         raise NotImplementedError
 
@@ -140,7 +140,7 @@ class RemoteWork(RemoteWait, CallWork):
 
     # -- what the coordinator says, on the link's thread -------------------------------------------
 
-    def heard(self, word: str, *rest: Any) -> None:
+    def receive(self, word: str, *rest: Any) -> None:
         """See `Entry`."""
         if word == protocol.GO:
             self._given = rest

@@ -102,7 +102,7 @@ class RemoteMessageWork(RemoteWait, MessageWork):
         self._refused: list[Exception] = []
         RemoteWait.__init__(self, client.client, client.conductor, client.connect, call)
 
-    def heard(self, word: str, *rest: Any) -> None:
+    def receive(self, word: str, *rest: Any) -> None:
         """See `Entry`."""
         if word == protocol.MESSAGE:
             sender, kind, site, data = rest

@@ -1,4 +1,4 @@
-"""How tensors look on their way through a library: in few dtypes, one after the other. No state.
+"""How tensors are encoded for a library that reduces them: in few dtypes, in a row. No state.
 
 A library (Gloo, NCCL, MPI) reduces a few dtypes and has its own mind about NaN. Here a tensor
 is turned into one that any of them reduces so that the result is what `reductions` promises:
@@ -22,6 +22,7 @@ Tensors = Sequence[torch.Tensor]
 
 BITWISE = frozenset({"band", "bor", "bxor"})
 ARITHMETIC = frozenset({"sum", "prod", "min", "max"})
+ALL_OPS = ARITHMETIC | BITWISE
 
 _WIDER = {
     torch.int8: torch.int32,  # narrow sums wrap around here, and saturate in some MPI libraries
