@@ -8,6 +8,7 @@ it at any moment: it is the entry of the ledger.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Collection
 from operator import attrgetter
@@ -24,6 +25,8 @@ Site = tuple[CodeType | str, int]  # code object or file name, and line
 Kind = tuple[torch.dtype, tuple[int, ...] | None]
 
 WAITING, DONE, FAILED = "waiting", "done", "failed"
+_NOT_THE_USERS = (__name__.partition(".")[0] + ".", "torch.", "contextlib")
+_CALL_PACKED = Worker._call_packed.__code__
 P2P = ("send", "recv")
 
 
@@ -171,6 +174,20 @@ class Call:
 
     def __str__(self) -> str:
         return f"{self.signature} in {self.group}"
+
+
+def call_site(worker: Worker) -> Site | None:
+    """Where the user's code is: the nearest frame outside of discolab and torch.
+
+    Without one, where the session's call was made.
+    """
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not _CALL_PACKED:
+        if not frame.f_globals.get("__name__", "").startswith(_NOT_THE_USERS):
+            return frame.f_code, frame.f_lineno
+        frame = frame.f_back  # type: ignore[assignment]
+    command = worker.current
+    return command[-1] if command is not None else None
 
 
 def reception_title(call: Call, sender: int | None, tag: str) -> str:

@@ -14,9 +14,8 @@ from ..runtime import accelerators
 from ..runtime.errors import ArgumentError, CollectiveError, SessionError
 from ..runtime.sources import place
 from ..runtime.worker import Worker, current_worker, current_worker_or_none
-from .board.diagnosis import call_site
 from .board.ledger import enter
-from .call import Call, Kind, Signature, kind, kind_of, timeout_of
+from .call import Call, Kind, Signature, call_site, kind, kind_of, timeout_of
 from .groups import Group
 from .reductions import MOVABLE
 

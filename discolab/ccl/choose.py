@@ -24,8 +24,7 @@ from ..runtime.worker import Worker, at_leave, current_worker
 from . import checks
 from .backend import Backend, BackendStatistics
 from .backends.local import LocalBackend
-from .board.diagnosis import call_site
-from .call import Call, Signature
+from .call import Call, Signature, call_site
 from .groups import resolve
 from .rendezvous.client import has_coordinator
 from .rendezvous.local import LocalRendezvous

@@ -18,8 +18,7 @@ from ...runtime.errors import CollectiveError
 from ...runtime.worker import Worker
 from .. import memory
 from ..backend import Backend, BackendStatistics, Tensor, Tensors
-from ..board.diagnosis import call_site
-from ..call import Call, CallCounts, Signature, kind_of
+from ..call import Call, CallCounts, Signature, call_site, kind_of
 from ..coordinator import protocol
 from ..coordinator.collectives import Data
 from ..coordinator.protocol import kind_out

@@ -5,14 +5,12 @@ First the cycles of workers that wait for each other, then the verdicts and thei
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ...runtime.actions import site_text
 from ...runtime.errors import CollectiveAborted, CollectiveError
 from ...runtime.failures import Failure, name_ranks
-from ...runtime.worker import Worker
 from ..call import WAITING, Signature, Site, count, kind
 from .p2p_queue import failed_in
 from .peers import Peer
@@ -153,8 +151,6 @@ def _unique(cycle: Mapping[int, Wait]) -> list[Wait]:
 SECOND_LOOK = 0.02  # seconds from a suspicion to the next look
 _CERTAIN = 0.018  # for so long workers must be seen to wait for each other,
 _IDLE = 0.05  # and a sender to have nothing to do: the session may be about to give it something
-_NOT_THE_USERS = (__name__.partition(".")[0] + ".", "torch.", "contextlib")
-_CALL_PACKED = Worker._call_packed.__code__
 
 
 class Verdict(NamedTuple):
@@ -301,20 +297,6 @@ def gave_up(board: Board, wait: Wait, worker: Peer, timeout: float) -> str:
         return head + account(board, wait, worker)
     assert isinstance(wait, Reception)
     return head + _accounts(board, wait, worker, wait.senders) + _dropped(board, wait)
-
-
-def call_site(worker: Worker) -> Site | None:
-    """Where the user's code is: the nearest frame outside of discolab and torch.
-
-    Without one, where the session's call was made.
-    """
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code is not _CALL_PACKED:
-        if not frame.f_globals.get("__name__", "").startswith(_NOT_THE_USERS):
-            return frame.f_code, frame.f_lineno
-        frame = frame.f_back  # type: ignore[assignment]
-    command = worker.current
-    return command[-1] if command is not None else None
 
 
 def where(site: Site | None) -> str:
