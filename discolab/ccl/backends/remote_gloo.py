@@ -92,10 +92,8 @@ class RemoteGlooBackend(Backend):
         CollectiveError
             If it is `about` something else for one of them.
         """
-        signature, world = (
-            Signature(f"init_ccl({about})"),
-            group_of(tuple(range(worker.num_workers))),
-        )
+        world = group_of(tuple(range(worker.num_workers)))
+        signature = Signature(f"init_ccl({about})")
         call = Call("init_ccl", worker, world, signature, call_site(worker))
         work = _Exchange(self.client, self.conductor, self.connect, call)
         self.join(work, text.encode()).wait()

@@ -108,8 +108,7 @@ class Collectives(Part):
             return
         contribution = Contribution(call)
         if parts is not None:
-            gives, takes = parts
-            likes: Any = [[Like.of(kind) for kind in kinds] for kinds in (gives, takes)]
+            likes: list[Any] = [[Like.of(kind) for kind in kinds] for kinds in parts]
             contribution.srcs, contribution.outs = likes
         collective = board.join(contribution)
         self._of[rank, seq] = collective
