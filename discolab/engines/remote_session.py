@@ -566,7 +566,16 @@ def follow_path(path: list[str]) -> None:
 
 
 _LONGEST_PATH = 4096
-_folder: Callable[[], bytes | None] = os.getcwdb
+
+
+def _portable_folder() -> bytes | None:
+    try:
+        return os.getcwdb()
+    except OSError:
+        return None
+
+
+_folder: Callable[[], bytes | None] = _portable_folder
 """The working folder; None if it is gone. Each call asks for it."""
 
 if os.name == "posix":  # unlike Python's it keeps the GIL, which a busy thread would take

@@ -60,9 +60,10 @@ def site_text(site: tuple[Any, int] | None) -> str:
     if not isinstance(site, tuple):
         return ""
     code, line = site
-    if "/IPython/core/" in getattr(code, "co_filename", "").replace("\\", "/"):
+    filename = getattr(code, "co_filename", code)
+    if "/IPython/core/" in filename.replace("\\", "/"):
         return ""  # a magic or a display called us: nothing that the user would know
-    return place(getattr(code, "co_filename", code), line)
+    return place(filename, line)
 
 
 def function_text(func: Any) -> str:

@@ -564,6 +564,7 @@ class Controller:
             return  # a worker that feeds its own session must not wait for itself
         if all(channel.pending() < _MOST_QUEUED for channel in self._channels):
             return
+        patience = math.inf if self.timeout is None else self.timeout
         deadline, least = math.inf, math.inf
         try:
             while not self._closed:
@@ -571,11 +572,8 @@ class Controller:
                 behind = [rank for rank, count in enumerate(pending) if count > _MOST_QUEUED // 2]
                 if not behind:
                     return
-                if sum(pending) < least:
-                    least = sum(pending)
-                    deadline = time.monotonic() + (
-                        math.inf if self.timeout is None else self.timeout
-                    )
+                if (total := sum(pending)) < least:
+                    least, deadline = total, time.monotonic() + patience
                 self.tick()
                 self._check_alive()
                 if time.monotonic() > deadline:

@@ -1,5 +1,6 @@
 """Workers in processes of their own: what they carry, how they die, and that nothing is left."""
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -19,7 +20,7 @@ import pytest
 import torch
 
 from discolab import DiscoError, ProcessSession, WorkerError, WorkerInterrupted, current_worker
-from discolab.engines import forkserver
+from discolab.engines import forkserver, remote_session
 from tests.selection import slow
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
@@ -162,6 +163,21 @@ def test_modules_from_a_folder_that_was_added_later_are_found(
     import module_of_later  # type: ignore[import-not-found]
 
     assert pair.call_packed(module_of_later.answer).debug_get_from_all() == [42, 42]
+
+
+@pytest.mark.parametrize("asked", ["_folder", "_portable_folder"])
+def test_workers_follow_the_notebook_to_its_folder_and_stay_where_it_is_deleted(
+    pair: ProcessSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    monkeypatch.setattr(remote_session, "_folder", getattr(remote_session, asked))
+    there = tmp_path / "deleted"
+    there.mkdir()
+    with contextlib.chdir(there):
+        assert pair.call_packed(os.getcwd).debug_get_from_all() == [str(there), str(there)]
+        there.rmdir()
+        assert pair.call_packed(len, "ab").debug_get_from_all() == [2, 2]
+    here = os.getcwd()
+    assert pair.call_packed(os.getcwd).debug_get_from_all() == [here, here]
 
 
 # -- output --------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ def site_for_people(site: Any) -> tuple[str, int] | None:
 
 @functools.lru_cache(maxsize=4096)
 def _is_told(filename: str) -> bool:
-    return bool(site_text((filename, 1))) and "/IPython/core/" not in filename.replace("\\", "/")
+    return bool(site_text((filename, 1)))
 
 
 def encode_call(func: Any, args: Any, kwargs: Any, site: Any) -> EncodedArguments:
