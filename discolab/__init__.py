@@ -48,7 +48,7 @@ try:
         list_funcs,
         register_func,
     )
-    from .runtime.drawn import Drawn
+    from .runtime.display import Drawn
     from .runtime.services import PRELOAD, SERVICES
 finally:
     if _collects:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import importlib
 import json
-import socket
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -21,6 +20,7 @@ from ..runtime.errors import ArgumentError
 from ..runtime.restart import at_replaced, at_restart
 from ..runtime.services import PRELOAD, SERVICES, Service
 from ..runtime.worker import Worker, at_leave, current_worker
+from ..transport.addresses import machine_id
 from . import checks
 from .backend import Backend, BackendStatistics
 from .backends.local import LocalBackend
@@ -134,16 +134,7 @@ def _own_info(worker: Worker, name: str) -> PeerInfo:
         gpu = str(getattr(torch.cuda.get_device_properties(worker.device), "uuid", worker.device))
     nccl = torch.distributed.is_nccl_available()
     standing = _library("remote_mpi").standing(worker) if name == "mpi" else ()
-    return PeerInfo(worker.worker_id, str(worker.device), _machine(), gpu, nccl, standing)
-
-
-def _machine() -> str:
-    """The same in all processes of one machine, and different on another one."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return socket.gethostname()
+    return PeerInfo(worker.worker_id, str(worker.device), machine_id(), gpu, nccl, standing)
 
 
 def _library(name: str) -> Any:

@@ -8,7 +8,7 @@ and its workers go on while they are read.
 Where workers have processes of their own, the ledger and the board are the coordinator's, in this
 process; what the workers do they are asked on their links, which answer while they compute, and it
 waits 0.3 s for that at most. How a `Diagnosis` is drawn is not decided here, see
-`runtime.drawn`.
+`runtime.display`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from ..runtime.drawn import Pictured
+from ..runtime.display import Pictured
 from ..runtime.errors import ArgumentError
 from ..runtime.failures import Failure, name_ranks
 from ..runtime.ranks import parse_ranks

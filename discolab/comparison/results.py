@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..runtime.drawn import Pictured
+from ..runtime.display import Pictured
 from ..views.dref.differences import pair_words
 from ..views.formats import cut, format_number, format_ranks, format_shape, format_workers
 from ..views.parts import Bars, Card, Column, Details, Line, Part, Stack, Table, Text

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..ccl.board.rounds import MISSING, STOPPED, Round
 from ..ccl.doctor import Diagnosis, Edge, doctor
-from ..runtime.drawn import Pictured
+from ..runtime.display import Pictured
 from ..runtime.failures import Failure, fold, name_ranks
 from ..runtime.frames import frame_of
 from ..runtime.services import probe

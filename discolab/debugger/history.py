@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ccl.board.rounds import in_order
-from ..runtime.drawn import Pictured
+from ..runtime.display import Pictured
 from ..runtime.errors import ArgumentError
 from ..runtime.failures import name_ranks
 from ..runtime.ranks import parse_ranks

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..runtime.drawn import Pictured
+from ..runtime.display import Pictured
 from ..runtime.failures import name_ranks
 from ..runtime.sources import place
 from ..views.parts import Part

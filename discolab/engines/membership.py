@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from ..runtime.errors import DiscoError
+from ..transport.addresses import machine_id
 from ..transport.frame import VERSION
-from ..transport.machine import machine
 from .child_processes import Children, how_it_ended
 from .connections.controller_side import WorkerConnections
 from .connections.tcp import TcpTransport
@@ -368,7 +368,7 @@ class Nodes:
         threads
             How many threads torch gets in each worker of a machine.
         """
-        before: dict[str, int] = {machine(): self.first}
+        before: dict[str, int] = {machine_id(): self.first}
         for member in self.members():
             there = before.get(member.machine, 0)
             before[member.machine] = there + member.workers

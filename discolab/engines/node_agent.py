@@ -25,15 +25,15 @@ import zmq
 from ..runtime.errors import ArgumentError, DiscoError
 from ..runtime.rank_from_environment import SERVED_BEFORE, LauncherRank
 from ..runtime.services import PRELOAD
-from ..transport.handshake import WITHIN, Keys
-from ..transport.machine import (
+from ..transport.addresses import (
     NO_SESSION,
     address_towards,
     endpoint_of,
     look_for_session,
-    machine,
+    machine_id,
     split_endpoint,
 )
+from ..transport.handshake import WITHIN, Keys
 from ..transport.tcp import ENDED, LINGER, event_of, milliseconds, set_options
 from . import forkserver
 from .child_processes import Children
@@ -107,7 +107,7 @@ class Node:
             "size": place.size if place else 0,
             "launcher": place.launcher if place else "",
             "local_rank": place.local_rank if place else 0,
-            "machine": machine(),
+            "machine": machine_id(),
             "name": socket.gethostname(),
             "pid": os.getpid(),
             "cores": torch.get_num_threads(),

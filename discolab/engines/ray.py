@@ -17,8 +17,8 @@ import torch
 
 from ..runtime.arguments import parse_device
 from ..runtime.errors import ArgumentError, DiscoError, SessionError
+from ..transport.addresses import checked_endpoint, machine_id
 from ..transport.handshake import Keys
-from ..transport.machine import checked_endpoint, machine
 from .connections.tcp import TcpTransport
 from .membership import versions
 from .placement import check_world, place_workers
@@ -142,7 +142,7 @@ class RaySession(RemoteSession):
     # -- starting ----------------------------------------------------------------------------
 
     def _start_processes(self) -> None:
-        self.hosts = [machine()]
+        self.hosts = [machine_id()]
         if self.num_workers > 1:
             self._start_actors()
         self._connections.hosts = self.hosts
@@ -167,7 +167,7 @@ class RaySession(RemoteSession):
                     f"starting {len(remote)} Ray actors, which import torch ({seconds:.0f} s)"
                 )
         _check_versions(answers)
-        here = machine()
+        here = machine_id()
         order = sorted(
             range(len(remote)),
             key=lambda i: (answers[i]["machine"] != here, answers[i]["machine"], answers[i]["pid"]),
@@ -229,7 +229,7 @@ class RaySession(RemoteSession):
                 f"Ray gives worker 0 the GPU {ours[0]}, which this process does not see "
                 f"(CUDA_VISIBLE_DEVICES={visible})"
             )
-        places = gpu_places(facts, machine(), own)
+        places = gpu_places(facts, machine_id(), own)
         names = [f"cuda:{own.index(ours[0])}", *(device for _, device in places)]
         self._devices = tuple(torch.device(name) for name in names)
         self._local.workers[0].device = self._devices[0]
@@ -237,7 +237,7 @@ class RaySession(RemoteSession):
 
     def _settings_of(self, rank: int, facts: dict[str, Any]) -> dict[str, Any]:
         host, cpus = self._cluster.host(), max(1, int(self._slot.cpus))
-        local, beside = self._cluster.local, facts["machine"] == machine()
+        local, beside = self._cluster.local, facts["machine"] == machine_id()
         process = {"environ": dict(os.environ), "path": sys.path, "folder": os.getcwd()}
         return self._settings(
             rank=rank,
@@ -262,7 +262,7 @@ class RaySession(RemoteSession):
         return f"/proc/{os.getpid()}/fd/{theirs}", status.st_dev, status.st_ino
 
     def _workers_here(self) -> int:
-        return self.hosts.count(machine())
+        return self.hosts.count(machine_id())
 
 
 def _kind(num_workers: int, devices: Any) -> str | None:

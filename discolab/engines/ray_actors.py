@@ -17,7 +17,7 @@ from typing import Any
 
 from ..runtime.errors import ArgumentError, DiscoError
 from ..runtime.services import Service
-from ..transport.machine import machine
+from ..transport.addresses import machine_id
 from .connections.controller_side import WorkerConnections
 from .connections.tcp import TcpTransport
 from .heartbeat import process_state
@@ -246,7 +246,7 @@ class Actors(Service):
     def activity(self, rank: int) -> str:
         """See `WorkerProcesses`."""
         pid = self.connections.joined.get(rank, 0)
-        if self.facts[rank]["machine"] == machine():
+        if self.facts[rank]["machine"] == machine_id():
             return process_state(pid)
         return self._state_elsewhere(rank, pid)
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..runtime.errors import ArgumentError, DiscoError
-from ..transport.machine import address_towards, split_endpoint
+from ..transport.addresses import address_towards, split_endpoint
 from .connections.controller_side import report_no_deaths
 
 _SLOTS = 64  # CPUs of a cluster of our own: its workers share what there is, as processes do

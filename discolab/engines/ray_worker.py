@@ -11,7 +11,7 @@ from typing import Any
 
 from ..runtime.interrupts import ignore_ctrl_c
 from ..runtime.services import PRELOAD
-from ..transport.machine import machine
+from ..transport.addresses import machine_id
 from .forkserver import import_all
 from .membership import versions
 from .remote_session import follow_path
@@ -27,7 +27,7 @@ def about() -> dict[str, Any]:
     context = ray.get_runtime_context()
     return {
         "versions": versions(),
-        "machine": machine(),
+        "machine": machine_id(),
         "name": socket.gethostname(),
         "address": ray.util.get_node_ip_address(),
         "node": context.get_node_id(),

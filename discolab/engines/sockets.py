@@ -18,7 +18,7 @@ import torch
 
 from ..runtime.arguments import parse_device
 from ..runtime.errors import ArgumentError, DiscoError
-from ..transport.machine import checked_endpoint, machine, split_endpoint
+from ..transport.addresses import checked_endpoint, machine_id, split_endpoint
 from . import node_agent
 from .connections.tcp import TcpTransport
 from .forkserver import ForkServer, like_here, the_fork_server
@@ -185,7 +185,7 @@ class SocketSession(RemoteSession):
             "rank": rank,
             "local_rank": rank,
             "device": self._device_names[rank],
-            "threads": self._threads[machine()],
+            "threads": self._threads[machine_id()],
             "host": self._local_host(),
         }
         self._transport.watch_text(rank, text)
@@ -233,8 +233,8 @@ class SocketSession(RemoteSession):
     def _place(self) -> None:
         """Settle each worker's machine, device and share of it; all nodes are there."""
         names = [str(device) for device in self._devices]
-        self.hosts = [machine()] * self._here
-        self._threads = {machine(): torch.get_num_threads()}
+        self.hosts = [machine_id()] * self._here
+        self._threads = {machine_id(): torch.get_num_threads()}
         for member in self._nodes.members():
             self.hosts += [member.machine] * member.workers
             self._threads.setdefault(member.machine, member.cores)
@@ -255,7 +255,7 @@ class SocketSession(RemoteSession):
         return reached[0] if reached else "127.0.0.1"
 
     def _workers_here(self) -> int:
-        return self.hosts.count(machine())
+        return self.hosts.count(machine_id())
 
 
 def make_socket_session(

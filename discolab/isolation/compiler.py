@@ -25,9 +25,9 @@ from ..runtime.interrupts import plain_lock
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .imports import import_turn
-from .own import OwnSetting
 from .patches import Patches, refused
 from .table import Row, Treatment
+from .worker_local import OwnSetting
 
 # compiled versions of one function, and how often it is compiled: torch's own, for each worker
 _LIMITS = {"recompile_limit": 8, "accumulated_recompile_limit": 256}

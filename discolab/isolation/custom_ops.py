@@ -33,10 +33,10 @@ import torch
 from ..runtime.errors import SessionError
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
+from .barriers import Barrier, obstacle
 from .imports import worker_unless_importing
 from .patches import Patches
 from .table import Row, Treatment
-from .together import Together, obstacle
 
 _OWN = "torch.library: "  # in `Worker.process_state`
 _lock = threading.Lock()
@@ -285,7 +285,7 @@ class _LibraryOfWorker:
 
 
 @dataclass(frozen=True)
-class _Redefinition(Together):
+class _Redefinition(Barrier):
     """What a worker waits for that defines an operator anew, with another schema."""
 
     before: _Operator

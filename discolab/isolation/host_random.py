@@ -22,10 +22,9 @@ import numpy.random
 
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
-from .imports import worker_unless_importing
-from .own import OF_SCRIPT
 from .patches import Patches
 from .table import Row, Treatment
+from .worker_local import OF_SCRIPT, own_value
 
 _instance: Any = vars(random)["_inst"]
 _legacy: Any = numpy.random.mtrand._rand
@@ -69,15 +68,9 @@ def own_random_of(module: Any, shared: random.Random, name: str, patches: Patche
     name
         What it is: with `own_object` of this name both have one state.
     """
-    _replace_methods_of(patches, module, shared, functools.partial(_own_named, name))
-
-
-def _own_named(name: str) -> random.Random | None:
-    worker = worker_unless_importing()
-    if worker is None:
-        return None
-    state: random.Random | None = worker.process_state.get(f"{OF_SCRIPT}{name}")
-    return state or worker.process_state.setdefault(f"{OF_SCRIPT}{name}", random.Random())
+    _replace_methods_of(
+        patches, module, shared, functools.partial(own_value, f"{OF_SCRIPT}{name}", random.Random)
+    )
 
 
 @functools.cache

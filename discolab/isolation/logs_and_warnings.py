@@ -29,9 +29,9 @@ from torch._logging import _internal as torch_logs
 from ..runtime.worker import Worker, has_own_process
 from . import table
 from .imports import worker_unless_importing
-from .own import OF_SCRIPT, DictOfWorkers
 from .patches import ModuleOfWorkers, Patches
 from .table import Row, Treatment
+from .worker_local import OF_SCRIPT, DictOfWorkers
 
 LOGGING = "logging"  # in `Worker.process_state`: by object and name
 # in it too, by these names

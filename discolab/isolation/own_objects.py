@@ -12,9 +12,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from .imports import worker_unless_importing
-from .own import OF_SCRIPT
 from .patches import Patches
+from .worker_local import OF_SCRIPT, own_value
 
 _SPECIAL = (  # Python looks for these in the class
     "add", "bool", "call", "contains", "delitem", "enter", "eq", "exit", "getitem", "iadd", "iter",
@@ -35,14 +34,7 @@ def own_object(thing: Any, name: str, make: Callable[[], Any], patches: Patches)
         Makes a worker's.
     """
     kind: Any = type(thing)
-    key = f"{OF_SCRIPT}{name}"
-
-    def here() -> Any:
-        worker = worker_unless_importing()
-        if worker is None:
-            return None
-        own = worker.process_state.get(key)
-        return worker.process_state.setdefault(key, make()) if own is None else own
+    here = functools.partial(own_value, f"{OF_SCRIPT}{name}", make)
 
     def get(self: Any, attribute: str) -> Any:
         own = None if attribute == "__class__" else here()

@@ -14,9 +14,9 @@ from typing import Any
 from ..runtime.worker import current_worker_or_none
 from . import table
 from .imports import worker_unless_importing
-from .own import OF_SCRIPT
 from .patches import Patches
 from .table import Row, Treatment
+from .worker_local import OF_SCRIPT
 
 Function = Callable[..., Any]
 

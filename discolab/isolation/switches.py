@@ -46,10 +46,10 @@ from ..runtime.errors import SessionError
 from ..runtime.interrupts import reentrant_lock, waiter_here
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
+from .barriers import Barrier, obstacle
 from .imports import is_importing
 from .patches import Patches
 from .table import Row, Treatment
-from .together import Together, obstacle
 from .turns import is_in_turn
 
 
@@ -486,7 +486,7 @@ def _set_in_notebook(switch: Switch, value: Any) -> None:
 
 
 @dataclass(frozen=True)
-class _Wait(Together):
+class _Wait(Barrier):
     """What a worker waits for that has set a switch."""
 
     switch: Switch

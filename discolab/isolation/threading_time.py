@@ -14,9 +14,9 @@ from ..runtime.errors import WaitTimeoutError
 from ..runtime.interrupts import shield, waiter_here
 from ..runtime.worker import Worker, bind_thread, current_worker_or_none
 from . import table
-from .own import OF_SCRIPT
 from .patches import Patches
 from .table import Row, Treatment
+from .worker_local import OF_SCRIPT
 
 # New functions each time: who wrapped ours, and left the wrapper there when we went, ends up
 # below the next ones and still calls what was there before ours.

@@ -30,9 +30,9 @@ from torch.utils.data._utils import collate
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .imports import worker_unless_importing
-from .own import OF_SCRIPT, DictOfWorkers, OwnSetting
 from .patches import Patches, refused
 from .table import Row, Treatment
+from .worker_local import OF_SCRIPT, DictOfWorkers, OwnSetting
 
 
 @contextmanager

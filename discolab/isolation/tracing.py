@@ -18,10 +18,10 @@ from typing import Any
 
 from ..runtime.worker import current_worker_or_none
 from . import table
-from .own import PerWorker
 from .patches import Patches
 from .table import Row, Treatment
 from .turns import Exclusive
+from .worker_local import PerWorker
 
 tracing = Exclusive("trace")
 _tracing: dict[int, int] = {}

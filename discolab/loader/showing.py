@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..layouts.layout import Workers
-from ..runtime.drawn import Pictured
+from ..runtime.display import Pictured
 from ..runtime.errors import ArgumentError
 from ..views import Part
 from .catalog import Catalog

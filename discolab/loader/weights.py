@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..runtime.drawn import Pictured
+from ..runtime.display import Pictured
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError
 

@@ -9,7 +9,7 @@ import importlib.util
 import sys
 from typing import Any
 
-from ..runtime.drawn import Drawn
+from ..runtime.display import Drawn
 
 
 def install(shell: Any) -> None:

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 from ..runtime.interrupts import plain_lock
 from ..runtime.services import SERVICES, Service
+from ..transport.addresses import machine_id
 from ..transport.handshake import Keys, new_token
-from ..transport.machine import machine
 from ..transport.unix_sockets import HAVE_LOCAL
 
 SERVICE = "rpc"
@@ -72,7 +72,7 @@ def place_here() -> str:
         network = os.stat(_NETWORK).st_ino
     except OSError:
         network = 0
-    return f"{machine()}/{network}/{os.geteuid()}"
+    return f"{machine_id()}/{network}/{os.geteuid()}"
 
 
 class RpcService(Service):

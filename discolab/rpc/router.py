@@ -23,11 +23,11 @@ from ..runtime.errors import DiscoError
 from ..runtime.interrupts import plain_lock
 from ..runtime.serialize import Message
 from ..runtime.worker import Worker, bind_thread
+from ..transport.addresses import endpoint_of
 from ..transport.connection import Connection, Port
 from ..transport.frame import FrameError, unpack
 from ..transport.handshake import Keys
 from ..transport.loop import EventLoop
-from ..transport.machine import endpoint_of
 from ..transport.unix_sockets import HAVE_LOCAL, LocalPort
 from .channels import gpus_here
 from .directory import SERVICE, Address, address_of, place_here

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from .contexts import from_torch_function
-from .drawn import Drawn
+from .display import Drawn
 from .errors import ArgumentError
 from .failures import Failure
 from .functions import worker_function

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from .arguments import plain
-from .drawn import Drawn
+from .display import Drawn
 from .errors import ArgumentError
 from .failures import name_ranks
 from .functions import worker_function

@@ -30,7 +30,7 @@ from . import builtin
 from .actions import DiscoAction, function_text, site_text
 from .arguments import Pickled, Register
 from .channel import Ticket
-from .drawn import Pictured
+from .display import Pictured
 from .dref import DRef, FreedDRef, freed_text
 from .errors import SessionError
 from .failures import Failure, name_ranks

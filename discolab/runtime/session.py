@@ -39,7 +39,7 @@ from .arguments import (
 from .channel import Ticket
 from .contexts import nothing_in_force, with_context
 from .controller import Controller, call_site, check_timeout
-from .drawn import Drawn
+from .display import Drawn
 from .dref import DModule, DPackedFunc, DRef, FreedDRef, freed_text, put_failure
 from .errors import ArgumentError, ForeignDRefError, WorkerError
 from .failures import Failure

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 
-from ..runtime.drawn import Drawn
+from ..runtime.display import Drawn
 from ..views.parts import Part
 from ..views.pictures import picture_of
 from .chrome import document, write

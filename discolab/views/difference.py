@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ..runtime.drawn import Pictured
+from ..runtime.display import Pictured
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError
 from ..runtime.registers import OWN

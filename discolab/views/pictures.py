@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import singledispatch
 from typing import Any
 
-from ..runtime.drawn import Form, Pictured
+from ..runtime.display import Form, Pictured
 from ..runtime.errors import DiscoError
 from .parts import Part, Text
 from .render.html import render_html
@@ -30,7 +30,7 @@ def picture_of(value: Any) -> Part:
 
 
 def draw_as(value: Any, form: Form) -> Any:
-    """What a notebook, a terminal or rich shows of a value; it is entered in `runtime.drawn`.
+    """What a notebook, a terminal or rich shows of a value; it is entered in `runtime.display`.
 
     A value that has no picture now, such as a DRef of a closed session, is shown as its repr.
     """

@@ -22,7 +22,7 @@ from discolab.engines import SocketSession
 from discolab.engines.child_processes import Children
 from discolab.engines.forkserver import the_fork_server
 from discolab.engines.keys import Keys, default_file, load_keys
-from discolab.transport.machine import NO_SESSION, look_for_session
+from discolab.transport.addresses import NO_SESSION, look_for_session
 
 SOON = 2.0  # seconds within which a fault is to be known
 

@@ -18,7 +18,7 @@ from discolab.engines import ENGINES, SocketSession
 from discolab.engines.connections.tcp import TcpTransport
 from discolab.engines.keys import load_keys
 from discolab.engines.membership import versions
-from discolab.transport.machine import address_towards, endpoint_of, machine, split_endpoint
+from discolab.transport.addresses import address_towards, endpoint_of, machine_id, split_endpoint
 from discolab.transport.tcp import PIECE, set_options
 
 Make = Callable[..., Session]
@@ -58,7 +58,7 @@ def test_a_session_on_two_nodes(start: Make) -> None:
     assert told[0][2] == os.getpid()
     assert {host for *_, host in told} == {"127.0.0.1"}
     assert isinstance(session, SocketSession)
-    assert session.hosts == [machine()] * 4
+    assert session.hosts == [machine_id()] * 4
     assert [str(device) for device in session.devices] == ["cpu"] * 4
 
 

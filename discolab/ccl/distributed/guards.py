@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from ...isolation import table
-from ...isolation.own import DictOfWorkers
 from ...isolation.patches import Patches, refused
 from ...isolation.table import Row, Treatment
+from ...isolation.worker_local import DictOfWorkers
 from ...runtime.errors import SessionError
 from ...runtime.interrupts import plain_lock, reentrant_lock
 from ...runtime.worker import Worker, current_worker_or_none

@@ -16,9 +16,9 @@ import torch
 from torch.nn.modules import module as nn_module
 
 from .. import table
-from ..own import PerWorker
 from ..patches import Patches
 from ..table import Row, Treatment
+from ..worker_local import PerWorker
 
 
 def _own(shared: dict[str, Any]) -> PerWorker[dict[str, Any]]:

@@ -9,9 +9,9 @@ from typing import Any
 
 from ...runtime.worker import Worker
 from .. import table
-from ..own import OF_SCRIPT, DictOfWorkers
 from ..patches import Patches
 from ..table import Row, Treatment
+from ..worker_local import OF_SCRIPT, DictOfWorkers
 
 _NAME = "configuration of dask"
 

@@ -11,9 +11,9 @@ from typing import Any
 from ...runtime.worker import Worker
 from .. import table
 from ..imports import worker_unless_importing
-from ..own import OF_SCRIPT
 from ..patches import Patches
 from ..table import Row, Treatment
+from ..worker_local import OF_SCRIPT
 
 # by module: who asks, the value that one switch sets, and the one that the other does
 _SWITCHES = {

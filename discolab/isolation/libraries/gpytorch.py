@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import ModuleType
 
 from .. import table
-from ..own import own_class_variables
 from ..patches import Patches
 from ..table import Row, Treatment
+from ..worker_local import own_class_variables
 
 _VARIABLES = {
     "_set_state": ("_state",),

@@ -13,9 +13,9 @@ from typing import Any
 from ...runtime.worker import current_worker_or_none
 from .. import table
 from ..imports import worker_unless_importing
-from ..own import OF_SCRIPT, DictOfWorkers, PerWorker
 from ..patches import Patches
 from ..table import Row, Treatment
+from ..worker_local import OF_SCRIPT, DictOfWorkers, PerWorker
 
 # of the others plugins are entered when modules are imported; `_Repository` is of the stored ones
 _OWN = ("GlobalHydra", "HydraConfig")

@@ -22,9 +22,9 @@ from ...runtime.interrupts import plain_lock
 from ...runtime.worker import current_worker_or_none
 from .. import table
 from ..imports import is_importing
-from ..own import OwnSetting
 from ..patches import Patches
 from ..table import Row, Treatment
+from ..worker_local import OwnSetting
 
 _NAME = "_IS_INTERACTIVE"
 _MODULES = (

@@ -16,9 +16,9 @@ from typing import Any
 from ...runtime.worker import current_worker_or_none
 from .. import table
 from ..imports import import_turn
-from ..own import DictOfWorkers, PerWorker
 from ..patches import Patches
 from ..table import Row, Treatment
+from ..worker_local import DictOfWorkers, PerWorker
 
 Function = Callable[..., Any]
 

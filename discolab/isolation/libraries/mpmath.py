@@ -16,9 +16,9 @@ from typing import Any
 from ...runtime.worker import Worker
 from .. import table
 from ..imports import worker_unless_importing
-from ..own import OF_SCRIPT
 from ..patches import Patches
 from ..table import Row, Treatment
+from ..worker_local import OF_SCRIPT
 
 _KEY = f"{OF_SCRIPT}mpmath.mp"
 

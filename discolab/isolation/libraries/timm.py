@@ -6,9 +6,9 @@ import functools
 from types import ModuleType
 
 from .. import table
-from ..own import DictOfWorkers, inherit_variables, own_variables
 from ..patches import Patches
 from ..table import Row, Treatment
+from ..worker_local import DictOfWorkers, inherit_variables, own_variables
 
 _MODULE = "timm.layers.config"
 

@@ -6,9 +6,9 @@ import functools
 from types import ModuleType
 
 from .. import table
-from ..own import inherit_variables, own_variables
 from ..patches import Patches
 from ..table import Row, Treatment
+from ..worker_local import inherit_variables, own_variables
 
 _MODULE = "torchvision.tv_tensors._torch_function_helpers"
 

@@ -19,9 +19,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .. import table
-from ..own import DictOfWorkers
 from ..patches import Patches
 from ..table import Row, Treatment
+from ..worker_local import DictOfWorkers
 
 Function = Callable[..., Any]
 

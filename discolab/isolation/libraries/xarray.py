@@ -8,9 +8,9 @@ from types import ModuleType
 
 from ...runtime.worker import Worker
 from .. import table
-from ..own import OF_SCRIPT, DictOfWorkers
 from ..patches import Patches
 from ..table import Row, Treatment
+from ..worker_local import OF_SCRIPT, DictOfWorkers
 
 _MODULE, _NAME = "xarray.core.options", "options of xarray"
 

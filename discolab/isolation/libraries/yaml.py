@@ -10,9 +10,9 @@ from typing import Any
 from ...runtime.interrupts import plain_lock
 from .. import table
 from ..imports import worker_unless_importing
-from ..own import DictOfWorkers
 from ..patches import Patches
 from ..table import Row, Treatment
+from ..worker_local import DictOfWorkers
 
 _NAMES = {  # by module: its class, and what each method writes to
     "yaml.constructor": (
