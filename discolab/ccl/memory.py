@@ -30,11 +30,13 @@ def rows(tensor: Tensor, parts: int) -> list[Tensor]:
 
 def span(tensor: Tensor) -> tuple[int, int]:
     """The first byte of a strided tensor and the one after its last."""
-    if tensor.numel() == 0:
+    size, start = tensor.nbytes, tensor.data_ptr()
+    if not size:
         return 0, 0
-    reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    start = tensor.data_ptr()
-    return start, start + (reach + 1) * tensor.dtype.itemsize
+    if not tensor.is_contiguous():
+        reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+        size = (reach + 1) * tensor.dtype.itemsize
+    return start, start + size
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -95,17 +97,18 @@ def unharmed(srcs: Tensors, outs: Tensors, own: Collection[tuple[int, int]]) -> 
     `own` are pairs of a source and an output, by their places, that may be the same elements.
     """
     spans = [span(out) for out in outs]
-    safe = []
+    safe = list(srcs)
     for place, src in enumerate(srcs):
         low, high = span(src)
-        hit = any(
-            first < high
-            and low < last
-            and outs[to].device == src.device
-            and not ((place, to) in own and _same_place(outs[to], src))
-            for to, (first, last) in enumerate(spans)
-        )
-        safe.append(src.clone() if hit else src)
+        for to, (first, last) in enumerate(spans):
+            if (
+                first < high
+                and low < last
+                and outs[to].device == src.device
+                and not ((place, to) in own and _same_place(outs[to], src))
+            ):
+                safe[place] = src.clone()
+                break
     return safe
 
 
