@@ -273,9 +273,9 @@ class Router:
         if peer.gone or peer.connection is not None:
             return
         if self._local is not None and address.name and address.place == self._address.place:
-            connection = self._local.connect(address.name)
+            connection = self._local.connect(address.name, node)
         elif self._tcp is not None and address.endpoint:
-            connection = self._tcp.connect(address.endpoint)
+            connection = self._tcp.connect(address.endpoint, node)
         else:
             if self._tcp is None and self._local is not None:
                 self._tell(("tcp",))

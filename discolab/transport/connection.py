@@ -57,8 +57,8 @@ class Port(ABC):
     address: str
 
     @abstractmethod
-    def connect(self, address: str) -> Connection:
-        """The way to another process."""
+    def connect(self, address: str, node: int) -> Connection:
+        """The way to another process, of that number; no other one takes it."""
 
     @abstractmethod
     def drain(self, sender: int, since: float) -> bool:

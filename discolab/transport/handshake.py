@@ -37,6 +37,15 @@ def new_token() -> bytes:
     return secrets.token_bytes(32)
 
 
+def token_for(token: bytes, node: int) -> bytes:
+    """What one process of a session is told as the token; of another one it takes no connection.
+
+    An address may be another process's by now, as the one that had it has died: that one must not
+    take for its what was meant for the dead, nor may what was said to one be said to another again.
+    """
+    return hmac.digest(token, node.to_bytes(8, "big"), "sha256")
+
+
 def say_hello(token: bytes, rank: int, role: int = 0) -> bytes:
     """The first message on a connection."""
     return _HELLO.pack(_HEAD, token, rank, role)

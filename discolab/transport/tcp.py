@@ -31,7 +31,7 @@ from zmq.utils import z85
 from ..runtime.errors import DiscoError
 from .connection import Arrived, Connection, Port
 from .frame import Frame
-from .handshake import WITHIN, Keys, Unauthenticated, hear_hello, is_hello, say_hello
+from .handshake import WITHIN, Keys, Unauthenticated, hear_hello, is_hello, say_hello, token_for
 from .loop import EventLoop
 
 MOST_UNAUTHENTICATED = 128  # connections that have not said which peer they are
@@ -482,24 +482,23 @@ class TcpPort(Port):
         arrived: Arrived,
     ) -> None:
         self.token, self.keys, self._arrived = token, keys, arrived
-        self._hello = say_hello(token, me)
+        self._me, self._own_token = me, token_for(token, me)
         self._parted: set[int] = set()  # those whose connection has ended
         self.server = TcpServer(loop, endpoint, keys, self._greet, self._received, self._parted.add)
         self.address = self.server.endpoint
 
     def _greet(self, _connection: bytes, data: Any) -> int | None:
-        hello = hear_hello(bytes(data), self.token)
+        hello = hear_hello(bytes(data), self._own_token)
         return None if hello is None else hello.rank
 
     def _received(self, sender: int, data: Any) -> None:
         if data is not None:
             self._arrived(sender, data, None, None)
 
-    def connect(self, address: str) -> Connection:
+    def connect(self, address: str, node: int) -> Connection:
         """See `Port`."""
-        return _Outgoing(
-            lambda: TcpConnection(self.server.context, address, self.keys, self._hello)
-        )
+        hello = say_hello(token_for(self.token, node), self._me)
+        return _Outgoing(lambda: TcpConnection(self.server.context, address, self.keys, hello))
 
     def drain(self, sender: int, since: float) -> bool:
         """See `Port`. All that a dead process has sent is here once its connection has ended."""

@@ -416,6 +416,7 @@ class LocalPort(Port):
         self, loop: EventLoop, me: int, count: int, token: bytes, arrived: Arrived
     ) -> None:
         self._loop, self._me, self._count, self._token = loop, me, count, token
+        self._own_token = handshake.token_for(token, me)
         self._arrived = arrived
         self._incoming: dict[int, _Incoming] = {}
         self._outgoing: list[_Outgoing] = []
@@ -435,9 +436,10 @@ class LocalPort(Port):
         loop.watch(self._listener.fileno(), self._accept)
         self._tidy()
 
-    def connect(self, address: str) -> Connection:
+    def connect(self, address: str, node: int) -> Connection:
         """See `Port`."""
-        open_socket = partial(connect, address, self._token, self._me)
+        token = handshake.token_for(self._token, node)
+        open_socket = partial(connect, address, token, self._me)
         made = _Outgoing(self._loop, open_socket, max(4, MOST_LENT // self._count))
         self._outgoing.append(made)
         return made
@@ -480,7 +482,7 @@ class LocalPort(Port):
             received = None
         for fd in received[1] if received else ():
             os.close(fd)
-        hello = handshake.hear_hello(received[0], self._token) if received else None
+        hello = handshake.hear_hello(received[0], self._own_token) if received else None
         sender = -1 if hello is None else hello.rank
         if sender < 0 or sender in self._incoming:
             self._hang_up(connected)

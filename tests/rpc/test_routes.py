@@ -24,7 +24,7 @@ from discolab.runtime.serialize import Message
 from discolab.runtime.services import LISTENERS
 from discolab.runtime.worker import Worker
 from discolab.transport import unix_sockets
-from discolab.transport.handshake import say_hello
+from discolab.transport.handshake import say_hello, token_for
 from discolab.transport.loop import PORTABLE
 from discolab.transport.unix_sockets import LocalSocket, local_socket
 from tests.rpc.functions import eventually
@@ -414,7 +414,7 @@ def test_strangers_are_hung_up_on_and_hurt_nothing(pair: Session) -> None:
     node.send(1, b"echo")
     eventually(lambda: node.got)
     end = node.router._local
-    address, token = end.address, end._token
+    address, token = end.address, token_for(end._token, 0)
     hello = say_hello(token, 1)
     for said in (
         b"x",
@@ -457,7 +457,8 @@ def test_nobody_gets_in_by_tcp_without_the_keys_and_the_token(tmp_path: Path) ->
         node.send(1, b"echo")
         eventually(lambda: node.got)
         end = node.router._tcp
-        endpoint, token, bomb = end.server.endpoint, end.token, pickle.dumps(Bomb())
+        endpoint, bomb = end.server.endpoint, pickle.dumps(Bomb())
+        token = token_for(end.token, 0)
         ours, other = end.keys.as_dict(), Keys.fresh().as_dict()
         mixed = Keys(**{**other, "session_public": ours["session_public"]})
         on(session, 1, send_numbers, 0, 1)  # so that node 1 is connected

@@ -15,7 +15,7 @@ import pytest
 from discolab.transport import frame, unix_sockets
 from discolab.transport import loop as loops
 from discolab.transport.frame import Frame, pack, unpack
-from discolab.transport.handshake import say_hello
+from discolab.transport.handshake import say_hello, token_for
 from discolab.transport.loop import PORTABLE, EventLoop
 from discolab.transport.unix_sockets import (
     LocalConnection,
@@ -28,6 +28,9 @@ from discolab.transport.unix_sockets import (
 from tests.bombs import Bombs
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs unix sockets")
+
+
+TOKEN = bytes(range(32))
 
 
 @pytest.fixture(params=["native", "portable"], autouse=True)
@@ -129,8 +132,9 @@ def test_the_end_of_a_connection_comes_after_what_was_said(
 def test_who_does_not_know_the_token_is_hung_up_on_and_nothing_is_unpickled(
     loop: EventLoop, tmp_path: Path
 ) -> None:
-    token, came = bytes(range(32)), []
-    port = LocalPort(loop, 0, 5, token, lambda *arrived: came.append(arrived))
+    came: list[Any] = []
+    port = LocalPort(loop, 0, 5, TOKEN, lambda *arrived: came.append(arrived))
+    token = token_for(TOKEN, 0)
     bombs = Bombs(tmp_path / "unpickled")
     hello = say_hello(token, 3, 1)
     kind = socket.SOCK_STREAM if unix_sockets.PORTABLE else socket.SOCK_SEQPACKET
@@ -163,6 +167,38 @@ def test_who_does_not_know_the_token_is_hung_up_on_and_nothing_is_unpickled(
     with pytest.raises((ConnectionRefusedError, FileNotFoundError)):
         connect(port.address, token, 3)
     made.close()
+
+
+def test_recorded_traffic_gets_in_nowhere(loop: EventLoop) -> None:
+    """All that node 3 has said to node 0, said once more: there, and to another node."""
+    came: list[Any] = []
+    ports = [LocalPort(loop, n, 5, TOKEN, lambda *arrived: came.append(arrived)) for n in (0, 1)]
+    client = connect(ports[0].address, token_for(TOKEN, 0), 3)
+    hello, traffic = say_hello(token_for(TOKEN, 0), 3), [pack(b"one").data, pack(b"two").data]
+    for data in traffic:
+        client.send(data)
+    turn_until(loop, lambda: len(came) == 2)
+
+    def replay(port: LocalPort) -> None:
+        kind = socket.SOCK_STREAM if unix_sockets.PORTABLE else socket.SOCK_SEQPACKET
+        with socket.socket(socket.AF_UNIX, kind) as raw:
+            raw.connect(port.address)
+            knocking = local_socket(raw)
+            for data in (hello, *traffic):
+                knocking.send(data)
+            raw.settimeout(0)
+            turn_until(loop, lambda: is_hung_up(knocking))
+
+    replay(ports[0])
+    replay(ports[1])
+    client.send(pack(b"three").data)
+    turn_until(loop, lambda: len(came) == 3)
+    client.close()
+    turn_until(loop, lambda: ports[0]._incoming[3].closed)
+    replay(ports[0])
+    assert len(came) == 3
+    for port in ports:
+        port.close()
 
 
 def is_hung_up(knocking: LocalSocket) -> bool:
