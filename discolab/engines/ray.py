@@ -11,18 +11,19 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ..runtime.arguments import parse_device
-from ..runtime.errors import ArgumentError, DiscoError, SessionError
+from ..runtime.errors import ArgumentError, DiscoError
 from ..transport.addresses import checked_endpoint, machine_id
 from ..transport.handshake import Keys
 from .connections.tcp import TcpTransport
 from .membership import versions
 from .placement import check_world, place_workers
-from .ray_actors import Actors, Slot, gpu_places, seen_here
+from .ray_actors import Actor, Actors, Slot, gpu_places, seen_here
 from .ray_cluster import Cluster, join, leave
 from .remote_session import (
     HEARTBEAT,
@@ -56,6 +57,8 @@ class RaySession(RemoteSession):
     host, port
         Where this process awaits its workers. None: the loopback interface for a cluster of our
         own, else this machine's address in the cluster. Port 0: any that is free.
+    respawn
+        As for `ProcessSession`; a new actor takes seconds, as it imports torch.
 
     Raises
     ------
@@ -90,6 +93,7 @@ class RaySession(RemoteSession):
         heartbeat: float = HEARTBEAT,
         start_timeout: float = START_TIMEOUT,
         progress: Progress | None = None,
+        respawn: bool = False,
     ) -> None:
         num_workers, num_groups = check_world(num_workers, num_groups)
         wanted = _kind(num_workers, devices)
@@ -115,6 +119,7 @@ class RaySession(RemoteSession):
         self._transport, self._cluster = transport, cluster
         self._actors = actors = Actors(cluster, transport)
         self._texts: list[int] = []  # ends of pipes that actors have not taken yet
+        self._begun = False
         try:
             super().__init__(
                 num_workers,
@@ -126,6 +131,7 @@ class RaySession(RemoteSession):
                 heartbeat=heartbeat,
                 start_timeout=start_timeout,
                 progress=progress,
+                respawn=respawn,
             )
         except BaseException:
             transport.close()
@@ -135,9 +141,9 @@ class RaySession(RemoteSession):
         self._deadline = began + self._start_timeout
         try:
             self._begin()
+            self._begun = True
         finally:
-            while self._texts:
-                os.close(self._texts.pop())
+            self._close_texts()
 
     # -- starting ----------------------------------------------------------------------------
 
@@ -156,17 +162,8 @@ class RaySession(RemoteSession):
         if self._devices[0].type == "cuda":
             bundles.append(self._bundle_of_worker_0())  # last: the others have their ranks' indexes
         self._reserve(bundles)
-        handles = [actors.start(index, bundle) for index, bundle in enumerate(bundles)]
-        actors.ask(sys.path)
-        answers, began = None, time.monotonic()
-        while answers is None:
-            answers = actors.answers(_LOOK)
-            self._check_deadline("the Ray actors did not start")
-            if (seconds := time.monotonic() - began) > 1:
-                self._say(
-                    f"starting {len(remote)} Ray actors, which import torch ({seconds:.0f} s)"
-                )
-        _check_versions(answers)
+        made = [actors.start(index, bundle) for index, bundle in enumerate(bundles)]
+        answers = self._await_answers(made, f"{len(remote)} Ray actors")
         here = machine_id()
         order = sorted(
             range(len(remote)),
@@ -175,18 +172,50 @@ class RaySession(RemoteSession):
         facts = [answers[index] for index in order]
         self.hosts += [fact["machine"] for fact in facts]
         seen: list[Any] = [None for _ in remote]
-        if len(handles) > len(remote):
-            ours = actors.answer(_LOOK + self._left(), handles[-1].gpus.remote())
+        if len(made) > len(remote):
+            ours = actors.answer(_LOOK + self._left(), made[-1].handle.gpus.remote())
             seen = self._give_gpus(facts, ours)
         for rank, index in zip(remote, order, strict=True):
             settings = self._settings_of(rank, facts[rank - 1]) | {"gpus": seen[rank - 1]}
-            actors.work(rank, handles[index], facts[rank - 1], settings)
+            actors.work(rank, made[index], facts[rank - 1], settings)
 
-    def _check_replaceable(self, rank: int) -> None:
-        raise SessionError(
-            "workers of a Ray session can't be restarted one by one: make a new session (in a "
-            "notebook: %disco_restart)"
-        )
+    def _await_answers(self, made: Sequence[Actor], what: str) -> list[dict[str, Any]]:
+        """What new actors say of themselves; they have the versions that must be there."""
+        asked = [actor.handle.about.remote(sys.path) for actor in made]
+        answers, began = None, time.monotonic()
+        while answers is None:
+            answers = self._actors.answers(asked, _LOOK)
+            self._check_open()
+            self._check_deadline(f"{what} did not start")
+            if (seconds := time.monotonic() - began) > 1 and not self._begun:
+                self._say(f"starting {what}, which import torch ({seconds:.0f} s)")
+        _check_versions(answers)
+        return answers
+
+    # -- another actor in the place of one that was lost -----------------------------------------
+
+    def _prepare(self, rank: int) -> None:
+        self._actors.detach(rank)
+        self._deadline = time.monotonic() + self._start_timeout
+        try:
+            super()._prepare(rank)
+        finally:
+            self._close_texts()
+
+    def _start_another(self, rank: int) -> None:
+        actors = self._actors
+        actor = actors.start_another(rank)
+        try:
+            (facts,) = self._await_answers([actor], f"another Ray actor, worker {rank},")
+            self.hosts[rank] = facts["machine"]
+            seen = self._give_gpus_to_another(rank, facts)
+            actors.work(rank, actor, facts, self._settings_of(rank, facts) | {"gpus": seen})
+        except BaseException:
+            actors.kill(actor)
+            raise
+
+    def _kill_process(self, rank: int) -> None:
+        self._actors.kill_of(rank)
 
     def _reserve(self, bundles: list[dict[str, float]]) -> None:
         actors, count = self._actors, len(bundles)
@@ -235,6 +264,20 @@ class RaySession(RemoteSession):
         self._local.workers[0].device = self._devices[0]
         return [seen for seen, _ in places]
 
+    def _give_gpus_to_another(self, rank: int, facts: dict[str, Any]) -> str | None:
+        """Set where a new worker computes: where the old one did, unless Ray has moved it."""
+        if self._devices[rank].type != "cuda":
+            return None
+        own = seen_here(os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count())
+        everywhere = {**self._actors.facts, rank: facts}
+        ranks = sorted(everywhere)
+        places = gpu_places([everywhere[each] for each in ranks], machine_id(), own)
+        seen, device = places[ranks.index(rank)]
+        devices = list(self._devices)
+        devices[rank] = torch.device(device)
+        self._devices = tuple(devices)
+        return seen
+
     def _settings_of(self, rank: int, facts: dict[str, Any]) -> dict[str, Any]:
         host, cpus = self._cluster.host(), max(1, int(self._slot.cpus))
         local, beside = self._cluster.local, facts["machine"] == machine_id()
@@ -252,6 +295,10 @@ class RaySession(RemoteSession):
             like=process if local else None,
             text=self._text_of(rank) if beside else None,
         )
+
+    def _close_texts(self) -> None:
+        while self._texts:
+            os.close(self._texts.pop())
 
     def _text_of(self, rank: int) -> tuple[str, int, int]:
         """A pipe for what a worker writes to its descriptors 1 and 2; how it is found."""

@@ -1,9 +1,9 @@
 """The actors of one session, the placement group that holds their slots, and what became of them.
 
 Nothing here knows the session, so that one that was dropped can be collected. The thread that
-starts the session places the actors; Ray's own threads write `_fates`, entry by entry; the reader
-thread reads them (`Actors.look`), because Ray may know of a machine's end what its connection
-does not tell.
+starts the session, or replaces a worker, places actors; Ray's own threads write what became of one
+(`Actor.fate`); the reader thread reads it (`Actors.look`), because Ray may know of a machine's end
+what its connection does not tell.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..runtime.errors import ArgumentError, DiscoError
@@ -93,6 +93,30 @@ def actor_class() -> type:
     return DiscolabWorker
 
 
+@dataclass(eq=False)
+class Actor:
+    """One actor: its handle, its place in the group, and what is known of it.
+
+    Attributes
+    ----------
+    facts
+        What it says of itself, once it is a worker.
+    fate
+        How it has ended; "" so far.
+    due
+        When the connection of one that has ended is ended.
+    """
+
+    handle: Any
+    index: int
+    bundle: Bundle
+    facts: dict[str, Any] = field(default_factory=dict)
+    fate: str = ""
+    due: float | None = None
+    asked_at: float = 0.0  # when it was asked what its process does
+    asked: Any = None  # that question, while it has no answer
+
+
 class Actors(Service):
     """See the module. A service of the session, and its `WorkerProcesses`.
 
@@ -110,13 +134,9 @@ class Actors(Service):
         self._cluster, self._ray, self._transport = cluster, cluster.ray, transport
         self._left = False
         self._group: Any = None
-        self._actors: list[Any] = []  # handles, one for each bundle
-        self._asked: list[Any] = []  # what each says of itself, once it is there
-        self._by_rank: dict[int, int] = {}
-        self._fates: dict[int, str] = {}
-        self._due: dict[int, float] = {}  # when the connection of one that is dead is ended
-        self._states: dict[int, tuple[float, Any]] = {}  # what was asked of a process, and when
-        self.facts: dict[int, dict[str, Any]] = {}  # by rank
+        self._actors: list[Actor] = []
+        self._by_rank: dict[int, Actor] = {}
+        self._places: dict[int, tuple[int, Bundle]] = {}  # of those that were detached
         self.closing = False
         transport.settled = self._is_settled
 
@@ -146,34 +166,29 @@ class Actors(Service):
 
     # -- actors ------------------------------------------------------------------------------
 
-    def start(self, index: int, bundle: Bundle) -> Any:
+    def start(self, index: int, bundle: Bundle) -> Actor:
         """Have an actor started in the bundle of that index."""
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
             placement_group=self._group, placement_group_bundle_index=index
         )
-        actor = self._ray.remote(actor_class()).options(
+        handle = self._ray.remote(actor_class()).options(
             num_cpus=bundle.get("CPU", 0),
             num_gpus=bundle.get("GPU", 0),
             scheduling_strategy=strategy,
             max_restarts=0,
             max_task_retries=0,
         ).remote()  # fmt: skip
-        self._actors.append(actor)
-        return actor
+        self._actors.append(Actor(handle, index, bundle))
+        return self._actors[-1]
 
-    def ask(self, path: list[str]) -> None:
-        """Ask all of them for what `answers` gives."""
-        self._asked = [actor.about.remote(path) for actor in self._actors]
-
-    def answers(self, timeout: float) -> list[dict[str, Any]] | None:
-        """What each actor says of itself, once all have answered; None: not yet.
+    def answers(self, asked: list[Any], timeout: float) -> list[dict[str, Any]] | None:
+        """What actors say of themselves (`about`), once all have answered; None: not yet.
 
         Raises
         ------
         DiscoError
             If one of them could not start.
         """
-        asked = self._asked
         done, missing = self._ray.wait(asked, num_returns=len(asked), timeout=timeout)
         for ref in done:
             try:
@@ -198,37 +213,77 @@ class Actors(Service):
         except Exception as exc:
             raise DiscoError(f"a Ray actor does not answer: {in_short(exc)}") from None
 
-    def work(self, rank: int, actor: Any, facts: dict[str, Any], settings: dict[str, Any]) -> None:
+    def work(
+        self, rank: int, actor: Actor, facts: dict[str, Any], settings: dict[str, Any]
+    ) -> None:
         """Have an actor be a worker."""
-        self.facts[rank] = facts
-        self._by_rank[rank] = self._actors.index(actor)
-        future = actor.work.remote(settings).future()
-        future.add_done_callback(lambda done: self._has_ended(rank, done))
+        actor.facts = facts
+        self._by_rank[rank] = actor
+        future = actor.handle.work.remote(settings).future()
+        future.add_done_callback(lambda done: self._has_ended(actor, done))
+
+    @property
+    def facts(self) -> dict[int, dict[str, Any]]:
+        """What the actor of each worker says of itself, by rank."""
+        return {rank: actor.facts for rank, actor in tuple(self._by_rank.items())}
+
+    def detach(self, rank: int) -> None:
+        """End the actor of a worker that is lost; what is heard of it concerns nobody any more.
+
+        To be called before another process may connect as this worker.
+        """
+        actor = self._by_rank.pop(rank, None)
+        if actor is not None:
+            self._places[rank] = actor.index, actor.bundle
+            self.kill(actor)
+
+    def start_another(self, rank: int) -> Actor:
+        """Have an actor started where that of a worker was, once Ray has freed its slot."""
+        return self.start(*self._places[rank])
+
+    def kill_of(self, rank: int) -> None:
+        """End the actor of a worker now, with what it has started."""
+        self._kill(self._by_rank[rank])
+
+    def kill(self, actor: Actor) -> None:
+        """End an actor, with what it has started, and forget it; waits for nothing."""
+        if actor in self._actors:
+            self._actors.remove(actor)
+        self._kill(actor)
+
+    def _kill(self, actor: Actor) -> None:
+        threading.Thread(
+            target=self._free, args=([actor], None), name="discolab-ray-end", daemon=True
+        ).start()
 
     # -- what becomes of them ------------------------------------------------------------------
 
-    def _has_ended(self, rank: int, future: Any) -> None:
+    def _has_ended(self, actor: Actor, future: Any) -> None:
         """Note that an actor has ended; on a thread of Ray's."""
-        self._fates[rank] = _fate(future.exception())
+        actor.fate = _fate(future.exception())
         self.connections.look_soon()
 
     def _is_settled(self, rank: int) -> bool:
         """Whether it is known what became of a worker whose connection is broken."""
-        return rank in self._fates or self.closing or self.connections.closing
+        actor = self._by_rank.get(rank)
+        known = actor is not None and bool(actor.fate)
+        return known or self.closing or self.connections.closing
 
     def next_look(self) -> float | None:
         """See `Service`."""
-        for rank in self._fates.keys() - self._due.keys():
-            self._due[rank] = time.monotonic() + _GRACE
-        return min(self._due.values(), default=None)
+        actors = tuple(self._by_rank.values())
+        for actor in actors:
+            if actor.fate and actor.due is None:
+                actor.due = time.monotonic() + _GRACE
+        return min((actor.due for actor in actors if actor.due is not None), default=None)
 
     def look(self) -> None:
         """See `Service`."""
         now = time.monotonic()
-        for rank, due in self._due.items():
-            if due <= now:
+        for rank, actor in tuple(self._by_rank.items()):
+            if actor.due is not None and actor.due <= now:
                 self._transport.end(rank)
-                self._due[rank] = float("inf")
+                actor.due = float("inf")
 
     def where(self, rank: int) -> str:
         """See `WorkerProcesses`."""
@@ -240,38 +295,40 @@ class Actors(Service):
 
     def exit_reason(self, rank: int) -> str:
         """See `WorkerProcesses`."""
-        fate = self._fates.get(rank, "is lost: its connection was cut")
-        return f"{self.where(rank)} {fate}"
+        actor = self._by_rank.get(rank)
+        fate = "" if actor is None else actor.fate
+        return f"{self.where(rank)} {fate or 'is lost: its connection was cut'}"
 
     def activity(self, rank: int) -> str:
         """See `WorkerProcesses`."""
-        pid = self.connections.joined.get(rank, 0)
-        if self.facts[rank]["machine"] == machine_id():
+        actor, pid = self._by_rank.get(rank), self.connections.joined.get(rank, 0)
+        if actor is None:
+            return ""
+        if actor.facts["machine"] == machine_id():
             return process_state(pid)
-        return self._state_elsewhere(rank, pid)
+        return self._state_elsewhere(actor, pid)
 
     def cut_off(self, rank: int) -> str:
         """See `WorkerProcesses`: that is Ray's to say, which ends such actors."""
         return ""
 
-    def _state_elsewhere(self, rank: int, pid: int) -> str:
+    def _state_elsewhere(self, actor: Actor, pid: int) -> str:
         """What the process of a worker elsewhere does, each time that its machine says so."""
-        now = time.monotonic()
-        asked_at, ref = self._states.get(rank, (0.0, None))
-        if ref is not None and self._ray.wait([ref], timeout=0)[0]:
-            self._states[rank] = asked_at, None
+        now, asked = time.monotonic(), actor.asked
+        if asked is not None and self._ray.wait([asked], timeout=0)[0]:
+            actor.asked = None
             try:
-                return str(self._ray.get(ref))
+                return str(self._ray.get(asked))
             except Exception:
                 return ""
-        if now - asked_at > (_ASK_EVERY if ref is None else _ANSWER):
+        if now - actor.asked_at > (_ASK_EVERY if asked is None else _ANSWER):
             strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
-                self.facts[rank]["node"], soft=False
+                actor.facts["node"], soft=False
             )
             task = self._ray.remote(process_state).options(
                 num_cpus=0, max_retries=0, scheduling_strategy=strategy
             )
-            self._states[rank] = now, task.remote(pid)
+            actor.asked_at, actor.asked = now, task.remote(pid)
         return ""
 
     # -- the end ---------------------------------------------------------------------------------
@@ -283,12 +340,12 @@ class Actors(Service):
         """
         self.closing = True
         deadline = time.monotonic() + (_END_WITHIN if wait else 0.0)
-        while self._by_rank.keys() - self._fates.keys() and time.monotonic() < deadline:
+        working = tuple(self._by_rank.values())
+        while not all(actor.fate for actor in working) and time.monotonic() < deadline:
             time.sleep(0.005)
-        ended = {self._by_rank[rank] for rank, fate in self._fates.items() if fate == _ENDED}
-        left = [actor for index, actor in enumerate(self._actors) if index not in ended]
+        left = [actor for actor in self._actors if actor.fate != _ENDED]
         group, self._group = self._group, None
-        self._actors, self._asked, self._states, self._by_rank = [], [], {}, {}
+        self._actors, self._by_rank = [], {}
         # where the cluster has lost its head, Ray waits for it for ever
         free = threading.Thread(
             target=self._free, args=(left, group), name="discolab-ray-end", daemon=True
@@ -300,11 +357,11 @@ class Actors(Service):
             self._left = True
             leave(self._cluster, wait)
 
-    def _free(self, actors: list[Any], group: Any) -> None:
+    def _free(self, actors: Sequence[Actor], group: Any) -> None:
         try:
             if self._cluster.alive:
                 for actor in actors:
-                    self._ray.kill(actor)
+                    self._ray.kill(actor.handle)
                 if group is not None:
                     self._ray.util.remove_placement_group(group)
         except Exception as exc:  # the cluster is going, and they with it
