@@ -158,7 +158,7 @@ def as_source(name: str, value: Any, what: str = "tensor") -> torch.Tensor:
     if value.layout is not torch.strided or value.is_nested:
         layout = "a nested" if value.is_nested else f"a {str(value.layout)[6:]}"
         raise ArgumentError(f"{name}: {what} is {layout} tensor; only dense ones can be moved")
-    if value.device.type not in ("cpu", accelerator := accelerators.kind()):
+    if not value.is_cpu and value.device.type != (accelerator := accelerators.kind()):
         others = "" if accelerator is None else f" or {accelerator!r}"
         raise ArgumentError(f"{name}: {what} is on {value.device}; use 'cpu'{others}")
     if value.dtype not in MOVABLE:
