@@ -206,6 +206,7 @@ class WorkerConnections:
         self.transport = transport
         self.channels = {rank: RemoteChannel(rank, self) for rank in range(1, num_workers)}
         self.services: dict[str, Service] = {}
+        self._looking: list[Service] = []  # those to which something can become due
         self.states: dict[int, WorkerState] = {}
         self.heartbeats = Heartbeats(heartbeat)
         self.cut_off: dict[int, str] = {}
@@ -359,7 +360,9 @@ class WorkerConnections:
     def start(self) -> None:
         """Make the services, and start the reader thread."""
         for name, make in SERVICES.items():
-            self.services[name] = make(self)
+            service = self.services[name] = make(self)
+            if type(service).next_look is not Service.next_look:
+                self._looking.append(service)
         self._thread.start()
 
     def processes_started(self) -> None:
@@ -458,7 +461,7 @@ class WorkerConnections:
     def _look(self) -> None:
         """Have services look whose time has come, and set `_look_at` to when the next one does."""
         look_at = time.monotonic() + _TICK
-        for service in tuple(self.services.values()):
+        for service in self._looking:
             due = service.next_look()
             if due is not None and due <= time.monotonic():
                 service.look()
