@@ -291,12 +291,7 @@ def _copy(pattern: Pattern, me: int, srcs: Tensors, outs: Tensors) -> DirectStep
                 if scattered:
                     late.append((room, targets))
     yield Exchange(gives, takes)
-
-    def finish() -> None:
-        for room, targets in late:
-            memory.unpack(room, targets)
-
-    return finish
+    return _writing(late)
 
 
 def _spread(pattern: Pattern, me: int, srcs: Tensors, outs: Tensors) -> DirectSteps:
