@@ -177,7 +177,8 @@ class PrintedOutput(Service):
 
     def next_look(self) -> float | None:
         """See `Service`."""
-        return min((due for due, _ in tuple(self._begun.values())), default=None)
+        begun = tuple(self._begun.values())
+        return min(begun)[0] if begun else None
 
     def look(self) -> None:
         """See `Service`."""

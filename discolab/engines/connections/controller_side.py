@@ -460,16 +460,19 @@ class WorkerConnections:
 
     def _look(self) -> None:
         """Have services look whose time has come, and set `_look_at` to when the next one does."""
-        look_at = time.monotonic() + _TICK
+        now = time.monotonic()
+        look_at = now + _TICK
         for service in self._looking:
             due = service.next_look()
-            if due is not None and due <= time.monotonic():
+            if due is not None and due <= now:
                 service.look()
                 due = service.next_look()
             if due is not None:
                 look_at = min(look_at, due)
         self._look_at = look_at
-        self._watch()
+        if now >= self._watch_at:
+            self._watch_at = now + _WATCH_EVERY
+            self._watch()
 
     def heard(self, rank: int) -> None:
         """See `Receiver`."""
@@ -590,10 +593,6 @@ class WorkerConnections:
 
     def _watch(self) -> None:
         """Look at the processes of workers that are silent; on the reader thread."""
-        now = time.monotonic()
-        if now < self._watch_at:
-            return
-        self._watch_at = now + _WATCH_EVERY
         heartbeats = self.heartbeats
         for rank in heartbeats.ranks():
             if heartbeats.silent_for(rank) < heartbeats.limit / 2:
