@@ -31,7 +31,7 @@ from .formats.checks import cast_dtype
 from .formats.opening import verify as verify_files
 from .plan import Plan, Resolved
 from .presharded import logical
-from .progress import Board, Meter
+from .progress import Board, Meter, Preparation
 from .read import Files, fill, new_tensor, read_entry
 from .weights import Weights
 
@@ -116,12 +116,13 @@ def load(
     check_timeout(timeout)
     if read_by not in ("each", "first"):
         raise ArgumentError(f'read_by= is "each" or "first", got {read_by!r}')
-    resolved = resolve(session, path, plan, names)
-    targets = _targets(resolved, into)
-    totals = [resolved.bytes_on(rank, wanted) for rank in range(session.num_workers)]
-    if verify:
-        for number, file in enumerate(resolved.catalog.files):
-            totals[number % _readers(read_by, len(totals))] += file.size if file.md5 else 0
+    with Preparation("loading", progress):
+        resolved = resolve(session, path, plan, names)
+        targets = _targets(resolved, into)
+        totals = [resolved.bytes_on(rank, wanted) for rank in range(session.num_workers)]
+        if verify:
+            for number, file in enumerate(resolved.catalog.files):
+                totals[number % _readers(read_by, len(totals))] += file.size if file.md5 else 0
     with Board("loading", totals, progress) as board:
         job = Job(resolved, wanted, board.number, verify, check_nan, mmap, read_by)
         loaded = session.call_packed(_load_here, Pickled(job), targets)
@@ -131,19 +132,34 @@ def load(
         except BaseException:
             del loaded  # or a traceback that somebody keeps would keep the shards
             raise
+    with Preparation("loading", progress):
+        refs = _named(session, resolved, loaded, into, placements)
+        session.call_without_result(_close_files, loaded)
+        session.call_without_result(_watch, list(refs.values()))
+        how = f"read again from {os.path.basename(str(resolved.catalog.path))}"
+        for name, ref in refs.items():
+            Preparation.count("noting the origin of tensor")
+            session.remember(ref, Again(how, _load_one, (job, name)))
+    return Weights(refs, resolved, wanted)
+
+
+def _named(
+    session: Session,
+    resolved: Resolved,
+    loaded: DRef,
+    into: Mapping[str, DRef] | None,
+    placements: Mapping[str, tuple[Any, ...] | None],
+) -> dict[str, DRef]:
+    """A DRef for each parameter of what was loaded."""
     refs = {}
     for name in resolved.layouts:
+        Preparation.count("naming tensor")
         ref = into[name] if into else session.call_packed(operator.getitem, loaded, name)
         if not into:
             ref.placements = placements[name]
             ref.name = name
         refs[name] = ref
-    session.call_without_result(_close_files, loaded)
-    session.call_without_result(_watch, list(refs.values()))
-    how = f"read again from {os.path.basename(str(resolved.catalog.path))}"
-    for name, ref in refs.items():
-        session.remember(ref, Again(how, _load_one, (job, name)))
-    return Weights(refs, resolved, wanted)
+    return refs
 
 
 def resolve(

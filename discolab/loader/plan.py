@@ -23,6 +23,7 @@ from ..layouts.layout import REPLICATE, Cut, Layout, Workers, cached_cut, check
 from ..layouts.text import WORDS, parse_layout
 from ..runtime.errors import ArgumentError
 from .catalog import Catalog, Shape
+from .progress import Preparation
 from .styles import HOOK, WHOLE_MODULE, Style, style_named, style_of
 
 MOST_NAMES = 10  # parameters that one error lists
@@ -100,6 +101,7 @@ class Resolved:
         """
         total = 0
         for name, entry in self.catalog.entries.items():
+            Preparation.count("counting the bytes of shard")
             held = self.cut(name, rank)
             if held is not None:
                 total += held.numel * entry.loaded_as(dtype).itemsize
@@ -316,6 +318,7 @@ class Plan:
         unmatched, wrong = [], []
         used: set[Rule] = set()
         for name, entry in catalog.entries.items():
+            Preparation.count("laying out tensor")
             found = self.find(name, entry.shape)
             if found is None:
                 unmatched.append(name)

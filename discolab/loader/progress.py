@@ -2,8 +2,11 @@
 
 A worker counts in a `Meter`, and says so ten times a second at most. Where it shares the session's
 memory it writes to the session's `Board` itself; from another process the count comes over its
-link, to the service below. `_boards` is a dict of which single operations are used; each rank's
-number is written by that worker's thread, or by the reader thread, alone.
+link, to the service below. What comes before any byte lands, and takes long where there are many
+tensors, is said in a line (`Preparation`).
+
+`_boards` is a dict of which single operations are used; each rank's number is written by that
+worker's thread, or by the reader thread, alone. A `Preparation` is of one thread.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -19,6 +23,7 @@ from ..runtime.services import SERVICES, Service
 from ..runtime.worker import Worker
 
 _EVERY = 0.1  # seconds between two reports
+_LOOK_EVERY = 100  # tensors after which a preparation looks at the clock
 SHOW_AFTER = 1.0  # seconds after which there are bars
 LEAST = 1 << 20  # bytes: for less there are none, however slow the machine
 
@@ -113,6 +118,98 @@ class TextBars:
 
 bars: list[Callable[[str, Sequence[int], float], Bars]] = [TextBars]
 """How bars are made, the last one counts: a notebook adds its own."""
+
+
+class Line(Protocol):
+    """What shows a line of text in place."""
+
+    def draw(self, text: str) -> None:
+        """Show another text."""
+
+    def close(self) -> None:
+        """There is no more to show."""
+
+
+class TextLine:
+    """A line on stderr."""
+
+    def __init__(self) -> None:
+        self._width = 0
+
+    def draw(self, text: str) -> None:
+        """See `Line`."""
+        sys.stderr.write(f"\r{text.ljust(self._width)}")
+        sys.stderr.flush()
+        self._width = len(text)
+
+    def close(self) -> None:
+        """See `Line`."""
+        sys.stderr.write("\n")
+
+
+lines: list[Callable[[], Line]] = [TextLine]
+"""How lines are made, the last one counts: a notebook adds its own."""
+
+
+class Preparation:
+    """Says what a thread is doing with an index, if it takes more than a second.
+
+    Whoever goes through the tensors counts them, with `count`; that is nothing where nobody shows
+    it. One that is within another counts for that one.
+
+    Parameters
+    ----------
+    what
+        What is being prepared: "loading".
+    show
+        Whether to say it.
+    """
+
+    _of_thread = threading.local()
+
+    def __init__(self, what: str, show: bool) -> None:
+        self._what, self._show = what, show
+        self._doing, self._count, self._look_at = "", 0, _LOOK_EVERY
+        self._began, self._drawn_at = time.monotonic(), 0.0
+        self._line: Line | None = None
+
+    def __enter__(self) -> Preparation:
+        if self._show and getattr(self._of_thread, "shown", None) is None:
+            self._of_thread.shown = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if getattr(self._of_thread, "shown", None) is self:
+            self._of_thread.shown = None
+            if self._line is not None:
+                self._line.draw(self._text())
+                self._line.close()
+
+    @classmethod
+    def count(cls, doing: str) -> None:
+        """One more tensor, of which this thread is `doing` something."""
+        self: Preparation | None = getattr(cls._of_thread, "shown", None)
+        if self is None:
+            return
+        if doing is not self._doing:
+            self._doing, self._count, self._look_at = doing, 0, 1
+        self._count += 1
+        if self._count >= self._look_at:
+            self._look_at = self._count + _LOOK_EVERY
+            self._look()
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now - self._began <= SHOW_AFTER or now - self._drawn_at < _EVERY:
+            return
+        self._drawn_at = now
+        if self._line is None:
+            self._line = lines[-1]()
+        self._line.draw(self._text())
+
+    def _text(self) -> str:
+        seconds = time.monotonic() - self._began
+        return f"{self._what}: {self._doing} {self._count:,} ({seconds:.0f} s)"
 
 
 class Meter:

@@ -1,5 +1,7 @@
 """Bars of loads and saves in a notebook: a line of text for each worker, in place.
 
+And what is said before, while the index is read.
+
 Text, so that they need no widgets and are there in a saved notebook.
 """
 
@@ -68,9 +70,36 @@ class NotebookBars:
         return {"text/plain": "\n".join(lines)}
 
 
+class NotebookLine:
+    """See `loader.progress.Line`."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def draw(self, text: str) -> None:
+        """See `Line`."""
+        shown = {"text/plain": text}
+        if self._handle is None:
+            self._handle = display(shown, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._handle.update(shown, raw=True)
+
+    def close(self) -> None:
+        """See `Line`: it stays."""
+
+
+def _is_terminal() -> bool:
+    return getattr(get_ipython(), "kernel", None) is None
+
+
+def make_line() -> progress.Line:
+    """A line for where we are."""
+    return progress.TextLine() if _is_terminal() else NotebookLine()
+
+
 def make(what: str, totals: Sequence[int], elapsed: float) -> progress.Bars:
     """Bars for where we are: in a notebook's kernel, or in IPython's terminal."""
-    if getattr(get_ipython(), "kernel", None) is None:
+    if _is_terminal():
         return progress.TextBars(what, totals, elapsed)
     return NotebookBars(what, totals, elapsed)
 
@@ -79,9 +108,11 @@ def install() -> None:
     """Have loads and saves show these."""
     if make not in progress.bars:
         progress.bars.append(make)
+        progress.lines.append(make_line)
 
 
 def uninstall() -> None:
     """Have them show what they did before."""
     if make in progress.bars:
         progress.bars.remove(make)
+        progress.lines.remove(make_line)

@@ -88,6 +88,7 @@ class Loading:
         from ..loader.loading import load, resolve
         from ..loader.plan import Plan
         from ..loader.presharded import logical
+        from ..loader.progress import Preparation
         from ..loader.showing import Shown, as_dtype, chosen_names
 
         sess = self._sessions.free(session)
@@ -95,7 +96,8 @@ class Loading:
         wanted = as_dtype(dtype)
         typed = self.plan_of(plan)
         given = None if typed is None else Plan.of(typed)
-        catalog = logical(open_checkpoint(os.path.expanduser(path)), given)
+        with Preparation("loading", True):
+            catalog = logical(open_checkpoint(os.path.expanduser(path)), given)
         names = None if params is None else chosen_names(catalog, params)
         if dry_run:
             return Shown.of(resolve(sess, catalog, given, names), wanted)

@@ -1,5 +1,6 @@
 """One worker started afresh: what is restored, what is lost and said, and that the others go on."""
 
+import importlib.util
 import os
 import random
 import re
@@ -28,13 +29,15 @@ from discolab import (
     rpc,
 )
 from discolab.debugger import debugger_of
-from discolab.engines import SocketSession
+from discolab.engines import RaySession, SocketSession
 from discolab.engines.remote_session import RemoteSession
 from discolab.engines.threads import ThreadedSession
 from discolab.runtime import restart
 from discolab.runtime.channel import Ticket
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+HAVE_RAY = importlib.util.find_spec("ray") is not None
+RAY: dict[str, Any] = {"devices": "cpu", "timeout": 60, "start_timeout": 300}
 
 
 @pytest.fixture(params=["threads", "processes"])
@@ -639,7 +642,7 @@ def test_what_was_asked_of_the_dead_is_answered(respawning: ProcessSession) -> N
 
 
 def wait_for_restart(session: Session, count: int = 1) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + (90 if session.engine == "ray" else 5)
     while session.restarts_made < count:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -727,6 +730,93 @@ def test_a_worker_of_a_node_is_replaced_by_its_node(two_nodes: SocketSession, ra
         own.debug_get_from_remote(rank)
 
 
+# -- Ray: another actor takes the place -------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def actors() -> Iterator[Session]:
+    if not HAVE_RAY:
+        pytest.skip("needs Ray")
+    with make_session(3, "ray", **RAY) as session:
+        yield session
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "check",
+    [
+        test_a_lost_value_says_what_it_was_and_who_made_it,
+        test_what_was_broadcast_is_copied_from_another_worker,
+        test_pushed_variables_are_pushed_again_as_they_were,
+        test_collectives_meet_again_small_and_large,
+        test_calls_are_counted_as_on_the_others,
+        test_a_worker_that_lives_is_restarted_too,
+        test_interrupts_reach_a_new_worker,
+        test_a_member_that_died_ends_what_waits_for_it,
+    ],
+)
+def test_the_same_with_actors(actors: Session, check: Callable[[Session], None]) -> None:
+    check(actors)
+    _settle(actors)
+
+
+@pytest.mark.slow
+def test_a_new_actor_is_as_the_one_before(
+    actors: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """One that is stopped is killed; what the new one writes comes here, it is where we are."""
+    before, folder = actors.processes()[1], os.getcwd()
+    os.kill(before, signal.SIGSTOP)
+    os.chdir(tmp_path)
+    try:
+        result = actors.restart_worker(1)
+    finally:
+        os.chdir(folder)
+    assert f"(pid {before} on " in result.why or "killed by restart_worker" in result.why
+    assert not os.path.exists(f"/proc/{before}") or _state(before) == "Z"
+
+    def facts() -> Any:
+        if my_rank() == 1:
+            os.write(1, b"written by C\n")
+        worker = current_worker()
+        return worker.local_worker_id, os.getpid(), worker.link.host  # type: ignore[union-attr]
+
+    place, pid, host = actors.call_packed(facts).debug_get_from_all()[1]
+    assert (place, host) == (1, "127.0.0.1")
+    assert pid == actors.processes()[1] == actors._actors.facts[1]["pid"] != before
+    text = ""
+
+    def written() -> bool:
+        nonlocal text
+        text += capsys.readouterr().out
+        return "written by C" in text
+
+    _until(written)
+    assert actors.call_packed(os.getcwd).debug_get_from_all() == [folder] * 3
+    assert len(actors._actors._actors) == 2  # nothing is kept of those before
+
+
+def _state(pid: int) -> str:
+    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+        return file.read().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.slow
+def test_an_actor_that_ray_ends_is_replaced_and_no_room_is_told(
+    actors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    ray.kill(actors._actors._by_rank[2].handle)
+    _until(lambda: 2 in actors._connections.lost)
+    with monkeypatch.context() as patch:  # its slot is taken, as it were
+        patch.setattr(actors, "_start_timeout", 0.5)
+        with pytest.raises(DiscoError, match=r"another Ray actor, worker 2, did not start within"):
+            actors.restart_worker(2)
+    assert "was ended by ray.kill" in actors.restart_worker(2).why
+    assert actors.call_packed(my_rank).debug_get_from_all() == [0, 1, 2]
+
+
 # -- many deaths -------------------------------------------------------------------------------
 
 
@@ -736,14 +826,18 @@ def test_a_worker_of_a_node_is_replaced_by_its_node(two_nodes: SocketSession, ra
         ("processes", 1, 20),
         pytest.param("processes", 2, 100, marks=pytest.mark.slow),
         pytest.param("sockets", 3, 100, marks=pytest.mark.slow),
+        pytest.param("ray", 4, 20, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_deaths_at_random_moments_cost_one_worker_each(on: str, seed: int, deaths: int) -> None:
     """Whatever dies when: the session goes on, what is restored is equal, nothing is left."""
     chance = random.Random(seed)
-    session: ProcessSession | SocketSession
-    if on == "processes":
+    session: RemoteSession
+    if on == "ray":
+        pytest.importorskip("ray")
+        session = RaySession(3, **RAY, respawn=True)
+    elif on == "processes":
         session = ProcessSession(3, devices="cpu", timeout=20, respawn=True)
     else:
         session = SocketSession(2, 2, devices="cpu", timeout=20, spawn_nodes=True, respawn=True)
@@ -772,7 +866,8 @@ def test_deaths_at_random_moments_cost_one_worker_each(on: str, seed: int, death
             result = session.restarts[-1]
             assert result.rank == rank
             assert equal.reg_id in restored(result)
-        assert slowest < 2 or deaths > 20
+        print(f"the slowest restart took {slowest:.1f} s")
+        assert slowest < 2 or deaths > 20 or on == "ray"
         assert session.statistics().live_registers <= registers + 1
         session._registers.validate()
         _until(lambda: len(os.listdir("/dev/fd")) <= fds + 2)

@@ -26,6 +26,7 @@ from ...runtime.errors import ArgumentError
 from ...runtime.interrupts import shield
 from ..catalog import Catalog, Entry, File, Piece
 from ..errors import CheckpointError
+from ..progress import Preparation
 
 MAX_NUMBER: Final = 2**63
 MAX_DIMS: Final = 64
@@ -565,6 +566,7 @@ class Builder:
         CheckpointError
             If the name is there, or the pieces do not tile the shape.
         """
+        Preparation.count("checking the index, tensor")
         name_ok(name, self.index)
         if name in self.entries:
             raise CheckpointError(self.index, "is there twice", name)

@@ -18,6 +18,7 @@ import torch
 from ..arrangement import Arranged, NewFile, Record, Slot
 from ..catalog import Catalog
 from ..errors import CheckpointError
+from ..progress import Preparation
 from .checks import (
     MAX_INDEX_BYTES,
     SAFETENSORS,
@@ -119,6 +120,7 @@ def read_header(path: Path, parameter: str | None = None) -> Header:
 
 
 def _stored(about: Any, path: Path, name: str, begin: int) -> Stored:
+    Preparation.count("reading the index, tensor")
     dtype = dtype_of(SAFETENSORS, member(about, "dtype", str, path, name), path, name)
     shape = shape_of(member(about, "shape", list, path, name), dtype, path, name)
     offsets = member(about, "data_offsets", list, path, name)
