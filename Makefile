@@ -25,6 +25,8 @@ JOBS ?= 2
 # More arguments for JupyterLab: make lab LAB_ARGS="--no-browser --port 9999"
 LAB_ARGS ?=
 # How long `make soak` uses each engine, and the seed of its first: make soak SECONDS=3600 SEED=1
+# Others, as Ray: make soak ENGINES=ray
+ENGINES ?= threads processes sockets
 SECONDS ?= 600
 SEED ?= $(shell date +%s)
 # Only some of the pictures: make pictures ONLY="dref registers"
@@ -129,7 +131,7 @@ units: $(STAMP)
 	$(call RUN_UNITS,-m 'not browser')
 
 soak: $(STAMP) ## use discolab at random, SECONDS on each engine: threads, processes, sockets
-	@for engine in threads processes sockets; do \
+	@for engine in $(ENGINES); do \
 	  OMP_NUM_THREADS=1 "$(BIN)/python" -m tests.soak $$engine $(SECONDS) $(SEED); \
 	done
 

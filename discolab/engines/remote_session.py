@@ -106,6 +106,7 @@ class RemoteSession(Session):
         self._owner = os.getpid()
         _sessions.add(self)
         self._path, self._folder = list(sys.path), _folder()
+        self._path_told = self._folder_told = False  # whether workers have followed to another one
 
     def _begin(self) -> None:
         """Start all workers, and wait until they are there; on any failure end them all."""
@@ -301,10 +302,10 @@ class RemoteSession(Session):
 
     def _encode_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if sys.path != self._path:  # a folder was added since: modules may come from it
-            self._path, self._folder = list(sys.path), _folder()
+            self._path, self._path_told = list(sys.path), True
             self.call_without_result(follow_path, self._path)
         if (folder := _folder()) != self._folder:
-            self._folder = folder
+            self._folder, self._folder_told = folder, True
             self.call_without_result(follow_to, folder)
         what, given, named, bind, site = super()._encode_call(func, args, kwargs)
         # encoded here: what can't be sent is an error before anything is sent
@@ -467,6 +468,10 @@ class RemoteSession(Session):
         first: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = []
         if self._dtype is not torch.float32:
             first.append(("the default dtype", torch.set_default_dtype, (self._dtype,)))
+        if self._path_told:
+            first.append(("to look for modules", follow_path, (self._path,)))
+        if self._folder_told:
+            first.append(("to work in the folder", follow_to, (self._folder,)))
         for name, function in self._registered.items():
             what = f"to register {name!r}"
             first.append((what, functions.register_there, (name, function)))

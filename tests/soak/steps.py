@@ -77,8 +77,10 @@ class World:
         self.axes: dict[str, list[list[int]]] = {}
         self.session: Session = self._start(1)
 
-    def _start(self, groups: int) -> Session:
+    def _start(self, groups: int, respawn: bool = False) -> Session:
         options = OPTIONS.get(self.engine, {})
+        if respawn and self.engine != "threads":
+            options = {**options, "respawn": True}
         self.session = made = make_session(
             WORKERS, self.engine, devices="cpu", num_groups=groups, timeout=PATIENCE, **options
         )
@@ -88,7 +90,7 @@ class World:
         gc.collect()
         made.sync_all()
         self.registers = made.statistics().live_registers
-        self.stepped = self.called_by_rpc = False
+        self.stepped = False
         return made
 
     def _forget(self) -> None:
@@ -237,7 +239,6 @@ class World:
     def rpc(self, seed: int, to: int) -> None:
         a = work.values(seed, 0, 7)
         twice = (a + a) % work.MODULUS
-        self.called_by_rpc = True
         expect(self.session.rpc.rpc_sync(to, work.combine, ("add", a, a)), twice, "rpc_sync")
         reference = self.session.rpc.remote(to, work.combine, ("add", a, a))
         expect(reference.to_here(), twice, "to_here")
@@ -375,10 +376,11 @@ class World:
         return self.session.call_packed(function, argument)
 
     def kill(self, rank: int) -> None:
-        """Kill a worker's process; then a new worker, or a new session where there is no such."""
+        """Kill a worker's process; another one takes its place, by itself or on request."""
         if self.engine == "threads":
             return
         self.settle()
+        restarts = self.session.restarts_made
         os.kill(self.pids[rank], signal.SIGKILL)
         deadline = time.monotonic() + PATIENCE
         while True:
@@ -389,15 +391,39 @@ class World:
                 break
             if time.monotonic() > deadline:
                 raise Fault(f"the death of worker {rank} was never told")
-        if not self.called_by_rpc:  # else a new worker takes no part in rpc
-            self._forget()
+        if not getattr(self.session, "respawn", False):
             self.session.restart_worker(rank)
-            self.settle()
-            self.pids = self.session.call_packed(work.pid).debug_get_from_all()
+        while self.session.restarts_made == restarts:
+            if time.monotonic() > deadline + PATIENCE:
+                raise Fault(f"worker {rank} was not replaced")
+            time.sleep(0.002)
+        self._is_another(rank)
+
+    def restart(self, rank: int, busy: bool) -> None:
+        """Start a worker afresh that lives; it may be computing."""
+        if rank == 0 and self.engine != "threads":
             return
-        self._forget()
-        self.session.shutdown(cancel=True)
-        self._start(1)
+        self.settle()
+        if busy:
+            self.session.call_without_result(work.busy_at, rank)
+        self.session.restart_worker(rank)
+        self._is_another(rank)
+
+    def _is_another(self, rank: int) -> None:
+        """The others hold what they held; that one holds the same or says that it was lost."""
+        for name, ref in self.refs.items():
+            for place in range(WORKERS):
+                try:
+                    found = ref.debug_get_from_remote(place)
+                except WorkerError as exc:
+                    lost = place == rank and "was lost with it" in str(exc)
+                    expect(lost, True, f"that {name} of worker {place} was lost: {exc}")
+                else:
+                    expect(found, self.values[name][place], f"{name} of worker {place}")
+        self.refs.clear()
+        self.values.clear()
+        self.settle()
+        self.pids = self.session.call_packed(work.pid).debug_get_from_all()
 
     # -- sessions --------------------------------------------------------------------------------
 
@@ -408,9 +434,9 @@ class World:
         world = self.axes["world"]
         self.axes = {"world": world, "dp": grid.t().tolist(), "tp": grid.tolist()}
 
-    def new_session(self, groups: int, cancel: bool) -> None:
+    def new_session(self, groups: int, cancel: bool, respawn: bool) -> None:
         self.session.shutdown(cancel=cancel)
-        self._start(groups)
+        self._start(groups, respawn)
 
     def round_ends(self) -> None:
         """All values are right, and once they are dropped no register is left."""
@@ -434,7 +460,6 @@ class World:
             self.session.call_without_result(_collect)
 
     def _rpc_counts(self) -> list[dict[str, int]]:
-        self.called_by_rpc = True
         return [self.session.rpc.debug_info(rank) for rank in range(-1, WORKERS)]
 
 
@@ -514,14 +539,17 @@ ARGUMENTS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
         "what": r.choice(["calls", "snapshots", *work.BLOCKING]), "delay": _delay(r),
     },
     "kill": lambda r: {"rank": r.randrange(1, WORKERS)},
+    "restart": lambda r: {"rank": r.randrange(WORKERS), "busy": r.random() < 0.5},
     "mesh": lambda r: {"dp": r.choice([1, 2, 4])},
-    "new_session": lambda r: {"groups": r.choice([1, 2]), "cancel": r.random() < 0.5},
+    "new_session": lambda r: {
+        "groups": r.choice([1, 2]), "cancel": r.random() < 0.5, "respawn": r.random() < 0.5,
+    },
     "round_ends": lambda r: {},
 }  # fmt: skip
 WEIGHTS = {
     "make": 10, "combine": 10, "change": 6, "drop": 5, "check": 12, "reduce": 10, "push": 2,
     "threads": 3, "program": 5, "step_through": 1, "rpc": 3, "save_and_load": 2, "snapshot": 2,
-    "fail": 4, "interrupt": 3, "time_out": 2, "ctrl_c": 4, "kill": 0.4, "mesh": 1,
+    "fail": 4, "interrupt": 3, "time_out": 2, "ctrl_c": 4, "kill": 0.4, "restart": 0.4, "mesh": 1,
     "new_session": 0.5, "round_ends": 1.5,
 }  # fmt: skip
 

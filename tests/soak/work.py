@@ -56,6 +56,11 @@ def busy(seconds: float) -> None:
         sum(range(1000))
 
 
+def busy_at(rank: int) -> None:
+    if current_worker().rank == rank:
+        busy(1000)
+
+
 def asleep(seconds: float) -> None:
     time.sleep(seconds)
 
