@@ -96,12 +96,12 @@ class Loading:
         wanted = as_dtype(dtype)
         typed = self.plan_of(plan)
         given = None if typed is None else Plan.of(typed)
-        with Preparation("loading", True):
-            catalog = logical(open_checkpoint(os.path.expanduser(path)), given)
-        names = None if params is None else chosen_names(catalog, params)
-        if dry_run:
-            return Shown.of(resolve(sess, catalog, given, names), wanted)
         try:
+            with Preparation("loading", True):
+                catalog = logical(open_checkpoint(os.path.expanduser(path)), given)
+            names = None if params is None else chosen_names(catalog, params)
+            if dry_run:
+                return Shown.of(resolve(sess, catalog, given, names), wanted)
             loaded = load(
                 sess,
                 catalog,

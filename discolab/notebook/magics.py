@@ -119,7 +119,7 @@ defaults that can be set for all sessions: engine, timeout, heartbeat, statistic
             "--respawn",
             action="store_true",
             default=None,
-            help="processes, sockets: a worker that dies is replaced at once",
+            help="processes, sockets, ray: a worker that dies is replaced at once",
         ),
         argument(
             "--timeout",

@@ -175,3 +175,26 @@ def test_a_load_of_more_than_a_second_has_a_bar_for_each_worker(nb: Any, tmp_pat
         f"loading, worker {rank}: 100%" for rank in range(4)
     ]
     assert all("1.41M/1.41M" in line and "B/s" in line for line in lines)
+
+
+MANY_STEPS = """
+from discolab.loader import progress
+was = progress.SHOW_AFTER, progress._EVERY
+progress.SHOW_AFTER = progress._EVERY = 0.0
+"""
+
+
+def test_a_large_index_is_said_to_be_read_in_a_line_of_its_own(nb: Any, tmp_path: Path) -> None:
+    save_file({f"w{i}": torch.ones(1) for i in range(250)}, tmp_path / "m.safetensors")
+    nb.ok(MANY_STEPS)
+    try:
+        shown = nb.ok(f"%disco_load {tmp_path}").updates
+    finally:
+        nb.ok("progress.SHOW_AFTER, progress._EVERY = was")
+    texts = [update["text/plain"] for update in shown]
+    for step in (
+        "reading the index, tensor 101",
+        "checking the index, tensor 101",
+        "naming tensor",
+    ):
+        assert any(text.startswith(f"loading: {step}") for text in texts), texts
