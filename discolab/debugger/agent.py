@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 SERVICE = "debugger"
 CONTROLLER = "discolab.debugger.controller"  # in `shared`, where the controller is in this process
 _AGENTS = "discolab.debugger.agents"
+_DEBUGGER = "the debugger at"
+STANDS = f"for {_DEBUGGER}"  # with which the status of a worker that stands begins
 ALONE = "a value is worked out for the debugger"
 
 
@@ -46,7 +48,7 @@ class Standing:
         self._at = arrival.here
 
     def __str__(self) -> str:
-        return f"the debugger at {place(self._at.file, self._at.line)}"
+        return f"{_DEBUGGER} {place(self._at.file, self._at.line)}"
 
 
 class DebugAgent:

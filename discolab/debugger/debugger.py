@@ -592,9 +592,14 @@ def debugger_of(session: Session) -> Debugger:
     """
     if not isinstance(session, Session):
         raise ArgumentError(f"a debugger is of a session, got {session!r:.60}")
-    known = _debuggers.get(session)
-    found = known() if known is not None else None
+    found = known_debugger(session)
     if found is None:
         found = Debugger(session)
         _debuggers[session] = weakref.ref(found)
     return found
+
+
+def known_debugger(session: Session) -> Debugger | None:
+    """The debugger of a session, None if nobody has asked for it yet."""
+    known = _debuggers.get(session)
+    return known() if known is not None else None

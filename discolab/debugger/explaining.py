@@ -1,15 +1,16 @@
 """What went wrong last on a session, in a few lines, from what is recorded.
 
 The sources: the failed calls that each worker keeps, the ledger and the board of collectives (by
-the doctor), what the workers do now, and what their variables were after each cell
-(`fingerprints`). All of them are read from beside the workers, so this works while they hang. A
-line says what is known; what is inferred says "perhaps".
+the doctor), what the workers do now, where they stand in the debugger, and what their variables
+were after each cell (`fingerprints`). All of them are read from beside the workers, so this works
+while they hang. A line says what is known; what is inferred says "perhaps".
 """
 
 from __future__ import annotations
 
 import ast
 import linecache
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,14 +27,22 @@ from ..runtime.status import WorkerStatus
 from ..runtime.user_code import is_user_file
 from ..runtime.worker import Worker
 from ..views.parts import Line, Part, Role, Text, VStack
+from .agent import STANDS
+from .debugger import known_debugger
 from .fingerprints import RANDOM, UNKNOWN, Entry, record_of
 from .frames import user_frames
+from .lockstep import PAUSED
 
 _WITH_FRAMES = ("the cell", "the script")  # commands of which the frames are kept (post_mortem.py)
-_MOST_LINES = 6
+_MOST_LINES = 5
 _MOST_WORDS = 300  # characters of an error
 _MOST_DIFFERENCES = 3
 _MOST_NAMES = 3
+_LATE = "WaitTimeoutError"
+_ACCOUNTED = ("CollectiveError", _LATE)  # whose text says what each member did
+_SITE = re.compile(r", line \d+|:\d+")
+_FAILED_THERE = {"assert": " failed ", "raised": " raised ", "non-finite": ": "}
+_WHERE_THEY_STAND = "%disco_where shows the variables there, %disco_continue goes on"
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
@@ -111,21 +120,26 @@ def explain(session: Session) -> Explanation:
     failures = _last_failures(session, [f for kept, *_ in told.values() for f in kept])
     entries = {rank: entries for rank, (_, entries, *_) in sorted(told.items())}
     places = {rank: place(*here) for rank, (*_, here) in told.items() if here}
+    stands, failing = _standing(session)
     deaths, hang = _deaths(session, found.workers), _hang(found, places)
-    facts = [*deaths, *hang]
+    facts = [*deaths, *stands, *hang]
     over = max((last for _, _, last, _ in told.values()), default=-1)
     earlier = any(over > failure.call for failure in failures)
-    if not hang and not (earlier and all(failure.interrupted for failure in failures)):
+    stopped = earlier and all(failure.interrupted for failure in failures)
+    if not (hang or stands or stopped):
         failed_calls = _failure(failures, found)
         if failed_calls and earlier:  # other cells have ended since
             failed_calls[0] = replace(failed_calls[0], text=f"earlier: {failed_calls[0].text}")
         facts += failed_calls
-    failed = bool(facts)
+    # who waits for one that stands in the debugger has not failed
+    failed = bool(failing or deaths or (facts and not stands))
     values = _with_nan(entries) + _differences(entries)
     facts += values + _drawn_apart(entries)
     if not failed:
         facts.insert(0, Fact("nothing has failed"))
-    advice = "" if earlier or not failed else _advice(failures, found)
+    advice = _WHERE_THEY_STAND if stands else ""
+    if failed and not earlier and not stands:
+        advice = _advice(failures, found)
     return Explanation(found.title, tuple(facts[:_MOST_LINES]), advice, failed)
 
 
@@ -148,9 +162,31 @@ def _deaths(session: Session, workers: Sequence[WorkerStatus]) -> list[Fact]:
     return [Fact(session._deaths([rank]).splitlines()[0]) for rank in dead]
 
 
+def _standing(session: Session) -> tuple[list[Fact], bool]:
+    """Who stands where in the debugger, and why; whether something has failed there."""
+    debugger = known_debugger(session)
+    stop = debugger.stop if debugger is not None and debugger.is_paused else None
+    groups: dict[tuple[str, str, str], list[int]] = {}
+    for worker in stop.workers if stop is not None else ():
+        if worker.state == PAUSED:
+            here = worker.stack[-1]
+            key = (worker.reason, worker.note[:_MOST_WORDS], place(here.file, here.line))
+            groups.setdefault(key, []).append(worker.rank)
+    facts = []
+    # what has failed comes before those who have stopped for it
+    for (reason, note, site), ranks in sorted(
+        groups.items(), key=lambda group: group[0][0] not in _FAILED_THERE
+    ):
+        text = f"{name_ranks(ranks)}{_FAILED_THERE.get(reason, '')}{note}"
+        if reason not in _FAILED_THERE:
+            verb, why = "stands" if len(ranks) == 1 else "stand", note or reason
+            text = f"{name_ranks(ranks)} {verb} in the debugger" + (f": {why}" if why else "")
+        facts.append(Fact(text, site))
+    return facts, any(reason in _FAILED_THERE for reason, *_ in groups)
+
+
 def _hang(found: Diagnosis, places: Mapping[int, str]) -> list[Fact]:
     """Who waits for whom now, and what those do that are waited for."""
-    busy = {s.rank: s for s in found.workers if s.state not in ("idle", "dead", "ended")}
     facts: list[Fact] = []
     edges: dict[Any, list[Edge]] = {}
     for edge in found.waits:
@@ -158,20 +194,26 @@ def _hang(found: Diagnosis, places: Mapping[int, str]) -> list[Fact]:
             edges.setdefault((edge.whom, edge.what, edge.site), []).append(edge)
     waited = {rank for edge in found.waits for rank in edge.whom}
     waiting = {edge.rank for edge in found.waits}
-    for status in busy.values():
-        if status.rank in waiting:
+    busy: dict[tuple[str, str], list[WorkerStatus]] = {}
+    for status in found.workers:
+        if status.state in ("idle", "dead", "ended") or status.rank in waiting:
             continue
-        if edges and status.rank not in waited:
+        if (edges and status.rank not in waited) or status.detail.startswith(STANDS):
             continue
+        site = places.get(status.rank, "")
+        doing = f"{status.state} {status.detail.removesuffix(f' at {site}')}".strip()
+        busy.setdefault((doing, site), []).append(status)
+    for (doing, site), alike in busy.items():
+        verb = "is" if len(alike) == 1 else "are"
+        seconds = min(status.seconds for status in alike)
+        since = f", since {seconds:.0f} s" if seconds >= 1 else ""
         outside = ", outside any collective" if edges else ""
-        since = f", since {status.seconds:.0f} s" if status.seconds >= 1 else ""
-        doing = f"{status.state} {status.detail}".strip()
-        words = f"worker {status.rank} is {doing}{since}{outside}"
-        facts.append(Fact(words, places.get(status.rank, "")))
+        ranks = name_ranks(status.rank for status in alike)
+        facts.append(Fact(f"{ranks} {verb} {doing}{since}{outside}", site))
     for (whom, what, site), group in edges.items():
-        ranks = [edge.rank for edge in group]
-        verb = "waits" if len(ranks) == 1 else "wait"
-        facts.append(Fact(f"{name_ranks(ranks)} {verb} for {name_ranks(whom)} in {what}", site))
+        ranks = name_ranks(edge.rank for edge in group)
+        verb = "waits" if len(group) == 1 else "wait"
+        facts.append(Fact(f"{ranks} {verb} for {name_ranks(whom)} in {what}", site))
     for cycle in found.deadlocks:
         facts.insert(0, Fact(f"{name_ranks(cycle)} wait for each other: none can go on"))
     return facts
@@ -188,11 +230,15 @@ def _failure(failures: Sequence[Failure], found: Diagnosis) -> list[Fact]:
     facts: list[Fact] = []
     together: dict[Any, list[Failure]] = {}  # where collectives don't fit all are told the same
     for number, group in enumerate(fold(causes)):
-        key = group[0].headline if group[0].type_name == "CollectiveError" else number
+        key = group[0].headline if group[0].type_name in _ACCOUNTED else number
         together.setdefault(key, []).extend(group)
     for alike in together.values():
         facts += _cause(alike)
     victims = [f for f in failures if f.victim and not f.interrupted]
+    late = [f.headline.partition(" waiting for ")[2] for f in causes if f.type_name == _LATE]
+    given_up = [title.partition("\n")[0] for title in late if title]
+    # of whom the account of one that gave up has told whether they had come
+    victims = [f for f in victims if not any(title in f.headline for title in given_up)]
     for group in fold(victims):
         ranks = [failure.rank for failure in group]
         what = group[0].headline.splitlines()[0].removeprefix("CollectiveAborted: ")
@@ -211,13 +257,22 @@ def _cause(group: Sequence[Failure]) -> list[Fact]:
     head, *more = first.headline.splitlines() or [first.type_name]
     head = head[:_MOST_WORDS]
     where = _place_of(first)
+    accounts = [_account(line.strip()) for line in more if line.strip()][:4]
     if first.type_name == "CollectiveError":
-        head = head.removeprefix("CollectiveError: ")
-        accounts = [line.strip() for line in more if line.strip()]
-        return [Fact(head, where), *(Fact(line) for line in accounts[:4])]
+        return [Fact(head.removeprefix("CollectiveError: "), where), *accounts]
+    if first.type_name == _LATE and accounts:
+        return [Fact(f"{ranks} {head.removeprefix(f'{_LATE}: ')}", where), *accounts]
     if _is_out_of_memory(first):
         return [Fact(f"{ranks} ran out of memory: {head}", where)]
     return [Fact(f"{ranks} raised {head}", where)]
+
+
+def _account(line: str) -> Fact:
+    """What a member did, and where: ``worker 2: called barrier at Cell In[3], line 4, in f``."""
+    text, at, site = line.rpartition(" at ")
+    if not at or not _SITE.search(site):
+        return Fact(line)
+    return Fact(text, site.removesuffix(", in <module>"))
 
 
 def _is_out_of_memory(failure: Failure) -> bool:

@@ -30,7 +30,8 @@ def lines(kernel: Kernel) -> list[str]:
     assert title.startswith("explain · sess: 3 workers")
     words = html.unescape(re.sub(r"<[^>]*>", "", shown.data[-1]["text/html"]))
     assert all("".join(line.split()) in "".join(words.split()) for line in rest)
-    assert len(rest) <= 7
+    assert sum(line[:1].isdigit() for line in rest) <= 5
+    assert all(line[:1].isdigit() for line in rest[:-1])
     return rest
 
 
@@ -84,8 +85,8 @@ def test_collectives_that_do_not_fit(
     told = lines(three)
     head = f"1. collective #1 in workers 0-2: members disagree on {what}"
     assert told[0].startswith(head)
-    assert f"{first} at {cell}, line 2" in told[1]
-    assert f"{second} at {cell}, line 2" in told[2]
+    assert told[1] == f"2. {first} · {cell}, line 2"
+    assert told[2] == f"3. {second} · {cell}, line 2"
     assert len(told) == 4
 
 
@@ -95,6 +96,62 @@ def test_one_never_comes(three: Kernel) -> None:
     assert "all_reduce #1 of float32[3] in workers 0-2 can't complete" in told[0]
     assert "worker 0: finished the call without it" in told[1]
     assert "workers 1-2: called all_reduce(sum)" in told[2]
+
+
+def test_one_gives_up_waiting(three: Kernel) -> None:
+    code = "if rank == 2: time.sleep(2)\nccl.all_reduce(torch.ones(3), timeout=0.5)"
+    cell = number(three.fails(f"%%disco\nimport time\n{code}"))
+    told = lines(three)
+    assert re.match(r"1. workers? (0|1|0-1) gave up after 0.5 s waiting for all_reduce #", told[0])
+    assert told[0].endswith(f"in workers 0-2 (missing: worker 2) · {cell}, line 4")
+    assert told[1] == f"2. workers 0-1: called all_reduce(sum) of float32[3] · {cell}, line 4"
+    # what it did, not what it met when it came too late
+    assert told[2] == "3. worker 2: has not come to it yet: waiting for time.sleep(2) in the cell"
+    assert told[3:] in ([], ["%disco_pm 0 shows the variables where it was raised"],
+                        ["%disco_pm 1 shows the variables where it was raised"])  # fmt: skip
+
+
+def test_an_assertion_at_which_the_workers_stand(three: Kernel) -> None:
+    three.ok("%disco_restart")
+    code = "%%disco\nx = torch.ones(2)\nx[0] += rank == 1\ndisco_assert(x, 'replicated')"
+    three.fails(code)
+    fact = (
+        "workers 0-2 failed disco_assert(x, 'replicated'): workers 0, 2 hold one value, worker 1 "
+        "another; largest difference 1 at [0] (1 on worker 0, 2 on worker 1), 1 of 2 elements there"
+    )
+    first, advice = lines(three)
+    assert first.endswith(", line 4")
+    assert first.startswith(f"1. {fact} · Cell In[")
+    assert advice == "%disco_where shows the variables there, %disco_continue goes on"
+    assert three.ok("sess.explain().failed").text == "True"
+    three.fails("%disco_continue")
+    assert lines(three)[0].startswith("1. workers 0-2 raised DiscoAssertionError: disco_assert(x")
+
+
+def test_a_breakpoint_is_no_failure(three: Kernel) -> None:
+    three.ok("%disco_restart")
+    three.ok("%%disco\nif rank == 1:\n    breakpoint()\n    y = 1\nccl.barrier()")
+    told = lines(three)
+    assert told[0] == "1. nothing has failed"
+    assert re.fullmatch(
+        r"2. worker 1 stands in the debugger: breakpoint\(\) · Cell In\[\d+\], line 3", told[1]
+    )
+    assert re.fullmatch(r"3. workers 0, 2 wait for worker 1 in barrier .*, line 5", told[2]), told
+    three.ok("%disco_continue")
+    assert lines(three) == ["1. nothing has failed"]
+
+
+def test_where_nan_is_hunted_and_where_one_has_raised(three: Kernel) -> None:
+    three.ok("%disco_restart")
+    three.ok("%%disco --nan\nx = torch.zeros(2)\nif rank == 2:\n    x = x / 0")
+    (told, *_) = lines(three)
+    assert told.startswith("1. worker 2: aten.div made 2 NaN in float32[2]"), told
+    assert told.endswith("line 4")
+    three.ok("%disco_abort")
+    three.ok("%%disco --pm\nif rank == 0:\n    raise KeyError('k')")
+    (told, *_) = lines(three)
+    assert told.startswith("1. worker 0 raised KeyError: 'k' · Cell In["), told
+    three.ok("%disco_abort")
 
 
 HANG = "import time\nif rank == 2:\n    time.sleep({})\nccl.all_reduce(torch.ones(3))"
@@ -225,7 +282,7 @@ def test_a_dead_worker(three: Kernel) -> None:
     three.fails("%%disco\nimport os\nif rank == 1: os.kill(os.getpid(), 9)\n"
                 "ccl.all_reduce(torch.ones(1))")  # fmt: skip
     waits, until = (
-        "workers 0, 2: called all_reduce(sum) of float32[1] at Cell In[",
+        "workers 0, 2: called all_reduce(sum) of float32[1] · Cell In[",
         time.monotonic() + 20,
     )
     told = lines(three)
