@@ -595,7 +595,7 @@ def _layouts_of(
     if said:
         stated = {repr(each): each for each in said.values()}
         if len(stated) > 1 or len(said) < len(held):
-            return [], "DTensors of the workers disagree about how they lie"
+            return [], "DTensors of the workers disagree about their layout"
         layout = _layout_of_dtensor(next(iter(stated.values())), num_workers)
         if isinstance(layout, str):
             return [], layout

@@ -296,7 +296,9 @@ def _agreement(comparison: ProgramComparison) -> list[Part]:
         if points
     ]
     if comparison.plain:
-        counts.append(f"{comparison.plain} value{'s' * (comparison.plain > 1)} that are no tensors")
+        counts.append(
+            f"{comparison.plain} value{'s' * (comparison.plain > 1)} that are not tensors"
+        )
     parts: list[Part] = [Text(f"compared: {', '.join(counts) or 'nothing'}")]
     sums = [
         p for p in (*comparison.points, *comparison.gradients) if p.sampled and p.sampled < p.size

@@ -151,7 +151,7 @@ def _checked(
         )
     if dim is not None and (kind != "sharded" or isinstance(dim, bool) or not _is_index(dim)):
         raise ArgumentError(
-            f"{NAME}: dim={dim!r}; dim is the number of the dimension in which shards are cut, "
+            f"{NAME}: dim={dim!r}; dim is the number of the dimension that is split, "
             f"as in {NAME}(w, 'sharded', dim=0)"
         )
     for name, number in (("rtol", rtol), ("atol", atol)):

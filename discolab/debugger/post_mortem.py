@@ -175,7 +175,7 @@ def frame_kept() -> FrameType | None:
     return None if raised is None else _at(raised.frames, 0)
 
 
-@worker_function("letting frames go")
+@worker_function("releasing frames")
 def forget_there() -> None:
     """A worker function."""
     forget()
@@ -298,7 +298,7 @@ def _chosen(failed: dict[int, Any], ranks: Iterable[int] | None) -> dict[int, An
     """Of the workers that have failed those that are asked for."""
     if not failed:
         raise DebuggerError(
-            "no cell has failed since the last one began, or what was kept has been let go: use "
+            "no cell has failed since the last one began, or what was kept was released: use "
             "%disco_pm after a %%disco cell that failed, before the next one"
         )
     if ranks is None:

@@ -213,14 +213,14 @@ programs to come; a line alone is of the cell in which the workers stand.""",
 
 def _served(server: Any, args: Namespace) -> None:
     if server is None:
-        print("editors can attach no more")
+        print("editors can no longer attach")
         return
     if args.jupyterlab:
         print("JupyterLab's debugger shows the workers of this session: switch it on (the bug)")
         return
     print(f"editors can attach to this session at {server.host}:{server.port}")
     if server.file is not None:
-        print("`discolab dap` in a terminal prints what belongs into launch.json")
+        print("`discolab dap` in a terminal prints what belongs in launch.json")
     else:  # there is no place for the file that it reads
         print(json.dumps(server.launch, indent=2))
 
@@ -238,7 +238,7 @@ With --jupyterlab the debugger of JupyterLab (the bug above the notebook) shows 
         argument(
             "--jupyterlab", action="store_true", help="JupyterLab's own debugger shows the workers"
         ),
-        argument("--close", action="store_true", help="serve it no more"),
+        argument("--close", action="store_true", help="stop serving it"),
         SESSION,
     ),
     show=_served,
@@ -264,7 +264,7 @@ def _pm(lab: Lab, who: str | None, ranks: str | None, **options: Any) -> Any:
 
 def _post_mortem(result: Any, args: Namespace) -> Any:
     if args.forget:
-        print("the frames of the last failure are let go")
+        print("the frames of the last failure are released")
     return result
 
 
@@ -277,7 +277,7 @@ Magic(
     options=(
         argument("who", nargs="?", metavar="RANKS", help="the workers (default: all that failed)"),
         argument("-e", "--eval", dest="expression", metavar="EXPR", help="show its value there"),
-        argument("--forget", action="store_true", help="let the frames go, and what they hold"),
+        argument("--forget", action="store_true", help="release the frames, and what they hold"),
         FRAME,
         RANKS,
         TIMEOUT,
@@ -399,7 +399,7 @@ result; x is bound there. A dict alone, as `batch`, has the names of arguments a
             action="append",
             default=[],
             metavar="GLOB=LAYOUT",
-            help="how values lie: '*.qkv.weight=shard(0, segments=3)'; may be given several times",
+            help="layouts: '*.qkv.weight=shard(0, segments=3)'; may be given several times",
         ),
         argument("--layouts", metavar="VAR", help="a notebook variable with a dict of layouts"),
         argument("--names", metavar="VAR", help="a dict: paths there to other paths on workers"),

@@ -32,7 +32,7 @@ _PATIENCE = 1.0  # seconds
 _ON_WORKERS = re.compile(r"\s*%%disco(_compare)?\b[^\n]*\n")
 _HELP = {"pinfo": 0, "pinfo2": 1}  # what IPython makes of ? and ??
 _IN_FRAME = f"{__name__}:inspect_in_frame"
-_ALONE = "it is looked up what a name stands for"
+_ALONE = "what a name stands for is looked up"
 
 Question = tuple[str, int, str]  # an expression, how much is to be told, and in which colours
 

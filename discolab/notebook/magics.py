@@ -493,7 +493,7 @@ Magic(
 %disco_session 4 --restore NAME brings them back. What can't be saved is named.""",
     examples=(
         "%disco_snapshot setup",
-        "%disco_snapshot   # which there are: date, size, workers",
+        "%disco_snapshot   # list them: date, size, workers",
         "%disco_snapshot weights_only --names weights",
     ),
     options=(
@@ -573,7 +573,7 @@ Magic(
     examples=("%disco_timeline", "%disco_timeline --off --export trace.json   # for Perfetto"),
     options=(
         argument("--on", action="store_true", help="record from now on; do not show it now"),
-        argument("--off", action="store_true", help="record no more; show what was recorded"),
+        argument("--off", action="store_true", help="stop recording; show what was recorded"),
         argument(
             "--profile", action="store_true", help="have torch.profiler look on too, until --off"
         ),

@@ -17,7 +17,8 @@ import torch
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError
 from ..runtime.failures import Failure
-from .facts.describe import describe
+from ..runtime.functions import worker_function
+from .facts.describe import DRAWING, describe
 from .facts.tensors import why_no_data
 from .formats import format_number
 from .parts import Box, Lane, Lanes
@@ -74,6 +75,7 @@ def _answers(answers: Mapping[int, Any]) -> _Records:
     }
 
 
+@worker_function(DRAWING)
 def record_of(value: Any) -> dict[str, Any]:
     """What is drawn of a value: all of a small tensor (a worker function)."""
     dense = isinstance(value, torch.Tensor) and value.layout is torch.strided
@@ -81,9 +83,6 @@ def record_of(value: Any) -> dict[str, Any]:
     if small and value.numel() <= _MOST_VALUES and not value.is_complex():
         return {"shape": list(value.shape), "values": value.detach().flatten().tolist()}
     return describe(value, False)
-
-
-record_of.disco_command = "drawing a value"  # type: ignore[attr-defined]  # what status calls it
 
 
 def before_after_parts(heads: Sequence[str], stages: Sequence[_Records]) -> Lanes:

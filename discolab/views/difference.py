@@ -19,6 +19,7 @@ import torch
 from ..runtime.display import Pictured
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError
+from ..runtime.functions import worker_function
 from ..runtime.registers import OWN
 from .dref.contents import grouped
 from .dref.differences import pair_words, place_of
@@ -130,6 +131,7 @@ def _name_of(value: Any, other: str) -> str:
 # -- on the workers -------------------------------------------------------------------------------
 
 
+@worker_function("a comparison")
 def compare_values(a: Any, b: Any, rtol: float | None, atol: float | None) -> dict[str, Any]:
     """Compare this worker's two values (a worker function).
 
@@ -155,9 +157,6 @@ def compare_values(a: Any, b: Any, rtol: float | None, atol: float | None) -> di
     if len(rows) > _MOST_ROWS:
         rows.sort(key=lambda row: not (row.get("over") or "problem" in row))  # stable
     return {"rows": rows[:_MOST_ROWS], "counts": counts}
-
-
-compare_values.disco_command = "a comparison"  # type: ignore[attr-defined]  # what status calls it
 
 
 def _leaves(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:

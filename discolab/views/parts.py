@@ -12,13 +12,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Role: TypeAlias = Literal["plain", "title", "muted", "good", "warning", "error"]
+Role: TypeAlias = Literal["plain", "title", "muted", "good", "warning", "error", "code"]
 Align: TypeAlias = Literal["left", "right"]
 
 
 @dataclass(frozen=True)
 class Text:
-    """A piece of text; as a part of its own it may have several lines."""
+    """A piece of text; as a part of its own it may have several lines.
+
+    The role ``code`` is for such a part alone: its letters are equally wide.
+    """
 
     text: str
     role: Role = "plain"

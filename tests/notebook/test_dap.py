@@ -91,7 +91,7 @@ def test_every_cell_can_be_paused_while_an_editor_is_there(nb: Any, editor: Adap
 
 
 def test_closing_ends_the_debugging(nb: Any, editor: AdapterClient) -> None:
-    assert nb.ok("%disco_dap --close").stdout == "editors can attach no more\n"
+    assert nb.ok("%disco_dap --close").stdout == "editors can no longer attach\n"
     editor.event("terminated")
     assert editor.has_ended()
     assert "is not served" in nb.fails("%disco_dap --close").stderr

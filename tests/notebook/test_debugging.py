@@ -333,7 +333,7 @@ def test_post_mortem(nb: Any) -> None:
     assert "8" in nb.ok("%disco_pm 2 -e a + b").text
     assert "6  f(3)" in nb.ok("%disco_pm 2 -f 1").text
     assert "nothing has failed on worker 1" in nb.fails("%disco_pm 1").stderr
-    assert "let go" in nb.ok("%disco_pm --forget").stdout
+    assert "released" in nb.ok("%disco_pm --forget").stdout
     nb.fails("%disco_pm")
 
 

@@ -112,6 +112,22 @@ def test_bars_are_the_same_in_text_and_html() -> None:
     assert "▁▅█" in render_text(table)
 
 
+def test_an_empty_cell_is_left_out_where_rows_are_stacked() -> None:
+    cells = (Text("a"), Text("", "muted"))
+    html = render_html(Table((Column("name"), Column("why")), (Row(cells),)))
+    assert '<td data-h="why"></td>' in html  # whose heading would stand there alone
+    assert "td:empty{display:none" in html
+
+
+def test_a_traceback_is_in_letters_of_one_width() -> None:
+    trace = "  ----> 3 raise ValueError\n        4 x"
+    record = {"kind": "failure", "message": "ValueError", "traceback": trace}
+    part = dref_parts({0: describe(1), 1: record}, name="x", num_workers=2)
+    assert f'<pre class="q">{trace.replace(">", "&gt;")}</pre>' in render_html(part)
+    assert "pre.q{" in render_html(part)
+    assert "  ----> 3 raise ValueError" in render_text(part)
+
+
 def test_sizes() -> None:
     many = [torch.randn(64, 64, dtype=torch.float64) * 1e-200 for _ in range(8)]
     for values in many:

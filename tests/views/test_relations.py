@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator
 
 import pytest
@@ -28,7 +29,7 @@ def said(ref: DRef) -> str:
     part = draw_dref(ref)
     line = render_text(part).split("\n")[0]
     words = line.partition(" on 4 workers · ")[2]
-    assert words in render_html(part)
+    assert html.escape(words) in render_html(part)
     assert render_rich(part) is not None
     return words
 
@@ -52,6 +53,13 @@ def test_nothing_is_claimed_of_values_that_just_differ(sess: ThreadedSession) ->
     assert said(ref) == QUESTION
     assert 'class="m">4 different' not in render_html(draw_dref(ref))  # it is not played down
     del other
+
+
+def test_a_number_is_no_shard(sess: ThreadedSession) -> None:
+    from discolab.runtime import current_worker
+
+    ref = sess.call_packed(lambda: torch.tensor(current_worker().worker_id / 3))
+    assert said(ref) == "4 different values: each worker's own, or partial sums?"
 
 
 def test_a_forgotten_sum_is_found_where_somebody_holds_it(sess: ThreadedSession) -> None:

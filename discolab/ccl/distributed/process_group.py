@@ -482,7 +482,7 @@ def _pieces_of(name: str, whole: Tensor, like: Tensor, n: int) -> list[Tensor]:
         return list(whole.detach().unbind(0))
     if whole.dim() == like.dim() and like.dim() and whole.shape[1:] == like.shape[1:]:
         return list(whole.detach().unflatten(0, (n, -1)).unbind(0))
-    raise ArgumentError(f"{name}: the tensor that is cut must be contiguous; use .contiguous()")
+    raise ArgumentError(f"{name}: the tensor that is split must be contiguous; use .contiguous()")
 
 
 def _check_pieces(name: str, pieces: Tensors, likes: Tensors, n: int) -> None:

@@ -286,7 +286,7 @@ class TimelineLooks:
         absent = sorted(set(event.group) - calls.keys())
         return found + [
             {"rank": rank, "colour": rank_colour(rank), "came": "", "waited": "", "share": 0,
-             "last": False, "begin": 0, "end": 0, "state": "has not come"}
+             "last": False, "begin": 0, "end": 0, "state": "has not arrived"}
             for rank in absent
         ]  # fmt: skip
 

@@ -18,14 +18,19 @@ from ...runtime.restart import LOST
 from ...runtime.session import Session
 from ...runtime.sources import place
 from ...runtime.status import WorkerStatus
-from ..facts.describe import MOST_NAMED, block_size, describe, overflow_blocks, overflow_rows
+from ..facts.describe import (
+    DRAWING,
+    MOST_NAMED,
+    block_size,
+    describe,
+    overflow_blocks,
+    overflow_rows,
+)
 from ..facts.guard import FAILURES
 from ..formats import format_seconds
 from .contents import NO_VALUE, content_key, row_verdict
 
-DRAWING = "drawing a value"  # what status calls the worker functions
 _MOST_OVERFLOW_ROWS = 500
-describe.disco_command = DRAWING  # type: ignore[attr-defined]
 
 
 def ask_workers(

@@ -21,13 +21,15 @@ import torch
 from ...runtime.dref import DRef
 from ...runtime.errors import DiscoError
 from ...runtime.failures import Failure
+from ...runtime.functions import worker_function
 from ...runtime.worker import current_worker
+from ..facts.describe import DRAWING
 from ..facts.distances import distances
 from ..facts.guard import FAILURES, error_text, safe_repr
 from ..facts.tensors import digest_of, is_dtensor, why_no_data
 from ..formats import format_number, format_workers
 from ..parts import Column, Details, Part, Row, Table, Text, VStack
-from .ask import DRAWING, ask
+from .ask import ask
 from .children import differing_tensors
 from .summary import ValueSummary
 
@@ -333,6 +335,7 @@ def cut_in(first: int, last: int, count: int) -> Spans:
     return [(start, min(start + step, last)) for start in range(first, last, step)]
 
 
+@worker_function(DRAWING)
 def describe_blocks(
     value: Any, ranks: Sequence[int], spans: Spans | None, path: str | None = None
 ) -> Any:
@@ -359,6 +362,7 @@ def describe_blocks(
         return error_text(error)
 
 
+@worker_function(DRAWING)
 def values_of(value: Any, ranks: Sequence[int], spans: Spans, path: str | None = None) -> Any:
     """The values of some blocks in a row (a worker function); None on workers not in `ranks`."""
     if current_worker().worker_id not in ranks:
@@ -371,10 +375,6 @@ def values_of(value: Any, ranks: Sequence[int], spans: Spans, path: str | None =
         return values.float() if values.is_floating_point() and values.itemsize < 4 else values
     except FAILURES as error:
         return error_text(error)
-
-
-for _function in (describe_blocks, values_of):
-    _function.disco_command = DRAWING  # type: ignore[attr-defined]
 
 
 def _at(value: Any, path: str | None) -> Any:

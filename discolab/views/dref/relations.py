@@ -18,13 +18,15 @@ import torch
 from ...runtime.dref import DRef
 from ...runtime.errors import DiscoError
 from ...runtime.failures import Failure
+from ...runtime.functions import worker_function
 from ...runtime.restart import Equal, Part
 from ...runtime.worker import Worker, current_worker
+from ..facts.describe import DRAWING
 from ..facts.guard import FAILURES
 from ..facts.tensors import digest_of, is_dtensor, why_no_data
 from ..formats import cut
 from ..parts import Text
-from .ask import DRAWING, ask
+from .ask import ask
 from .summary import ValueSummary
 
 _LARGEST = 4 * 2**20  # bytes of a tensor
@@ -33,9 +35,11 @@ _LONGEST = 0.15  # seconds
 _ROUNDINGS = 8  # a sum may be off by so many roundings of its terms
 
 
-def question(count: int) -> Text:
+def question(summary: ValueSummary) -> Text:
     """What is said of values of one shape of which nothing more is known."""
-    return Text(f"{count} different values: shards of a larger tensor, or partial sums?")
+    single = all(not record.get("shape") for record in summary.good.values())
+    what = "each worker's own" if single else "shards of a larger tensor"
+    return Text(f"{len(summary.good)} different values: {what}, or partial sums?")
 
 
 def relation_of(ref: DRef, summary: ValueSummary, deadline: float) -> Text | None:
@@ -53,11 +57,11 @@ def relation_of(ref: DRef, summary: ValueSummary, deadline: float) -> Text | Non
         if isinstance(made, Part):
             return Text(f"{count} different values: the pieces of a scatter", "muted")
         if summary.bad or summary.num_groups > 1:
-            return question(count)
+            return question(summary)
         found = _look(ref, deadline)
-        return question(count) if found is None else Text(f"{count} different values: {found}")
+        return question(summary) if found is None else Text(f"{count} different values: {found}")
     except (DiscoError, *FAILURES):  # a view never raises
-        return question(count)
+        return question(summary)
 
 
 def _look(ref: DRef, deadline: float) -> str | None:
@@ -106,6 +110,7 @@ def _sum_of(known: list[Mapping[str, Any]]) -> str | None:
 # -- on the workers --------------------------------------------------------------------------------
 
 
+@worker_function(DRAWING)
 def relations(value: Any, num_workers: int, names: Mapping[int, str]) -> dict[str, Any] | None:
     """How this worker's other tensors relate to `value` (a worker function).
 
@@ -149,9 +154,6 @@ def relations(value: Any, num_workers: int, names: Mapping[int, str]) -> dict[st
         return found
     except FAILURES:  # it must not count as a failure of the user's program
         return None
-
-
-relations.disco_command = DRAWING  # type: ignore[attr-defined]
 
 
 def _others(

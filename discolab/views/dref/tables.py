@@ -189,7 +189,7 @@ def problem_parts(records: Mapping[int, Mapping[str, Any]]) -> list[Part]:
             first, _, rest = text.partition("\n")
             parts.append(Text(f"[{ranks}] {cut(first, _LINE_LIMIT)}", role_of(kind)))
             if trace:
-                parts.append(Details(f"[{ranks}] traceback", Text(trace)))
+                parts.append(Details(f"[{ranks}] traceback", Text(trace, "code")))
             elif rest.strip():
                 parts.append(Details(f"[{ranks}] whole message", Text(text)))
     return _limited(parts)

@@ -312,7 +312,7 @@ def _verdict(summary: ValueSummary) -> Text | None:
     if summary.pattern is not None and summary.pattern.equal == ("groups",):
         return Text("equal in all groups, distinct within each", "muted")
     if summary.unrelated:
-        return summary.relation or question(len(summary.good))
+        return summary.relation or question(summary)
     return free_verdict(summary.classes, summary.num_workers, summary.num_groups)
 
 

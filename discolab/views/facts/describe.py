@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import torch
 
+from ...runtime.functions import worker_function
 from ..dref.contents import content_key
 from ..formats import cut, format_ranks, format_shape
 from ..summary import summarize
@@ -49,6 +50,7 @@ from .tensors import (
     why_no_data,
 )
 
+DRAWING = "drawing a value"  # what status calls what the workers do for a picture
 _CHILDREN = 6  # items told of a container within another
 _NODES = 240  # values told in one record
 _DEPTH = 3
@@ -67,6 +69,7 @@ class _Scope:
     digests: bool = False
 
 
+@worker_function(DRAWING)
 def describe(value: object, stats: Stats = "auto") -> Record:
     """Describe a value in a kilobyte or two.
 
@@ -486,6 +489,7 @@ def block_size(count: int) -> int:
     return max(-(-min(count, _MOST_OVERFLOW) // _MOST_BLOCKS), 1)
 
 
+@worker_function(DRAWING)
 def overflow_blocks(value: object, count: int) -> list[str] | None:
     """A digest of each block of the `count` tensors after the first; None if one can't be read."""
     try:
@@ -498,6 +502,7 @@ def overflow_blocks(value: object, count: int) -> list[str] | None:
         return None
 
 
+@worker_function(DRAWING)
 def overflow_rows(value: object, count: int, blocks: Sequence[int]) -> list[list[str]] | None:
     """Name, words and digest of each tensor in these blocks, as in the ``brief`` of a record."""
     try:
@@ -511,10 +516,6 @@ def overflow_rows(value: object, count: int, blocks: Sequence[int]) -> list[list
         ]
     except FAILURES:
         return None
-
-
-for _function in (overflow_blocks, overflow_rows):  # what status calls it
-    vars(_function)["disco_command"] = "drawing a value"
 
 
 def _overflow_lines(value: Any, first: int, last: int) -> Iterator[list[str]]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import torch
 
+from ...runtime.functions import worker_function
 from ...runtime.worker import current_worker, current_worker_or_none
 from .guard import FAILURES, Record, attempt, plain, type_name
 from .thumbnails import histogram, places_of_nonfinite, thumbnail
@@ -43,12 +44,10 @@ _COMPRESSED = {
 }
 
 
+@worker_function("setting a limit")
 def limit_statistics(nbytes: int) -> None:
     """Have this worker's pictures read tensors of up to so many bytes (a worker function)."""
     current_worker().shared[_LIMIT] = nbytes
-
-
-limit_statistics.disco_command = "setting a limit"  # type: ignore[attr-defined]  # for status
 
 
 def _statistics_limit() -> int:

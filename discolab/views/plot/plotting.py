@@ -26,7 +26,7 @@ from .sheet import Sheet, Window, choices, choose_blocks, make_sheet, sources
 
 _PATIENCE = 0.8  # seconds
 _TICK = 0.02
-GONE = "the value was let go when its picture was gone: run the cell again"
+GONE = "the value was released with its picture: run the cell again"
 _STATIC_CELLS = 9_000  # in all: they have to fit in 20 KB of HTML
 
 

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import torch
 
+from ...runtime.functions import worker_function
 from ...runtime.regions import array_of
 from ...runtime.worker import current_worker
 from ..facts.guard import FAILURES, Record, error_text, type_name
@@ -24,6 +25,7 @@ from ..facts.tensors import describe_array, describe_tensor, is_dtensor, why_no_
 from ..facts.thumbnails import histogram
 from ..formats import format_bytes
 
+READING = "reading a picture"  # what status calls what the workers do for it
 MOST_CELLS = 12_000  # 96 KB
 _MOST_READ = 50_000_000  # elements; of more a sample is read
 _SAMPLE = 4_000_000
@@ -42,6 +44,7 @@ the elements down and across one pixel.
 """
 
 
+@worker_function(READING)
 def read_facts(value: object) -> Record:
     """What a plan of the picture needs: shape, dtype, DTensor layout; a digest of what is small."""
     if isinstance(value, torch.Tensor):
@@ -51,6 +54,7 @@ def read_facts(value: object) -> Record:
     return {"kind": "other", "type": "None" if value is None else type_name(value)}
 
 
+@worker_function(READING)
 def read_regions(value: object, cuts: list[Cut | None]) -> Record | None:
     """Shrink this worker's region.
 
@@ -81,6 +85,7 @@ def read_region(value: object, cut: Cut) -> Record:
         return {"error": error_text(error)}
 
 
+@worker_function(READING)
 def read_histograms(
     value: object, cuts: list[Cut | None], low: float, high: float
 ) -> Record | None:
@@ -95,12 +100,6 @@ def read_histograms(
             return {"counts": histogram(_chunks(plane[::row_step, ::column_step]), low, high)}
     except FAILURES as error:
         return {"error": error_text(error)}
-
-
-#: What status calls it.
-READING = "reading a picture"
-for _reads in (read_facts, read_regions, read_histograms):
-    vars(_reads)["disco_command"] = READING
 
 
 def _chunks(plane: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -259,14 +259,18 @@ def _dims(ndim: int, dims: Sequence[int] | None, cut: Sequence[int]) -> tuple[in
 
 def _index(shape: Sequence[int], drawn: tuple[int, int], index: Any) -> tuple[int, ...]:
     if index is not None and not isinstance(index, list | tuple | Mapping):
-        raise ArgumentError(f"plot: index gives an int for dims to be cut: got {index!r:.60}")
+        raise ArgumentError(
+            f"plot: index gives an int for each dim that is not drawn: got {index!r:.60}"
+        )
     given = dict(enumerate(index)) if isinstance(index, list | tuple) else dict(index or {})
     found = [0] * len(shape)
     for dim, at in given.items():
         if at is None:
             continue
         if type(dim) is not int or not 0 <= dim < len(shape) or type(at) is not int:
-            raise ArgumentError(f"plot: index gives an int for dims to be cut: got {index!r}")
+            raise ArgumentError(
+                f"plot: index gives an int for each dim that is not drawn: got {index!r}"
+            )
         if dim in drawn and -shape[dim] <= at < shape[dim]:
             continue  # it is cut there when other dims are drawn
         if not -shape[dim] <= at < shape[dim]:

@@ -104,6 +104,8 @@ def render_html(part: Part) -> str:
 
 def _html(part: Part) -> Html:
     match part:
+        case Text(text, "code"):
+            return tag("pre", text, class_="q")
         case Text(text, role):
             css = " ".join(filter(None, ("p", _CLASSES.get(role))))
             return tag("div", Html("\n").join(text.split("\n")), class_=css)
@@ -154,8 +156,8 @@ def _muted(*children: object) -> Html:
 
 def _cell(cell: Cell) -> Html:
     match cell:
-        case Text():
-            return _span(cell)
+        case Text(text):
+            return _span(cell) if text else Html()  # an empty cell: stacked tables leave it out
         case Badge(letter, odd):
             if not letter:
                 return Html()

@@ -67,6 +67,7 @@ _STYLES: dict[Role, str] = {
     "good": "green",
     "warning": "bold yellow",
     "error": "bold red",
+    "code": "",
 }
 _GRID_WIDTH = 48  # characters
 _GRID_HEIGHT = 12  # lines; one is as high as two characters are wide
