@@ -32,6 +32,7 @@ _PATIENCE = 1.0  # seconds
 _ON_WORKERS = re.compile(r"\s*%%disco(_compare)?\b[^\n]*\n")
 _HELP = {"pinfo": 0, "pinfo2": 1}  # what IPython makes of ? and ??
 _IN_FRAME = f"{__name__}:inspect_in_frame"
+_ADDRESS = re.compile(r"\b0x[0-9a-f]+", re.IGNORECASE)
 _ALONE = "what a name stands for is looked up"
 
 Question = tuple[str, int, str]  # an expression, how much is to be told, and in which colours
@@ -120,9 +121,14 @@ def ask_workers(session: Session, question: Question) -> dict[str, str] | None:
     known = {rank: bundle for rank, bundle in sorted(answers.items()) if isinstance(bundle, dict)}
     if not known:
         return None
-    bundle = dict(next(iter(known.values())))
-    if len(known) < len(answers):
-        bundle["text/plain"] = f"On {name_ranks(known)} alone.\n{bundle['text/plain']}"
+    first, bundle = next((rank, dict(bundle)) for rank, bundle in known.items())
+    texts = {rank: _ADDRESS.sub("", told["text/plain"]) for rank, told in known.items()}
+    others = [rank for rank, text in texts.items() if text != texts[first]]
+    if others:
+        head = f"On {name_ranks([first])}; another on {name_ranks(others)}.\n"
+    else:
+        head = f"On {name_ranks(known)} alone.\n" if len(known) < len(answers) else ""
+    bundle["text/plain"] = head + bundle["text/plain"]
     return bundle
 
 

@@ -171,6 +171,7 @@ total = ccl.all_reduce(weights)""",
         "    return numerator / denominator\ndivide(hidden_states.sum(), 0) + [][rank]",
         "%disco_pm",
     ),
+    "explain": ("%disco_explain",),
     "history": (
         "%%disco --trace\ntotal = 0\nfor step in range(4):\n    total = total + step * rank",
         "%disco_history total",

@@ -100,6 +100,10 @@ def test_question_marks_in_a_cell(two: Kernel) -> None:
     assert "forward(self, x" in source["text/plain"]
     assert two.ok("%%disco\nn").text.startswith("DRef n: 2 on all")
     assert "`nothing` not found" in two.ok("%%disco\nnothing?").stdout
+    (shown,) = two.ok("%%disco\nmine, same = rank, [object()]\nmine?").pages
+    assert shown["text/plain"].startswith("On worker 0; another on worker 1.\n")
+    (shown,) = two.ok("%%disco\nsame?").pages  # but for its address
+    assert "another" not in shown["text/plain"]
 
 
 def test_question_marks_where_a_program_stands(two: Kernel) -> None:

@@ -105,7 +105,7 @@ def render_html(part: Part) -> str:
 def _html(part: Part) -> Html:
     match part:
         case Text(text, "code"):
-            return tag("pre", text, class_="q")
+            return tag("pre", Html("\n").join(text.split("\n")), class_="q")
         case Text(text, role):
             css = " ".join(filter(None, ("p", _CLASSES.get(role))))
             return tag("div", Html("\n").join(text.split("\n")), class_=css)
