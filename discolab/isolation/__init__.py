@@ -12,6 +12,7 @@ from . import (  # noqa: F401
     anomaly,
     compiler,
     custom_ops,
+    decimal_default,
     default_dtype,
     forking,
     forward_ad,

@@ -145,9 +145,6 @@ _SHARED = {
     "names, or make a `Console()` for each rank.",
     "`csv.field_size_limit`, `mimetypes`, `calendar`'s first day, `asyncio`'s policy, limits of "
     "PIL": "One for all; give the call or an object of your own what differs.",
-    "`decimal.DefaultContext`": "One for all, as Python has it for threads: it says what threads "
-    "begin with that are started later. Where ranks differ, use `decimal.setcontext`, which is the "
-    "calling thread's. A script's end puts it back.",
     "`os.sched_setaffinity` and `os.nice`, `sys.stdin`": "The kernel keeps the first two for each "
     "thread, and a worker's threads to come inherit them; also the next script does. Nobody can "
     "type to a worker.",

@@ -49,6 +49,8 @@ _lock = threading.Lock()
 _running: list[str] = []  # the folder of each script that a worker runs
 _before: dict[str, Any] = {}
 
+_DECIMALS = vars(decimal)["DefaultContext"]  # a worker thread has one of its own beside it
+
 # Of the interpreter, which workers share; a script's end leaves none of them to the notebook.
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (sys.getrecursionlimit, sys.setrecursionlimit),
@@ -58,11 +60,8 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (gc.isenabled, lambda enabled: gc.enable() if enabled else gc.disable()),
     (socket.getdefaulttimeout, socket.setdefaulttimeout),
     (lambda: locale.setlocale(locale.LC_ALL), lambda name: locale.setlocale(locale.LC_ALL, name)),
-    (lambda: decimal.DefaultContext.prec, lambda n: setattr(decimal.DefaultContext, "prec", n)),
-    (
-        lambda: decimal.DefaultContext.rounding,
-        lambda rounding: setattr(decimal.DefaultContext, "rounding", rounding),
-    ),
+    (lambda: _DECIMALS.prec, lambda digits: setattr(_DECIMALS, "prec", digits)),
+    (lambda: _DECIMALS.rounding, lambda rounding: setattr(_DECIMALS, "rounding", rounding)),
     (lambda: tempfile.tempdir, lambda folder: setattr(tempfile, "tempdir", folder)),
 )
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import decimal
 import io
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -22,6 +24,7 @@ import pytest
 import torch
 
 from discolab import Session, WorkerError, ccl, current_worker
+from discolab.isolation.thread_state import in_new_context
 
 
 def together() -> int:
@@ -354,3 +357,36 @@ def test_each_worker_observes_its_own_threads(sess: Session) -> None:
         (False, False, False, True),
     ]
     assert threading.gettrace() is threading.getprofile() is None
+
+
+def compute_decimals() -> list[Any]:
+    """Digits of a third on this thread, on another, and in contexts that are made here."""
+    rank = together()
+    decimal.DefaultContext.prec = 4 + rank
+    if rank % 2:
+        decimal.DefaultContext.rounding = decimal.ROUND_UP
+    together()
+    found = [str(decimal.Decimal(1) / 3)]
+    helper = threading.Thread(target=lambda: found.append(str(decimal.Decimal(1) / 3)))
+    helper.start()
+    helper.join()
+    context = decimal.Context(Emax=99)
+    assert isinstance(context, decimal.Context)
+    assert str(pickle.loads(pickle.dumps(context))) == str(context)
+    assert str(pickle.loads(pickle.dumps(decimal.getcontext()))) == str(decimal.getcontext())
+    together()
+    decimal.getcontext().prec = 2
+    decimal.DefaultContext.prec = 9  # of no thread that has a context
+    return [*found, str(context.divide(1, 3)), str(decimal.Decimal(1) / 3), decimal.Context().prec]
+
+
+def test_each_worker_has_a_default_of_decimals(sess: Session) -> None:
+    seen = sess.call_packed(in_new_context, compute_decimals).debug_get_from_all()
+    for rank, found in enumerate(seen):
+        third = "0." + "3" * (4 + rank)
+        if rank % 2:
+            third = third[:-1] + "4"
+        assert found == [third] * 3 + [("0.34" if rank % 2 else "0.33"), 9]
+    assert decimal.DefaultContext.prec == decimal.Context().prec == 28
+    sess.shutdown()
+    assert type(decimal) is type(threading)
