@@ -98,6 +98,11 @@ def _own_legacy() -> Any:
     return _own("numpy", numpy.random.RandomState)
 
 
+def of_caller(state: Any) -> Any:
+    """numpy's legacy state as who calls has it; any other is what it is."""
+    return _own_legacy() or state if state is _legacy else state
+
+
 def _own(library: str, make: Callable[[], Any]) -> Any:
     worker = current_worker_or_none()
     if worker is None:

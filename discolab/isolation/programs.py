@@ -191,6 +191,12 @@ def _unregister_over(unregister: Callable[[Any], None]) -> Callable[[Any], None]
     return unregister_for_program
 
 
+def call_at_end(worker: Worker, function: Callable[[], Any]) -> None:
+    """Call a function when the worker's script ends, as if the script had registered it."""
+    if worker.program is not None:
+        _at_end.setdefault(worker, []).append(function)
+
+
 def run_at_end(worker: Worker) -> None:
     """Call what the worker's script has registered with `atexit`, the last first.
 

@@ -6,11 +6,13 @@ import functools
 import multiprocessing.context
 import signal
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from ..runtime.errors import SessionError
 from ..runtime.worker import current_worker_or_none
 from . import table
+from .own_objects import own_object
 from .patches import Patches
 from .table import Row, Treatment
 
@@ -93,6 +95,15 @@ def _install_context(patches: Patches) -> None:
         patches.add(multiprocessing.context.DefaultContext, name, _context(name))
 
 
+# -- calendar ------------------------------------------------------------------------------
+
+
+def _own_calendar(module: ModuleType, patches: Patches) -> None:
+    of_process = vars(module.c)
+    kind = type(module.c)
+    own_object(module.c, "calendar", lambda: kind(of_process["_firstweekday"]), patches)
+
+
 table.add(
     Row(
         state="`signal.raise_signal`",
@@ -127,6 +138,17 @@ table.add(
     )
 )
 
+table.add(
+    Row(
+        state="`calendar.setfirstweekday`",
+        treatment=Treatment.PER_WORKER,
+        meaning="A worker begins with the notebook's; a script's end forgets what it has set.",
+        test="tests/isolation/test_process_state.py::test_each_workers_week_begins_as_it_likes",
+        on_import={"calendar": _own_calendar},
+        library="Python",
+    )
+)
+
 _SHARED = {
     "`locale.setlocale`, `sys.setrecursionlimit`, `gc`'s settings": "They are of the interpreter; "
     "numbers do not depend on them. A script's end puts them back.",
@@ -143,8 +165,8 @@ _SHARED = {
     "styles and scales of matplotlib, `threadpoolctl`, `rich`'s console, places of `tqdm`'s "
     "bars": "One for all, also within their context managers; where ranks differ, register other "
     "names, or make a `Console()` for each rank.",
-    "`csv.field_size_limit`, `mimetypes`, `calendar`'s first day, `asyncio`'s policy, limits of "
-    "PIL": "One for all; give the call or an object of your own what differs.",
+    "`csv.field_size_limit`, `mimetypes`, `asyncio`'s policy, limits of PIL": "One for all; give "
+    "the call or an object of your own what differs.",
     "`os.sched_setaffinity` and `os.nice`, `sys.stdin`": "The kernel keeps the first two for each "
     "thread, and a worker's threads to come inherit them; also the next script does. Nobody can "
     "type to a worker.",

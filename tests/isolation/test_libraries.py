@@ -1,12 +1,14 @@
 """State that single libraries keep for the process is each worker's own."""
 
 import contextlib
+import pickle
 import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -760,3 +762,163 @@ def test_each_worker_has_settings_of_gpytorch(four: Session) -> None:
     with gpytorch.settings.max_cg_iterations(7):
         assert gpytorch.settings.max_cg_iterations.value() == 7
     assert gpytorch.settings.max_cg_iterations.value() == before
+
+
+def draw_from_distributions() -> Any:
+    """Long draws, in which another worker's generator would be put in place."""
+    from scipy import stats
+
+    rank = current_worker().rank
+    ccl.barrier()
+    given = [float(stats.norm.rvs(size=20_000, random_state=rank).sum()) for _ in range(20)]
+    stats.gamma.random_state = rank
+    ccl.barrier()
+    own = float(stats.gamma.rvs(2, size=5).sum())
+    np.random.seed(rank)
+    ccl.barrier()
+    legacy = float(stats.uniform.rvs(size=5).sum())
+    frozen = stats.norm(loc=1.0)
+    frozen.random_state = rank
+    return given, own, legacy, pickle.loads(pickle.dumps(frozen)).rvs(size=2).tolist()
+
+
+def test_each_worker_draws_from_scipys_distributions() -> None:
+    stats = pytest.importorskip("scipy.stats")  # before the session, and so numpy's state is in it
+    with ThreadedSession(4, devices="cpu", timeout=60) as sess:
+        seen = sess.call_packed(draw_from_distributions).debug_get_from_all()
+    for rank, (given, own, legacy, frozen) in enumerate(seen):
+        state = np.random.RandomState
+        assert given == [float(state(rank).normal(size=20_000).sum())] * 20
+        assert own == float(state(rank).standard_gamma(2, size=5).sum())
+        assert legacy == float(state(rank).uniform(size=5).sum())
+        assert frozen == (1 + state(rank).normal(size=2)).tolist()
+    assert stats.gamma.random_state is np.random.mtrand._rand
+
+
+def test_each_worker_has_modes_of_tensordict(four: Session) -> None:
+    pytest.importorskip("tensordict")
+
+    def program() -> Any:
+        import tensordict
+        from tensordict import nn
+
+        rank = current_worker().rank
+        wish = [nn.InteractionType.RANDOM, nn.InteractionType.MODE][rank % 2]
+        ccl.barrier()
+        with contextlib.ExitStack() as stack:
+            if rank:
+                stack.enter_context(nn.set_interaction_type(wish))
+                stack.enter_context(nn.set_composite_lp_aggregate(rank % 2 == 0))
+                stack.enter_context(tensordict.set_list_to_stack(True))
+            ccl.barrier()
+            within = nn.interaction_type(), nn.composite_lp_aggregate()
+            if rank == 1:
+                stack.close()
+            ccl.barrier()
+            later = nn.interaction_type()
+        compiled = torch.compile(lambda x: x + (nn.interaction_type() is wish), backend="eager")
+        with nn.set_interaction_type(wish):
+            graph = float(compiled(torch.zeros(())))
+        return str(within[0]), within[1], str(later), str(nn.interaction_type()), graph
+
+    seen = four.call_packed(program).debug_get_from_all()
+    names = ["None", "mode", "random", "mode"]
+    assert seen == [
+        (names[r], r == 2, "None" if r == 1 else names[r], "None", 1.0) for r in range(4)
+    ]
+
+
+def test_each_worker_of_ignite_is_its_own_rank(four: Session) -> None:
+    pytest.importorskip("ignite")
+
+    def program() -> Any:
+        import ignite.distributed as idist
+        from ignite.metrics import Accuracy
+
+        rank = current_worker().rank
+        ccl.barrier()
+        who = idist.get_rank(), idist.get_local_rank(), idist.get_world_size(), idist.backend()
+        total = idist.all_reduce(torch.tensor([float(rank)])).item()
+        metric = Accuracy()
+        metric.update((torch.eye(2), torch.tensor([0, int(rank == 0)])))
+        return *who, total, metric.compute()
+
+    seen = four.call_packed(program).debug_get_from_all()
+    backends = {found[3] for found in seen}
+    assert len(backends) == 1
+    assert seen == [(r, r, 4, *backends, 6.0, 0.625) for r in range(4)]
+
+
+def test_each_worker_switches_monai(four: Session) -> None:
+    pytest.importorskip("monai")
+
+    def program() -> Any:
+        from monai.data import get_track_meta, set_track_meta
+        from monai.utils import get_seed, set_determinism
+
+        rank = current_worker().rank
+        set_track_meta(rank % 2 == 0)
+        set_determinism(seed=rank)
+        ccl.barrier()
+        return get_track_meta(), get_seed(), float(torch.rand(()))
+
+    seen = four.call_packed(program).debug_get_from_all()
+    for rank, found in enumerate(seen):
+        generator = torch.Generator().manual_seed(rank)
+        assert found == (rank % 2 == 0, rank, float(torch.rand((), generator=generator)))
+
+
+def test_each_worker_writes_runs_of_mlflow(four: Session, tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+
+    def program() -> Any:
+        import os
+
+        import mlflow
+
+        rank = current_worker().rank
+        os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+        where = (tmp_path / str(rank)).as_uri()
+        mlflow.set_tracking_uri(where)
+        ccl.barrier()
+        mlflow.set_experiment(f"of {rank}")
+        ccl.barrier()
+        with mlflow.start_run() as run:
+            mlflow.log_metric("rank", rank)
+        ccl.barrier()
+        written = mlflow.get_run(run.info.run_id)
+        experiment = mlflow.get_experiment(written.info.experiment_id)
+        return mlflow.get_tracking_uri() == where, experiment.name, written.data.metrics
+
+    seen = four.call_packed(program).debug_get_from_all()
+    assert seen == [(True, f"of {rank}", {"rank": float(rank)}) for rank in range(4)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_each_worker_has_a_run_of_wandb(four: Session, tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+
+    def program() -> Any:
+        import wandb
+
+        rank = current_worker().rank
+        settings = wandb.Settings(silent=True, console="off")
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        run = wandb.init(
+            mode="offline", project="p", dir=folder, name=f"of {rank}", settings=settings
+        )
+        ccl.barrier()
+        wandb.config.update({"rank": rank})
+        wandb.log({"value": rank})
+        ccl.barrier()
+        found = wandb.run is run, wandb.run.name, dict(wandb.config), wandb.summary["value"]
+        if rank % 2:
+            wandb.finish()
+        ccl.barrier()
+        return *found, wandb.run is None
+
+    seen = four.call_packed(program).debug_get_from_all()
+    four.shutdown()
+    assert seen == [(True, f"of {r}", {"rank": r}, r, r % 2 == 1) for r in range(4)]
+    assert len(list(tmp_path.glob("*/wandb/offline-run-*/run-*.wandb"))) == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import contextlib
 import copy
 import decimal
@@ -390,3 +391,16 @@ def test_each_worker_has_a_default_of_decimals(sess: Session) -> None:
     assert decimal.DefaultContext.prec == decimal.Context().prec == 28
     sess.shutdown()
     assert type(decimal) is type(threading)
+
+
+def weeks() -> Any:
+    rank = together()
+    calendar.setfirstweekday(rank)
+    together()
+    return calendar.firstweekday(), calendar.monthcalendar(2024, 2)[0].index(1)
+
+
+def test_each_workers_week_begins_as_it_likes(sess: Session) -> None:
+    seen = sess.call_packed(weeks).debug_get_from_all()  # the first of February is a Thursday
+    assert seen == [(rank, 3 - rank) for rank in range(4)]
+    assert calendar.firstweekday() == 0

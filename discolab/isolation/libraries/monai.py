@@ -1,0 +1,42 @@
+"""MONAI keeps its seed, and whether it tracks metadata, in variables of modules."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from ...runtime.worker import Worker
+from .. import table
+from ..own import inherit_variables, own_variables
+from ..patches import Patches
+from ..table import Row, Treatment
+
+_META, _SEED = "monai.data.meta_obj", "monai.utils.misc"
+
+
+def _own(*names: str) -> table.Change:
+    def change(module: ModuleType, patches: Patches) -> None:
+        own_variables(module, patches, *names)
+
+    return change
+
+
+def _in_child(worker: Worker) -> None:
+    inherit_variables(_META, worker)
+    inherit_variables(_SEED, worker)
+
+
+table.add(
+    Row(
+        state="MONAI's `set_track_meta` and `set_determinism`",
+        treatment=Treatment.PER_WORKER,
+        meaning="A worker begins with the notebook's; a script's end forgets what it has set. The "
+        "switches of cuDNN that `set_determinism` sets are changed by all workers together.",
+        test="tests/isolation/test_libraries.py::test_each_worker_switches_monai",
+        on_import={
+            _META: _own("set_track_meta", "get_track_meta"),
+            _SEED: _own("set_determinism", "get_seed"),
+        },
+        in_child=_in_child,
+        library="monai",
+    )
+)
