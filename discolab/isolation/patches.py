@@ -9,13 +9,15 @@ import bisect
 import ctypes
 import functools
 import importlib
-from collections.abc import Callable, Collection, Iterable
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from ..runtime.errors import SessionError
+from ..runtime.user_code import is_library_file
 from ..runtime.worker import current_worker_or_none
 
 
@@ -93,45 +95,89 @@ def refused(what: str, why: str) -> Callable[[Any], Any]:
     return over
 
 
-def replace_names(modules: Iterable[ModuleType], pairs: Iterable[tuple[Any, Any]]) -> None:
-    """Have every name of `modules` that is bound to the first of a pair mean the second.
+class BoundNames:
+    """Which names of loaded modules are bound to what is replaced, by ``from owner import name``.
 
-    Not those of this package, which knows what was there before. Each session of threads asks for
-    this twice, of all modules there are, which have 50,000 names and more; so `_mentioned` picks
-    the few namespaces that are concerned.
+    Each session of threads asks for it twice, of all modules there are, which have 50,000 names
+    and more. What libraries have bound is looked for once: a module that is installed is looked
+    through again when it has more names, or fewer. The user's own modules are always looked
+    through.
     """
-    news = {id(old): new for old, new in pairs}
-    if not news:
-        return
-    found = [getattr(module, "__dict__", None) for module in modules]
-    namespaces = [names for names in found if type(names) is dict]
-    values: list[Any] = []
-    ends: list[int] = []  # of each namespace's part of `values`
-    for names in namespaces:
-        values += names.values()
-        ends.append(len(values))
-    places = _mentioned(tuple(values), news)
-    for index in sorted({bisect.bisect_right(ends, place) for place in places}):
-        names = namespaces[index]
-        if str(names.get("__name__")).startswith(f"{__package__}."):
-            continue
-        for name, value in tuple(names.items()):
-            if id(value) in news and names.get(name) is value:  # no other thread has bound it anew
-                names[name] = news[id(value)]
+
+    def __init__(self) -> None:
+        self._wanted: dict[int, Any] = {}  # what is looked for, by its id
+        # of each module that was looked through: how many names it had, and those that are bound
+        self._known: dict[int, tuple[weakref.ref[ModuleType], int, tuple[str, ...]]] = {}
+
+    def replace(self, modules: Iterable[ModuleType], pairs: Collection[tuple[Any, Any]]) -> None:
+        """Have every name of `modules` that is bound to the first of a pair mean the second.
+
+        Not those of this package, which knows what was there before.
+        """
+        news = {id(old): new for old, new in pairs}
+        if not news:
+            return
+        if not news.keys() <= self._wanted.keys():
+            self._known.clear()  # something was never looked for
+        self._wanted.update((id(value), value) for pair in pairs for value in pair)
+        for names, bound in self._look(modules):
+            for name in bound:
+                value = names.get(name)
+                if id(value) in news:
+                    names[name] = news[id(value)]
+
+    def put_back(self, modules: Iterable[ModuleType], pairs: Collection[tuple[Any, Any]]) -> None:
+        """Have the names mean the first of a pair again; the second will not come back."""
+        if pairs:
+            self.replace(modules, [(new, old) for old, new in pairs])
+            self._wanted = {id(old): old for old, _ in pairs}
+
+    def _look(
+        self, modules: Iterable[ModuleType]
+    ) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
+        """The namespaces that are concerned, each with names that are or were bound."""
+        new: list[tuple[ModuleType, dict[str, Any]]] = []
+        for module in modules:
+            names = getattr(module, "__dict__", None)
+            if type(names) is not dict:
+                continue
+            ref, size, bound = self._known.get(id(module), _UNKNOWN)
+            if size != len(names) or ref() is not module:
+                new.append((module, names))
+            elif bound:
+                yield names, bound
+        concerned = _mention([names for _, names in new], self._wanted)
+        for index, (module, names) in enumerate(new):
+            bound = ()
+            if index in concerned and not str(names.get("__name__")).startswith(_OWN):
+                bound = tuple(n for n in tuple(names) if id(names.get(n)) in self._wanted)
+                yield names, bound
+            if is_library_file(str(names.get("__file__", ""))):
+                self._known[id(module)] = weakref.ref(module), len(names), bound
 
 
+_OWN = f"{__package__}."
+_UNKNOWN: Any = (lambda: None, -1, ())
 _SLOTS = 1 << 18
 
 
-def _mentioned(values: tuple[Any, ...], wanted: Collection[int]) -> list[int]:
-    """The places in `values` where objects of these ids are.
+def _mention(namespaces: Sequence[dict[str, Any]], wanted: Collection[int]) -> set[int]:
+    """Which of the namespaces have names that are bound to objects of these ids.
 
     An id is an object's address, and a tuple is an array of addresses: numpy looks at them where
     they are, and only those that share a slot with one of the wanted become numbers of Python.
     """
+    found: list[Any] = []
+    ends: list[int] = []  # of each namespace's part of them
+    for names in namespaces:
+        found += names.values()
+        ends.append(len(found))
+    if not found:
+        return set()
+    values = tuple(found)
     array = (ctypes.c_ssize_t * len(values)).from_address(id(values) + tuple.__basicsize__)
     slots = np.frombuffer(memoryview(array), np.intp) >> 4 & _SLOTS - 1
     is_wanted = np.zeros(_SLOTS, np.bool_)
     is_wanted[np.fromiter(wanted, np.intp, len(wanted)) >> 4 & _SLOTS - 1] = True
     places: list[int] = np.flatnonzero(is_wanted[slots]).tolist()
-    return [place for place in places if id(values[place]) in wanted]
+    return {bisect.bisect_right(ends, n) for n in places if id(values[n]) in wanted}

@@ -6,8 +6,8 @@ in the file that carries it out and is entered with `add` when that file is impo
 drives what is changed while workers live (`install`, `uninstall`), docs/isolation.md, and the
 tests: each row names one that fails without it.
 
-`install` and `uninstall` are called under the lock of engines/hooks.py, which guards `_installed`;
-`enter` and `leave` run on a worker's own thread.
+`install` and `uninstall` are called under the lock of engines/hooks.py, which guards `_installed`
+and `_bound`; `enter` and `leave` run on a worker's own thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from types import ModuleType
 import torch
 
 from ..runtime.worker import Worker
-from .patches import Patches, replace_names
+from .patches import BoundNames, Patches
 
 
 class Treatment(enum.Enum):
@@ -87,6 +87,7 @@ class Row:
 
 _rows: dict[str, Row] = {}
 _installed: dict[str, Patches] = {}
+_bound = BoundNames()
 at_child: list[Callable[[], None]] = []
 """Called in a process that was forked, after all has been put back there; on any thread."""
 
@@ -130,13 +131,13 @@ def install(*, own_process: bool, loaded: Mapping[str, ModuleType]) -> None:
             if module is not None and not is_half_made(module):
                 _change(row, name, module)
     pairs = [pair for patches in made for pair in patches.everywhere]
-    replace_names(tuple(loaded.values()), pairs)
+    _bound.replace(tuple(loaded.values()), pairs)
 
 
 def uninstall() -> None:
     """Put all back in the opposite order; what others changed since is left alone."""
-    pairs = [(new, old) for patches in _installed.values() for old, new in patches.everywhere]
-    replace_names(tuple(sys.modules.values()), pairs)
+    pairs = [pair for patches in _installed.values() for pair in patches.everywhere]
+    _bound.put_back(tuple(sys.modules.values()), pairs)
     _hooks.clear()
     _changed.clear()
     while _installed:

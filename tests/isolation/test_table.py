@@ -4,9 +4,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 from discolab.isolation import page, table
-from discolab.isolation.patches import Patches
+from discolab.isolation.patches import BoundNames, Patches
 
 
 @pytest.fixture
@@ -72,6 +73,70 @@ class TestRows:
         table.add(row)
         with pytest.raises(ValueError, match="twice"):
             table.add(row)
+
+
+class TestBoundNames:
+    """Names that ``from owner import name`` has bound, from session to session."""
+
+    before, after, other = object(), object(), object()
+
+    def replaced_in(self, bound: BoundNames, *modules: ModuleType) -> list[list[str]]:
+        """What is replaced there for a session; all is put back."""
+        bound.replace(modules, [(self.before, self.after)])
+        names = [[n for n, v in vars(m).items() if v is self.after] for m in modules]
+        bound.put_back(modules, [(self.before, self.after)])
+        assert not any(v is self.after for m in modules for v in vars(m).values())
+        return names
+
+    def a_module(self, *, of_library: bool) -> ModuleType:
+        module = ModuleType("bound")
+        module.__file__ = torch.__file__ if of_library else "/home/user/mine.py"
+        module.mine = self.before  # type: ignore[attr-defined]
+        module.own = self.other  # type: ignore[attr-defined]
+        return module
+
+    @pytest.mark.parametrize("of_library", [True, False])
+    def test_new_names_are_found_in_the_next_session_and_old_ones_again(
+        self, of_library: bool
+    ) -> None:
+        bound, module = BoundNames(), self.a_module(of_library=of_library)
+        assert self.replaced_in(bound, module) == [["mine"]]
+        module.late = self.before  # type: ignore[attr-defined]
+        assert self.replaced_in(bound, module) == [["mine", "late"]]
+        assert self.replaced_in(bound, module) == [["mine", "late"]]
+        another = self.a_module(of_library=of_library)
+        assert self.replaced_in(bound, module, another) == [["mine", "late"], ["mine"]]
+
+    def test_a_name_that_the_user_binds_anew_is_found(self) -> None:
+        bound, module = BoundNames(), self.a_module(of_library=False)
+        assert self.replaced_in(bound, module) == [["mine"]]
+        module.own = self.before  # type: ignore[attr-defined]
+        assert self.replaced_in(bound, module) == [["mine", "own"]]
+
+    def test_what_was_bound_during_a_session_is_put_back(self) -> None:
+        bound, module = BoundNames(), self.a_module(of_library=True)
+        bound.replace([module], [(self.before, self.after)])
+        module.late = self.after  # type: ignore[attr-defined]
+        bound.put_back([module], [(self.before, self.after)])
+        assert (module.mine, module.late) == (self.before,) * 2
+
+    def test_what_is_replaced_for_the_first_time_is_looked_for_in_all_modules(self) -> None:
+        bound, module = BoundNames(), self.a_module(of_library=True)
+        assert self.replaced_in(bound, module) == [["mine"]]
+        bound.replace([module], [(self.other, self.after)])
+        assert module.own is self.after
+
+    def test_a_module_in_the_place_of_another_is_looked_through(self) -> None:
+        bound, module = BoundNames(), self.a_module(of_library=True)
+        del module.mine
+        assert self.replaced_in(bound, module) == [[]]
+        module.mine = module.own
+        del module.own
+        again = self.a_module(of_library=True)
+        bound._known[id(again)] = bound._known[id(module)]  # as if it had got that one's address
+        again.own = again.mine
+        del again.mine
+        assert self.replaced_in(bound, again) == [["own"]]
 
 
 def test_the_page_of_the_docs_is_the_table() -> None:
