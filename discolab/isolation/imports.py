@@ -58,7 +58,7 @@ def worker_unless_importing() -> Worker | None:
     A module is imported once, for all workers: what it sets while it is imported is for all.
     """
     worker = current_worker_or_none()
-    return None if worker is None or is_importing() else worker
+    return None if worker is None or _own.made is not None else worker
 
 
 class _Replaced(BaseException):

@@ -38,6 +38,8 @@ LOGGING = "logging"  # in `Worker.process_state`: by object and name
 _FACTORY, _SHOWN, _TORCH = "makes records", "shows warnings", "torch._logging.set_logs"
 _HANDLERS = f"{OF_SCRIPT}logging.handlers"
 _WARNINGS = "warnings"
+_MARK = "discolab"  # in what a logger remembers, beside levels
+_NOTHING: tuple[Any, dict[Any, Any]] = None, {}
 _OF_MODULE = frozenset({"__class__", "__reduce__", "__reduce_ex__"})
 _SHOW = warnings._showwarnmsg_impl  # type: ignore[attr-defined] # before anybody catches warnings
 
@@ -73,12 +75,23 @@ class _OfWorkers:
 
 
 class _Cache(_OfWorkers):
-    """What a logger remembers of levels: a worker's logger nothing, since levels are many."""
+    """What a logger remembers of levels: a worker's logger has a memory of its own.
+
+    `logging` empties all loggers' when a level is set. What a worker remembers bears the mark that
+    the process's had then: a level that the notebook sets is a worker's too, who has set none.
+    """
 
     def __get__(self, owner: Any, kind: type[Any]) -> Any:
-        if owner is None or worker_unless_importing() is None:
+        worker = None if owner is None else worker_unless_importing()
+        if worker is None:
             return super().__get__(owner, kind)
-        return {}
+        shared = vars(owner)[self._name]
+        mark = shared.get(_MARK) or shared.setdefault(_MARK, object())
+        own, key = worker.process_state.setdefault(LOGGING, {}), (id(owner), self._name)
+        _, cache = own.get(key, _NOTHING)
+        if cache.get(_MARK) is not mark:
+            _, cache = own[key] = owner, {_MARK: mark}
+        return cache
 
     def __set__(self, owner: Any, value: Any) -> None:
         vars(owner)[self._name] = value
@@ -90,6 +103,7 @@ def _install_logging(patches: Patches) -> None:
     for name in ("handlers", "filters"):
         patches.add(logging.Logger, name, _OfWorkers(name, list))
     patches.add(logging.Logger, "_cache", _Cache("_cache"))
+    patches.at_undo(logging.root.manager._clear_cache)  # type: ignore[attr-defined]  # of marks
     for name in ("_disable", "loggerClass"):
         patches.add(logging.Manager, name, _OfWorkers(name))
     patches.replace(logging, "setLoggerClass", _set_class_over, everywhere=True)

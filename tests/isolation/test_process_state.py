@@ -145,6 +145,37 @@ def test_each_worker_configures_logging(sess: Session, tmp_path: Path) -> None:
     assert logger.propagate
 
 
+def logs(level: int) -> bool:
+    return logging.getLogger("discolab.test.levels").isEnabledFor(level)
+
+
+def set_level(level: int) -> None:
+    if current_worker().rank:
+        logging.getLogger("discolab.test").setLevel(level)
+
+
+@pytest.mark.one_process
+def test_a_level_that_changes_counts_from_then_on_for_whom_it_is(sess: Session) -> None:
+    parent, child = (logging.getLogger(f"discolab.test{n}") for n in ("", ".levels"))
+    try:
+        for _ in range(2):  # what a logger remembers is asked the second time
+            assert sess.call_packed(logs, logging.INFO).debug_get_from_all() == [False] * 4
+        parent.setLevel(logging.INFO)
+        for _ in range(2):
+            assert sess.call_packed(logs, logging.INFO).debug_get_from_all() == [True] * 4
+        sess.call_packed(set_level, logging.ERROR)
+        for _ in range(2):
+            mixed = sess.call_packed(logs, logging.INFO).debug_get_from_all()
+            assert (mixed, logs(logging.INFO)) == ([True, False, False, False], True)
+        parent.setLevel(logging.DEBUG)
+        mixed = sess.call_packed(logs, logging.DEBUG).debug_get_from_all()
+        assert (mixed, logs(logging.DEBUG)) == ([True, False, False, False], True)
+    finally:
+        parent.setLevel(logging.NOTSET)
+    sess.shutdown()
+    assert all(type(key) is int for key in vars(child)["_cache"])
+
+
 def catch(times: int) -> list[list[str]]:
     """Catch one's own warnings; every second worker ignores some for good."""
     rank = together()
