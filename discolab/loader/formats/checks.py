@@ -8,6 +8,7 @@ ranges, and makes the catalog once all is well.
 
 from __future__ import annotations
 
+import errno
 import io
 import itertools
 import json
@@ -446,7 +447,7 @@ def inside(folder: Path, name: Any, index: Path, parameter: str | None = None) -
             parameter,
         )
     try:
-        path = (folder / name).resolve()
+        path = _followed(folder / name)
     except (OSError, RuntimeError, ValueError) as error:
         raise CheckpointError(
             index, f"data path {short(name)} can't be followed: {said(error)}", parameter
@@ -470,9 +471,20 @@ def resolved(path: Path) -> Path:
         If it can't be followed.
     """
     try:
-        return path.resolve()
+        return _followed(path)
     except (OSError, RuntimeError, ValueError) as error:
         raise CheckpointError(path, f"can't be followed: {said(error)}") from None
+
+
+def _followed(path: Path) -> Path:
+    """`path` without links; links that loop raise, which `resolve` lets pass since Python 3.13."""
+    followed = path.resolve()
+    try:
+        followed.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise
+    return followed
 
 
 def _read(file: io.FileIO, count: int, path: Path) -> bytes:
