@@ -45,6 +45,8 @@ from .manifest import Bundle, Memory, Saved, Shard, TorchMesh
 _SKELETONS = ("_make_skeleton_class", "_make_skeleton_enum")  # how cloudpickle begins a class
 _FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO)
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event)
+_NAMED_WHOLE = (*_FILES, *_LOCKS, threading.Thread, type, FunctionType, ModuleType)
+"""Why these can't be saved needs no word on their attributes."""
 _SHARED = (
     *(str, bytes, int, float, complex, bool, type, torch.dtype, Enum),
     *(BuiltinFunctionType, FunctionType, ModuleType, CodeType),
@@ -585,7 +587,7 @@ def _children(value: Any) -> Iterable[tuple[str, Any]]:
         items = [(f"[{index}]", item) for index, item in enumerate(value)]
     else:
         names = getattr(value, "__dict__", None)
-        if isinstance(names, dict) and not isinstance(value, type | FunctionType | ModuleType):
+        if isinstance(names, dict) and not isinstance(value, _NAMED_WHOLE):
             items = [(f".{key}", item) for key, item in names.items()]
     return items[:_MOST_CHILDREN]
 
