@@ -163,6 +163,8 @@ def _switches() -> Iterator[Switch]:
         ("order of sdpa_kernel", "sdp_priority_order"),
     ):
         yield from _plain(name, f"_get_{stem}", f"_set_{stem}")
+    limit = "cudnn_benchmark_limit"  # only a torch with CUDA has it
+    yield from _plain(f"{cudnn}.benchmark_limit", f"_cuda_get_{limit}", f"_cuda_set_{limit}")
     for kind in ("flash", "mem_efficient", "math", "cudnn", "overrideable", "fa3"):
         name = f"{kind} of scaled_dot_product_attention (sdpa_kernel)"
         yield from _plain(name, f"_get_{kind}_sdp_enabled", f"_set_sdp_use_{kind}")
