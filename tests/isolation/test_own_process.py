@@ -38,6 +38,8 @@ NEEDED = {
     # the rank and its like, which the session says later
     "os.environ",
     "os.environb",
+    "os.posix_spawn",
+    "os.posix_spawnp",
     "os.system",
     "subprocess._fork_exec",
     # `torch.distributed` works through the session: see ccl/distributed

@@ -221,6 +221,18 @@ def _fork_exec_over(fork_exec: Callable[..., int]) -> Callable[..., int]:
     return fork_exec_of_worker
 
 
+def _spawn_over(spawn: Callable[..., int]) -> Callable[..., int]:
+    """The same for what `subprocess` starts by its whole path, from Python 3.13 on."""
+
+    @functools.wraps(spawn)
+    def spawn_of_worker(path: Any, args: Any, env: Any, /, **settings: Any) -> int:
+        if current_worker_or_none() is not None and env is None:
+            env = dict(os.environ)
+        return spawn(path, args, env, **settings)
+
+    return spawn_of_worker
+
+
 def _install(patches: Patches) -> None:
     if type(os.environ) is _Environ:
         os.environ.__class__ = WorkerEnviron
@@ -228,6 +240,9 @@ def _install(patches: Patches) -> None:
     patches.replace(_posixsubprocess, "fork_exec", _fork_exec_over)  # of multiprocessing's spawn
     patches.replace(subprocess, "_fork_exec", _fork_exec_over)
     patches.replace(os, "system", _system_over)
+    for name in ("posix_spawn", "posix_spawnp"):
+        if hasattr(os, name):
+            patches.replace(os, name, _spawn_over)
     if hasattr(os, "environb"):
         patches.replace(os, "environb", lambda _: _EnvironInBytes())
 
