@@ -29,6 +29,7 @@ from ..runtime.interrupts import (
     Interruptible,
     at_interrupt,
     plain_lock,
+    reentrant_lock,
     shield,
     wait_in_shield,
     waiter_here,
@@ -43,6 +44,7 @@ _lock = plain_lock()  # guards `_programs`
 _programs: weakref.WeakKeyDictionary[
     Interruptible, weakref.WeakKeyDictionary[subprocess.Popen[Any], object]
 ] = weakref.WeakKeyDictionary()  # what each worker has started, and in which call
+_forks = reentrant_lock()  # one at a time: `filelock`, which torch imports, raises otherwise (3.12)
 _FAR = 1e6  # seconds; a deadline that is none
 _END_WITHIN = 1.0  # seconds that a process which was killed may take to end
 
@@ -237,18 +239,20 @@ def _communicate_over(communicate: Callable[..., Any]) -> Callable[..., Any]:
 _SELECTORS = ("SelectSelector", "_PollLikeSelector", "EpollSelector", "KqueueSelector")
 
 
-def _fork_over(fork: Callable[[], int]) -> Callable[[], int]:
+def _fork_over(fork: Callable[[], Any]) -> Callable[[], Any]:
     @functools.wraps(fork)
-    def fork_whole() -> int:
-        with shield():  # or what it locks before, such as that of `logging`, may stay locked
+    def fork_whole() -> Any:
+        # interrupted, what it locks before, such as that of `logging`, might stay locked
+        with shield(), _forks:
             return fork()
 
     return fork_whole
 
 
 def _install(patches: Patches) -> None:
-    if hasattr(os, "fork"):
-        patches.replace(os, "fork", _fork_over)
+    for name in ("fork", "forkpty"):
+        if hasattr(os, name):
+            patches.replace(os, name, _fork_over)
     patches.replace(threading.Condition, "wait", _condition_over)
     patches.replace(threading.Thread, "join", _join_over)
     patches.replace(subprocess.Popen, "__init__", _start_over)

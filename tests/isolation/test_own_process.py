@@ -22,6 +22,7 @@ NEEDED = {
     "threading.Thread.start",
     "time.sleep",
     "os.fork",
+    "os.forkpty",
     # and other waits of Python, which it ends too
     "selectors.EpollSelector.select",
     "selectors._PollLikeSelector.select",
