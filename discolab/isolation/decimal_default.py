@@ -20,9 +20,9 @@ from typing import Any
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .imports import worker_unless_importing
-from .own import OF_SCRIPT
 from .patches import ModuleOfWorkers, Patches
 from .table import Row, Treatment
+from .worker_local import OF_SCRIPT
 
 _KEY = f"{OF_SCRIPT}decimal.DefaultContext"
 _FIELDS = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")

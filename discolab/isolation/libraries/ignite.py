@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import FunctionType, ModuleType
 
 from .. import table
-from ..own import own_variables
 from ..patches import Patches
 from ..table import Row, Treatment
+from ..worker_local import own_variables
 
 _VARIABLES = {"_model", "_need_to_sync"}
 

@@ -8,9 +8,9 @@ from types import ModuleType
 from typing import Any
 
 from .. import table
-from ..own import own_variables
 from ..patches import Patches
 from ..table import Row, Treatment
+from ..worker_local import own_variables
 
 
 def _tracking(module: ModuleType, patches: Patches) -> None:

@@ -6,9 +6,9 @@ from types import ModuleType
 
 from ...runtime.worker import Worker
 from .. import table
-from ..own import inherit_variables, own_variables
 from ..patches import Patches
 from ..table import Row, Treatment
+from ..worker_local import inherit_variables, own_variables
 
 _META, _SEED = "monai.data.meta_obj", "monai.utils.misc"
 

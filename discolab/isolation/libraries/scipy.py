@@ -15,9 +15,9 @@ from typing import Any
 from .. import table
 from ..host_random import of_caller
 from ..imports import worker_unless_importing
-from ..own import OF_SCRIPT
 from ..patches import Patches, refused
 from ..table import Row, Treatment
+from ..worker_local import OF_SCRIPT
 
 
 def _backends(module: ModuleType, patches: Patches) -> None:

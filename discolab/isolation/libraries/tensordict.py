@@ -12,9 +12,9 @@ from typing import Any
 
 from .. import table
 from ..imports import worker_unless_importing
-from ..own import OF_SCRIPT, inherit_variables, own_variables
 from ..patches import Patches
 from ..table import Row, Treatment
+from ..worker_local import OF_SCRIPT, inherit_variables, own_variables
 
 _KEY = f"{OF_SCRIPT}modes of tensordict"
 _OPTIONS = "tensordict._utils_options"

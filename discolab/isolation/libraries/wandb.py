@@ -14,10 +14,10 @@ from typing import Any
 from ...runtime.worker import Worker, current_worker_or_none
 from .. import table
 from ..imports import worker_unless_importing
-from ..own import OF_SCRIPT
 from ..patches import ModuleOfWorkers, Patches
 from ..programs import call_at_end
 from ..table import Row, Treatment
+from ..worker_local import OF_SCRIPT
 
 _NAMES = f"{OF_SCRIPT}variables of wandb"
 _RUNS = f"{OF_SCRIPT}runs of wandb"
