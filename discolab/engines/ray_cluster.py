@@ -12,7 +12,9 @@ import atexit
 import contextlib
 import logging
 import os
+import re
 import shutil
+import signal
 import socket
 import threading
 import time
@@ -274,6 +276,8 @@ class _Keeper(threading.Thread):
                 folder = context.address_info.get("session_dir")
         except BaseException as exc:
             self.error = exc
+            if local:
+                _end_what_is_left()
         self.started.set()
         if self.error is None:
             self.end.wait()
@@ -281,6 +285,27 @@ class _Keeper(threading.Thread):
                 self._ray.shutdown()
             if folder:  # its logs
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_what_is_left() -> None:
+    """End the processes of a Ray that this one could not start, and remove its logs.
+
+    Ray's agents outlive a raylet that has given up waiting for them. Ray names the folder of each
+    start after the process; what has a file of it open is of that start.
+    """
+    of_ours = re.compile(rf"(/.*/session_[0-9_-]+_{os.getpid()})/")
+    me, folders = os.getpid(), set()
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if not name.isdigit() or int(name) == me:
+            continue
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            links = [os.readlink(entry) for entry in os.scandir(f"/proc/{name}/fd")]
+            found = {match[1] for link in links if (match := of_ours.match(link))}
+            if found:
+                folders |= found
+                os.kill(int(name), signal.SIGKILL)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

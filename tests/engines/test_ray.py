@@ -5,17 +5,19 @@ import gc
 import inspect
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from discolab import ArgumentError, DiscoError, Session, WorkerError, current_worker, make_session
-from discolab.engines import ENGINES
+from discolab.engines import ENGINES, ray_cluster
 from discolab.engines.heartbeat import process_state
 from discolab.engines.ray_actors import Slot, _fate, gpu_places, seen_here
 from discolab.engines.ray_cluster import in_short
@@ -310,6 +312,31 @@ def test_which_gpu_is_whose() -> None:
     ]  # fmt: skip
     assert gpu_places(facts, "c", own)[:2] == [("1,2", "cuda:1"), ("1,2", "cuda:0")]
     assert str(Slot(1, 0.5)) == "1 CPU and 0.5 GPU"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+def test_what_a_start_that_failed_leaves_is_ended(tmp_path: Path) -> None:
+    """Processes with a file of a folder that Ray names after this process; no others."""
+    programs = {}
+    for number in (os.getpid(), 1):
+        folder = tmp_path / f"session_2026-01-01_10-00-00_123456_{number}"
+        folder.mkdir()
+        with open(folder / "agent.log", "w", encoding="ascii") as log:
+            program = subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1, stdout=log)
+        programs[number] = folder, program
+    try:
+        ray_cluster._end_what_is_left()
+        folder, program = programs[os.getpid()]
+        assert program.wait(5) == -signal.SIGKILL
+        assert not folder.exists()
+        folder, program = programs[1]
+        assert program.poll() is None
+        assert folder.exists()
+    finally:
+        for _, program in programs.values():
+            program.kill()
+            program.wait()
+            program.stdin.close()  # type: ignore[union-attr]
 
 
 def test_what_ray_says_in_words() -> None:
