@@ -628,3 +628,18 @@ def test_to_look_which_workers_have_ended_waits_for_none(pair: ProcessSession) -
     while not pair._children.codes and time.monotonic() < deadline:
         pair._children.look()
     assert pair._children.codes == {1: -signal.SIGKILL}
+
+
+def test_workers_follow_to_a_folder_and_a_path_that_change_at_once(tmp_path: Path) -> None:
+    folder, path = os.getcwd(), list(sys.path)
+    with ProcessSession(2, devices="cpu", timeout=20) as session:
+        try:
+            os.chdir(tmp_path)
+            sys.path.append(str(tmp_path))
+            assert session.call_packed(os.getcwd).debug_get_from_all() == [str(tmp_path)] * 2
+            assert str(tmp_path) in session.call_packed(lambda: sys.path).debug_get_from_remote(1)
+            session.restart_worker(1)
+            assert session.call_packed(os.getcwd).debug_get_from_all() == [str(tmp_path)] * 2
+        finally:
+            os.chdir(folder)
+            sys.path[:] = path
