@@ -139,7 +139,7 @@ test-tvm: $(STAMP) ## install TVM (100 MB) into .venv, then test with what it co
 	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check -e '.[tvm]' -c constraints.txt
 	"$(BIN)/python" -m pytest --all tests/runtime/test_tvm.py tests/loader/test_tvm.py $(PYTEST_ARGS)
 
-compat: $(STAMP) ## install libraries that people bring (300 MB) into .venv, then test with them
+compat: $(STAMP) ## install libraries that people bring (450 MB) into .venv, then test with them
 	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check -e '.[compat]' -c constraints.txt
 	"$(BIN)/python" -m pytest --all tests/compat tests/isolation/test_libraries.py $(PYTEST_ARGS)
 
