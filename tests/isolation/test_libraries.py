@@ -836,6 +836,7 @@ def test_each_worker_of_ignite_is_its_own_rank(four: Session) -> None:
         from ignite.metrics import Accuracy
 
         rank = current_worker().rank
+        idist.sync()
         ccl.barrier()
         who = idist.get_rank(), idist.get_local_rank(), idist.get_world_size(), idist.backend()
         total = idist.all_reduce(torch.tensor([float(rank)])).item()
