@@ -39,7 +39,7 @@ _FACTORY, _SHOWN, _TORCH = "makes records", "shows warnings", "torch._logging.se
 _HANDLERS = f"{OF_SCRIPT}logging.handlers"
 _WARNINGS = "warnings"
 _MARK = "discolab"  # in what a logger remembers, beside levels
-_NOTHING: tuple[Any, dict[Any, Any]] = None, {}
+_NOTHING: dict[Any, Any] = {}
 _OF_MODULE = frozenset({"__class__", "__reduce__", "__reduce_ex__"})
 _SHOW = warnings._showwarnmsg_impl  # type: ignore[attr-defined] # before anybody catches warnings
 
@@ -53,16 +53,15 @@ class _OfWorkers:
     def __get__(self, owner: Any, kind: type[Any]) -> Any:
         if owner is None:
             return self
-        worker = worker_unless_importing()
-        shared = vars(owner)[self._name]
+        worker, shared = worker_unless_importing(), owner.__dict__[self._name]
         if worker is None:
             return shared
-        own = worker.process_state.setdefault(LOGGING, {})
-        key = (id(owner), self._name)
+        own, key = worker.process_state.get(LOGGING, _NOTHING), (id(owner), self._name)
         if key in own:
             return own[key][1]
         if self._copy is None:
             return shared
+        own = worker.process_state.setdefault(LOGGING, {})
         return own.setdefault(key, (owner, self._copy(shared)))[1]
 
     def __set__(self, owner: Any, value: Any) -> None:
@@ -85,13 +84,13 @@ class _Cache(_OfWorkers):
         worker = None if owner is None else worker_unless_importing()
         if worker is None:
             return super().__get__(owner, kind)
-        shared = vars(owner)[self._name]
+        shared = owner.__dict__[self._name]
         mark = shared.get(_MARK) or shared.setdefault(_MARK, object())
         own, key = worker.process_state.setdefault(LOGGING, {}), (id(owner), self._name)
-        _, cache = own.get(key, _NOTHING)
-        if cache.get(_MARK) is not mark:
-            _, cache = own[key] = owner, {_MARK: mark}
-        return cache
+        entry = own.get(key)
+        if entry is None or entry[1].get(_MARK) is not mark:
+            entry = own[key] = owner, {_MARK: mark}
+        return entry[1]
 
     def __set__(self, owner: Any, value: Any) -> None:
         vars(owner)[self._name] = value

@@ -86,6 +86,7 @@ def _operator(name: str) -> tuple[Callable[..., Any], int]:
     return find(f"aten::{base}", overload).redispatch_boxed, position
 
 
+@functools.cache
 def _from_own(name: str) -> Callable[..., Any]:
     """What is registered for one operator: it draws from the generator of the worker that calls."""
     base = name.partition(".")[0]
