@@ -56,6 +56,7 @@ def test_each_worker_registers_an_adapter(four: Session) -> None:
                 found.append(connection.execute(command, values).fetchone()[0])
             except sqlite3.ProgrammingError as exc:
                 found.append("engine='processes'" in str(exc))
+        connection.close()
         return found
 
     values = four.call_packed(program).debug_get_from_all()
