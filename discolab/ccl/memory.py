@@ -19,6 +19,8 @@ Tensors = Sequence[torch.Tensor]
 Event = torch.Event
 Move = tuple[Tensor, Tensor]  # destination, source
 
+_CPU = torch.device("cpu")
+
 # -- where tensors lie -----------------------------------------------------------------------------
 
 
@@ -112,8 +114,6 @@ def unharmed(srcs: Tensors, outs: Tensors, own: Collection[tuple[int, int]]) -> 
     return safe
 
 
-_CPU = torch.device("cpu")
-
 # -- bytes -----------------------------------------------------------------------------------------
 
 
@@ -138,7 +138,7 @@ def unpack(whole: Tensor, outs: Tensors) -> None:
 
 
 def joined(tensors: Tensors) -> Tensor:
-    """Tensors as contiguous bytes; a single plain one as it lies, others on the CPU."""
+    """Tensors as contiguous bytes on their device; a single contiguous one as it lies."""
     if len(tensors) == 1:
         (only,) = tensors
         if only.numel() > 1 and only.is_contiguous():

@@ -8,6 +8,7 @@ Ray's is on the path.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
@@ -148,7 +149,7 @@ class RaySession(RemoteSession):
     # -- starting ----------------------------------------------------------------------------
 
     def _start_processes(self) -> None:
-        self.hosts = [machine_id()]
+        self.hosts, self._local_ranks = [machine_id()], {0: 0}
         if self.num_workers > 1:
             self._start_actors()
         self._connections.hosts = self.hosts
@@ -284,7 +285,7 @@ class RaySession(RemoteSession):
         process = {"environ": dict(os.environ), "path": sys.path, "folder": os.getcwd()}
         return self._settings(
             rank=rank,
-            local_rank=self.hosts[:rank].count(self.hosts[rank]),
+            local_rank=self._local_rank_of(rank),
             device=str(self._devices[rank]),
             threads=max(1, torch.get_num_threads() // self.num_workers) if local else cpus,
             host=host if local else facts["address"],
@@ -295,6 +296,16 @@ class RaySession(RemoteSession):
             like=process if local else None,
             text=self._text_of(rank) if beside else None,
         )
+
+    def _local_rank_of(self, rank: int) -> int:
+        """The least number that no other worker of its machine has; a restart may have moved it."""
+        others = {
+            number
+            for other, number in self._local_ranks.items()
+            if other != rank and self.hosts[other] == self.hosts[rank]
+        }
+        self._local_ranks[rank] = next(each for each in itertools.count() if each not in others)
+        return self._local_ranks[rank]
 
     def _close_texts(self) -> None:
         while self._texts:

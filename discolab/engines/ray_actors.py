@@ -136,7 +136,9 @@ class Actors(Service):
         self._group: Any = None
         self._actors: list[Actor] = []
         self._by_rank: dict[int, Actor] = {}
-        self._places: dict[int, tuple[int, Bundle]] = {}  # of those that were detached
+        self._places: dict[int, tuple[int, Bundle]] = {}
+        self.facts: dict[int, dict[str, Any]] = {}
+        """What the actor of each worker says of itself, or the last one did, by rank."""
         self.closing = False
         transport.settled = self._is_settled
 
@@ -217,15 +219,11 @@ class Actors(Service):
         self, rank: int, actor: Actor, facts: dict[str, Any], settings: dict[str, Any]
     ) -> None:
         """Have an actor be a worker."""
-        actor.facts = facts
+        actor.facts = self.facts[rank] = facts
+        self._places[rank] = actor.index, actor.bundle
         self._by_rank[rank] = actor
         future = actor.handle.work.remote(settings).future()
         future.add_done_callback(lambda done: self._has_ended(actor, done))
-
-    @property
-    def facts(self) -> dict[int, dict[str, Any]]:
-        """What the actor of each worker says of itself, by rank."""
-        return {rank: actor.facts for rank, actor in tuple(self._by_rank.items())}
 
     def detach(self, rank: int) -> None:
         """End the actor of a worker that is lost; what is heard of it concerns nobody any more.
@@ -234,12 +232,14 @@ class Actors(Service):
         """
         actor = self._by_rank.pop(rank, None)
         if actor is not None:
-            self._places[rank] = actor.index, actor.bundle
             self.kill(actor)
 
     def start_another(self, rank: int) -> Actor:
         """Have an actor started where that of a worker was, once Ray has freed its slot."""
-        return self.start(*self._places[rank])
+        index, bundle = self._places[rank]
+        for actor in [actor for actor in self._actors if actor.index == index]:
+            self.kill(actor)  # of a restart that was interrupted
+        return self.start(index, bundle)
 
     def kill_of(self, rank: int) -> None:
         """End the actor of a worker now, with what it has started."""
@@ -247,8 +247,9 @@ class Actors(Service):
 
     def kill(self, actor: Actor) -> None:
         """End an actor, with what it has started, and forget it; waits for nothing."""
-        if actor in self._actors:
-            self._actors.remove(actor)
+        actors = self._actors  # `end` puts another list there
+        if actor in actors:
+            actors.remove(actor)
         self._kill(actor)
 
     def _kill(self, actor: Actor) -> None:

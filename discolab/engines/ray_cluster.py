@@ -298,9 +298,12 @@ def _end_what_is_left() -> None:
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if not name.isdigit() or int(name) == me:
             continue
+        found = set()
         with contextlib.suppress(OSError):  # it has ended, or is another user's
-            links = [os.readlink(entry) for entry in os.scandir(f"/proc/{name}/fd")]
-            found = {match[1] for link in links if (match := of_ours.match(link))}
+            for entry in os.scandir(f"/proc/{name}/fd"):
+                with contextlib.suppress(OSError):  # it was closed
+                    if match := of_ours.match(os.readlink(entry)):
+                        found.add(match[1])
             if found:
                 folders |= found
                 os.kill(int(name), signal.SIGKILL)

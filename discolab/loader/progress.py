@@ -16,6 +16,7 @@ import itertools
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -174,21 +175,26 @@ class Preparation:
         self._line: Line | None = None
 
     def __enter__(self) -> Preparation:
-        if self._show and getattr(self._of_thread, "shown", None) is None:
-            self._of_thread.shown = self
+        if self._show and self._shown() is None:
+            self._of_thread.shown = weakref.ref(self)  # no more once its block is left, however
         return self
 
     def __exit__(self, *_: object) -> None:
-        if getattr(self._of_thread, "shown", None) is self:
+        if self._shown() is self:
             self._of_thread.shown = None
             if self._line is not None:
                 self._line.draw(self._text())
                 self._line.close()
 
     @classmethod
+    def _shown(cls) -> Preparation | None:
+        shown = getattr(cls._of_thread, "shown", None)
+        return None if shown is None else shown()
+
+    @classmethod
     def count(cls, doing: str) -> None:
         """One more tensor, of which this thread is `doing` something."""
-        self: Preparation | None = getattr(cls._of_thread, "shown", None)
+        self = cls._shown()
         if self is None:
             return
         if doing is not self._doing:

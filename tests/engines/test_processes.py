@@ -21,6 +21,7 @@ import torch
 
 from discolab import DiscoError, ProcessSession, WorkerError, WorkerInterrupted, current_worker
 from discolab.engines import forkserver, remote_session
+from discolab.runtime.services import Service
 from tests.selection import slow
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
@@ -52,6 +53,33 @@ def gone(pids: list[int], within: float = 5) -> bool:
 def spin() -> None:
     while True:
         pass
+
+
+class Looking(Service):
+    """A service to which something is due all the time."""
+
+    looks = 0
+
+    def next_look(self) -> float | None:
+        return 0.0
+
+    def look(self) -> None:
+        self.looks += 1
+
+
+def test_a_service_that_a_session_brings_along_is_asked_when_something_is_due() -> None:
+    service = Looking()
+
+    class Session(ProcessSession):
+        def _begin(self) -> None:
+            self._connections.services["looking"] = service
+            super()._begin()
+
+    with Session(2, devices="cpu", timeout=20) as session:
+        deadline = time.monotonic() + 20
+        while not service.looks and time.monotonic() < deadline:
+            session.sync_all()
+    assert service.looks
 
 
 # -- what is carried -----------------------------------------------------------------------

@@ -155,8 +155,9 @@ def test_a_stopped_worker_is_told_and_may_come_back(
         assert eventually(lambda: "SIGSTOP" in shared.status()[1].detail, 30)
         # of another machine that machine is asked
         states: set[str] = set()  # each is told once
+        worker_1 = shared._actors._by_rank[1]
         assert eventually(
-            lambda: states.add(shared._actors._state_elsewhere(1, pid)) or "T" in states, 30
+            lambda: states.add(shared._actors._state_elsewhere(worker_1, pid)) or "T" in states, 30
         )
         for facts in shared._actors.facts.values():
             monkeypatch.setitem(facts, "machine", "there")
@@ -181,7 +182,7 @@ def test_actors_that_die_are_named(
             ctypes.string_at(0)
         time.sleep(60)
 
-    actors = session._actors._actors.copy()
+    actor = session._actors._by_rank[1]
     session.call_packed(crash)
     with pytest.raises(DiscoError, match=r"worker 3 \(pid .* was killed or has crashed") as told:
         session.sync_all()
@@ -194,7 +195,7 @@ def test_actors_that_die_are_named(
     began = time.monotonic()
     os.kill(session.processes()[2], signal.SIGKILL)
     assert eventually(lambda: 2 in session._connections.lost, 2)
-    ray.kill(actors[session._actors._by_rank[1]])
+    ray.kill(actor.handle)
     assert eventually(lambda: 1 in session._connections.lost, 2)
     assert time.monotonic() - began < 8
     with pytest.raises(DiscoError, match=r"%disco_restart") as told:

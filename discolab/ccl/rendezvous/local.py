@@ -195,7 +195,8 @@ class LocalRendezvous:
     def enter(self, wait: Wait, rank: int) -> None:
         """Say that a worker waits, before it calls `wait`."""
         with self.board.lock:
-            self.board.waiting[rank] = wait
+            if not wait.settled():  # else nobody would take it out again
+                self.board.waiting[rank] = wait
 
     def rest(self, wait: Wait, rank: int) -> None:
         """Say that a worker no longer waits."""

@@ -360,9 +360,12 @@ class WorkerConnections:
     def start(self) -> None:
         """Make the services, and start the reader thread."""
         for name, make in SERVICES.items():
-            service = self.services[name] = make(self)
-            if type(service).next_look is not Service.next_look:
-                self._looking.append(service)
+            self.services[name] = make(self)
+        self._looking = [
+            service
+            for service in self.services.values()
+            if type(service).next_look is not Service.next_look
+        ]
         self._thread.start()
 
     def processes_started(self) -> None:
