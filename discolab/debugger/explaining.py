@@ -132,7 +132,7 @@ def explain(session: Session) -> Explanation:
             failed_calls[0] = replace(failed_calls[0], text=f"earlier: {failed_calls[0].text}")
         facts += failed_calls
     # who waits for one that stands in the debugger has not failed
-    failed = bool(failing or deaths or (facts and not stands))
+    failed = bool(failing or deaths or found.deadlocks or (facts and not stands))
     values = _with_nan(entries) + _differences(entries)
     facts += values + _drawn_apart(entries)
     if not failed:
@@ -169,8 +169,8 @@ def _standing(session: Session) -> tuple[list[Fact], bool]:
     groups: dict[tuple[str, str, str], list[int]] = {}
     for worker in stop.workers if stop is not None else ():
         if worker.state == PAUSED:
-            here = worker.stack[-1]
-            key = (worker.reason, worker.note[:_MOST_WORDS], place(here.file, here.line))
+            here = place(worker.stack[-1].file, worker.stack[-1].line) if worker.stack else ""
+            key = (worker.reason, worker.note[:_MOST_WORDS], here)
             groups.setdefault(key, []).append(worker.rank)
     facts = []
     # what has failed comes before those who have stopped for it

@@ -61,6 +61,9 @@ class _Following(_OfOurs):
 class _Default(_OfOurs):
     """A worker's default."""
 
+    def __copy__(self) -> Any:
+        return _copy(self, _Default())
+
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         variables = contextvars.copy_context().items()
@@ -74,6 +77,11 @@ class _MakesPlain(type):
         if cls is _Context:
             return isinstance(instance, _OF_PYTHON)
         return super().__instancecheck__(instance)
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        if cls is _Context:
+            return issubclass(kind, _OF_PYTHON)
+        return super().__subclasscheck__(kind)
 
 
 class _Context(_OF_PYTHON, metaclass=_MakesPlain):
@@ -93,6 +101,15 @@ _Context.__name__ = _Context.__qualname__ = "Context"
 _Context.__module__ = "decimal"
 
 
+def _set_over(set_: Callable[[Any], None]) -> Callable[[Any], None]:
+    @functools.wraps(set_)
+    def setcontext(ctx: Any, /) -> None:
+        """Set a copy of a default, as Python does: what is set in it does not reach the default."""
+        set_(_copy(ctx, _OF_PYTHON()) if isinstance(ctx, _Default) else ctx)
+
+    return setcontext
+
+
 class _Decimal(ModuleOfWorkers):
     """The module `decimal`."""
 
@@ -108,10 +125,21 @@ class _Decimal(ModuleOfWorkers):
             own = worker.process_state.setdefault(_KEY, _Default())
         return own
 
+    @DefaultContext.setter
+    def DefaultContext(self, context: decimal.Context) -> None:  # noqa: N802
+        if worker_unless_importing() is None:
+            vars(self)["DefaultContext"] = context
+        else:
+            _copy(context, self.DefaultContext)
+
     @property
     def Context(self) -> type[decimal.Context]:  # noqa: N802
         """The class that looks who makes a context, or Python's."""
-        return _OF_PYTHON if worker_unless_importing() is None else _Context
+        return vars(self)["Context"] if worker_unless_importing() is None else _Context
+
+    @Context.setter
+    def Context(self, kind: type[decimal.Context]) -> None:  # noqa: N802
+        vars(self)["Context"] = kind
 
 
 def _start_over(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
@@ -122,6 +150,7 @@ def _start_over(start: Callable[[threading.Thread], None]) -> Callable[[threadin
             run, context = self.run, _copy(own, _Following())
 
             def run_with_default() -> None:
+                del self.run  # it holds this function, and this one the thread
                 decimal.setcontext(context)
                 run()
 
@@ -137,6 +166,7 @@ def _install(patches: Patches) -> None:
     module.__class__ = _Decimal
     patches.at_undo(functools.partial(setattr, module, "__class__", kind))
     patches.replace(threading.Thread, "start", _start_over)
+    patches.replace(decimal, "setcontext", _set_over, everywhere=True)
     # under the name that its class has for who pickles it
     entries: dict[Any, Any] = copyreg.dispatch_table
     entries[_OF_PYTHON] = lambda context: (decimal.Context, _OF_PYTHON.__reduce__(context)[1])

@@ -136,24 +136,24 @@ class BoundNames:
         self, modules: Iterable[ModuleType]
     ) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
         """The namespaces that are concerned, each with names that are or were bound."""
-        new: list[tuple[ModuleType, dict[str, Any]]] = []
+        new: list[tuple[ModuleType, dict[str, Any], int]] = []
         for module in modules:
             names = getattr(module, "__dict__", None)
             if type(names) is not dict:
                 continue
             ref, size, bound = self._known.get(id(module), _UNKNOWN)
             if size != len(names) or ref() is not module:
-                new.append((module, names))
+                new.append((module, names, len(names)))  # an import may add some meanwhile
             elif bound:
                 yield names, bound
-        concerned = _mention([names for _, names in new], self._wanted)
-        for index, (module, names) in enumerate(new):
+        concerned = _mention([names for _, names, _ in new], self._wanted)
+        for index, (module, names, size) in enumerate(new):
             bound = ()
             if index in concerned and not str(names.get("__name__")).startswith(_OWN):
                 bound = tuple(n for n in tuple(names) if id(names.get(n)) in self._wanted)
                 yield names, bound
             if is_library_file(str(names.get("__file__", ""))):
-                self._known[id(module)] = weakref.ref(module), len(names), bound
+                self._known[id(module)] = weakref.ref(module), size, bound
 
 
 _OWN = f"{__package__}."

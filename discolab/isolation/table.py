@@ -195,7 +195,7 @@ def _attempt(row: Row, change: Callable[[], None]) -> None:
     """Make a change; one that this version of a library can't have is told by its name."""
     try:
         change()
-    except AttributeError as exc:
+    except (AttributeError, KeyError) as exc:
         warnings.warn(
             f"discolab can't make {row.state} safe for worker threads with torch "
             f"{torch.__version__}: {exc}. Do not use it on several workers at once, or start the "

@@ -36,10 +36,10 @@ from .worker_local import OF_SCRIPT, DictOfWorkers, OwnSetting
 
 
 @contextmanager
-def own_settings_as_before(worker: Worker) -> Iterator[None]:
-    """At its end a worker's own values are what they were."""
+def fresh_settings(worker: Worker) -> Iterator[None]:
+    """Within it a worker has set nothing yet; at its end its own values are what they were."""
     state = worker.process_state
-    before = {name: copy.copy(value) for name, value in state.items() if name.startswith(OF_SCRIPT)}
+    before = {name: state.pop(name) for name in tuple(state) if name.startswith(OF_SCRIPT)}
     try:
         yield
     finally:

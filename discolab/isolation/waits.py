@@ -29,7 +29,6 @@ from ..runtime.interrupts import (
     Interruptible,
     at_interrupt,
     plain_lock,
-    reentrant_lock,
     shield,
     wait_in_shield,
     waiter_here,
@@ -44,7 +43,8 @@ _lock = plain_lock()  # guards `_programs`
 _programs: weakref.WeakKeyDictionary[
     Interruptible, weakref.WeakKeyDictionary[subprocess.Popen[Any], object]
 ] = weakref.WeakKeyDictionary()  # what each worker has started, and in which call
-_forks = reentrant_lock()  # one at a time: `filelock`, which torch imports, raises otherwise (3.12)
+_forks = threading.RLock()  # one at a time, or `filelock`, which torch imports, may raise
+_FORK_WITHIN = 3.0  # seconds that one waits for another
 _FAR = 1e6  # seconds; a deadline that is none
 _END_WITHIN = 1.0  # seconds that a process which was killed may take to end
 
@@ -243,8 +243,14 @@ def _fork_over(fork: Callable[[], Any]) -> Callable[[], Any]:
     @functools.wraps(fork)
     def fork_whole() -> Any:
         # interrupted, what it locks before, such as that of `logging`, might stay locked
-        with shield(), _forks:
-            return fork()
+        with shield():
+            # what runs before another fork may wait for what this thread holds: not for ever
+            alone = _forks.acquire(timeout=_FORK_WITHIN)
+            try:
+                return fork()
+            finally:
+                if alone:
+                    _forks.release()
 
     return fork_whole
 

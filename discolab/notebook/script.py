@@ -39,7 +39,7 @@ from ..isolation.fresh_random import fresh_random_state
 from ..isolation.programs import run_at_end, use_command_line
 from ..isolation.switches import as_before
 from ..isolation.thread_state import in_new_context, thread_as_before
-from ..isolation.torch_settings import own_settings_as_before
+from ..isolation.torch_settings import fresh_settings
 from ..runtime.errors import ArgumentError, SessionError
 from ..runtime.functions import worker_function
 from ..runtime.worker import Worker, current_worker
@@ -152,7 +152,7 @@ def _as_new(worker: Worker) -> Iterator[None]:
         with (
             logs_and_warnings.fresh_logging(worker),
             warnings.catch_warnings(),
-            own_settings_as_before(worker),
+            fresh_settings(worker),
             overrides_as_before(worker),
             torch.autograd.set_detect_anomaly(False),
             thread_as_before(),

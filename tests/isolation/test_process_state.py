@@ -24,7 +24,7 @@ import cloudpickle
 import pytest
 import torch
 
-from discolab import Session, WorkerError, ccl, current_worker
+from discolab import Session, ThreadedSession, WorkerError, ccl, current_worker
 from discolab.isolation.thread_state import in_new_context
 
 
@@ -435,3 +435,17 @@ def test_each_workers_week_begins_as_it_likes(sess: Session) -> None:
     seen = sess.call_packed(weeks).debug_get_from_all()  # the first of February is a Thursday
     assert seen == [(rank, 3 - rank) for rank in range(4)]
     assert calendar.firstweekday() == 0
+
+
+def test_the_default_of_decimals_may_be_set_as_a_context() -> None:
+    """As Python's documentation does it: what is set there does not reach the default."""
+
+    def own() -> tuple[int, int, int]:
+        decimal.DefaultContext.prec = 12 + current_worker().rank
+        decimal.setcontext(decimal.DefaultContext)
+        decimal.getcontext().prec = 50
+        copied = copy.copy(decimal.DefaultContext)
+        return decimal.DefaultContext.prec, decimal.Context().prec, copied.prec
+
+    with ThreadedSession(2, devices="cpu", timeout=20) as sess:
+        assert sess.call_packed(own).debug_get_from_all() == [(12,) * 3, (13,) * 3]
