@@ -5,6 +5,7 @@ A test that takes `sess` or `pair` from here runs once on each engine, but for t
 ``--all`` some of it is left out: selection.py says what.
 """
 
+import faulthandler
 import gc
 import importlib.util
 import os
@@ -20,6 +21,7 @@ from typing import Any, Self
 
 import pytest
 import torch
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 from discolab import (
     DiscoError,
@@ -69,6 +71,19 @@ def pytest_runtest_protocol(item: pytest.Item) -> None:
     own = item.get_closest_marker("timeout")
     seconds = float(own.args[0] if own else item.config.getini("timeout"))
     item.config.stash[WATCHDOG].begins(item.nodeid, seconds + FIXTURE_SECONDS)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Have where threads stand printed shortly before a test's own timeout, not before all others'.
+
+    Python may crash when it looks at threads that run, so no test that is well must come there.
+    """
+    own = item.get_closest_marker("timeout")
+    if own is not None:
+        faulthandler.dump_traceback_later(
+            max(1.0, float(own.args[0]) - 10), file=item.config.stash[fault_handler_stderr_fd_key]
+        )
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

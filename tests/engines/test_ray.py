@@ -316,10 +316,14 @@ def test_which_gpu_is_whose() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
-def test_what_a_start_that_failed_leaves_is_ended(tmp_path: Path) -> None:
+def test_what_a_start_that_failed_leaves_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Processes with a file of a folder that Ray names after this process; no others."""
     programs = {}
-    for number in (os.getpid(), 1):
+    starter = 1 << 30  # no process has this number: this one may have a Ray that is well
+    monkeypatch.setattr(ray_cluster.os, "getpid", lambda: starter)
+    for number in (starter, 1):
         folder = tmp_path / f"session_2026-01-01_10-00-00_123456_{number}"
         folder.mkdir()
         with open(folder / "agent.log", "w", encoding="ascii") as log:
@@ -327,7 +331,7 @@ def test_what_a_start_that_failed_leaves_is_ended(tmp_path: Path) -> None:
         programs[number] = folder, program
     try:
         ray_cluster._end_what_is_left()
-        folder, program = programs[os.getpid()]
+        folder, program = programs[starter]
         assert program.wait(5) == -signal.SIGKILL
         assert not folder.exists()
         folder, program = programs[1]
