@@ -39,11 +39,11 @@ def test_a_minute(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(290)
 def test_a_planted_fault_is_found_and_its_story_is_short() -> None:
-    status, output = soak("threads", 60, 7, **{PLANTED: "mul", "DISCOLAB_SOAK_SHRINKING": "60"})
+    status, output = soak("threads", 60, 7, **{PLANTED: "mul", "DISCOLAB_SOAK_SHRINKING": "90"})
     assert status == 1
     assert "threads, seed 7: these" in output
     story = [json.loads(line) for line in output.splitlines() if line.startswith('  {"do"')]
-    assert len(story) <= 5
+    assert len(story) <= 10  # of some hundred; fewer where the search has more time
     assert "combine" in [step["do"] for step in story] or story[0]["do"] == "threads"
 
 
