@@ -19,7 +19,7 @@ EVIL = (
     "'onmouseover='window.ran=4' javascript:window.ran=5 {{7*7}} \x00\ud800"
 )
 ALLOWED = {
-    *("HTML", "HEAD", "META", "BODY", "DIV", "SPAN", "STYLE", "DETAILS", "SUMMARY", "BR"),
+    *("HTML", "HEAD", "META", "BODY", "DIV", "PRE", "SPAN", "STYLE", "DETAILS", "SUMMARY", "BR"),
     *("TABLE", "THEAD", "TBODY", "TR", "TH", "TD", "IMG"),
 }
 
