@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 SERVICE = "debugger"
 CONTROLLER = "discolab.debugger.controller"  # in `shared`, where the controller is in this process
-_AGENTS = "discolab.debugger.agents"
+_AGENT = "debugger's agent"
 _DEBUGGER = "the debugger at"
 STANDS = f"for {_DEBUGGER}"  # with which the status of a worker that stands begins
 ALONE = "a value is worked out for the debugger"
@@ -224,12 +224,9 @@ class DebugAgent:
 
 def agent_of(worker: Worker) -> DebugAgent:
     """The agent of a worker; made when it is first asked for."""
-    agents = worker.shared.get(_AGENTS)
-    if agents is None:
-        agents = worker.shared.setdefault(_AGENTS, {})
-    agent: DebugAgent | None = agents.get(worker.worker_id)
+    agent: DebugAgent | None = worker.process_state.get(_AGENT)
     if agent is None:
-        agent = agents.setdefault(worker.worker_id, DebugAgent(worker))
+        agent = worker.process_state.setdefault(_AGENT, DebugAgent(worker))
     return agent
 
 

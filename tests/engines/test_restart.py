@@ -928,3 +928,26 @@ def test_a_late_reply_of_the_dead_is_taken_for_no_other(respawning: ProcessSessi
         connections._deliver(1, number, [])
         assert second.missing == [1]
         connections._deliver(1, connections.number_of(second), [])
+
+
+@pytest.mark.one_process
+def test_a_worker_that_is_replaced_while_it_computes_can_be_stepped() -> None:
+    """The debugger took the one that was given up, and was interrupted, for the new one."""
+
+    def spin() -> None:
+        while current_worker().rank == 1 and not current_worker().process_state.get("enough"):
+            time.sleep(0.01)
+
+    def rank() -> int:
+        number = current_worker().rank
+        return number * 10
+
+    with ThreadedSession(2, devices="cpu", timeout=20) as sess:
+        debugger = debugger_of(sess)
+        assert not debugger.run(rank).finished
+        assert debugger.continue_().finished
+        sess.call_without_result(spin)
+        sess.restart_worker(1)
+        assert not debugger.run(rank).finished
+        assert debugger.continue_().finished
+        assert debugger.program.result().debug_get_from_all() == [0, 10]

@@ -420,8 +420,6 @@ def test_each_worker_has_a_default_of_decimals(sess: Session) -> None:
             third = third[:-1] + "4"
         assert found == [third] * 3 + [("0.34" if rank % 2 else "0.33"), 9]
     assert decimal.DefaultContext.prec == decimal.Context().prec == 28
-    sess.shutdown()
-    assert type(decimal) is type(threading)
 
 
 def weeks() -> Any:
