@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..runtime.errors import ArgumentError, DiscoError
@@ -99,8 +99,6 @@ class Actor:
 
     Attributes
     ----------
-    facts
-        What it says of itself, once it is a worker.
     fate
         How it has ended; "" so far.
     due
@@ -110,7 +108,6 @@ class Actor:
     handle: Any
     index: int
     bundle: Bundle
-    facts: dict[str, Any] = field(default_factory=dict)
     fate: str = ""
     due: float | None = None
     asked_at: float = 0.0  # when it was asked what its process does
@@ -219,7 +216,7 @@ class Actors(Service):
         self, rank: int, actor: Actor, facts: dict[str, Any], settings: dict[str, Any]
     ) -> None:
         """Have an actor be a worker."""
-        actor.facts = self.facts[rank] = facts
+        self.facts[rank] = facts
         self._places[rank] = actor.index, actor.bundle
         self._by_rank[rank] = actor
         future = actor.handle.work.remote(settings).future()
@@ -302,19 +299,22 @@ class Actors(Service):
 
     def activity(self, rank: int) -> str:
         """See `WorkerProcesses`."""
-        actor, pid = self._by_rank.get(rank), self.connections.joined.get(rank, 0)
-        if actor is None:
+        pid = self.connections.joined.get(rank, 0)
+        if rank not in self._by_rank:
             return ""
-        if actor.facts["machine"] == machine_id():
+        if self.facts[rank]["machine"] == machine_id():
             return process_state(pid)
-        return self._state_elsewhere(actor, pid)
+        return self._state_elsewhere(rank, pid)
 
     def cut_off(self, rank: int) -> str:
         """See `WorkerProcesses`: that is Ray's to say, which ends such actors."""
         return ""
 
-    def _state_elsewhere(self, actor: Actor, pid: int) -> str:
+    def _state_elsewhere(self, rank: int, pid: int) -> str:
         """What the process of a worker elsewhere does, each time that its machine says so."""
+        actor = self._by_rank.get(rank)
+        if actor is None:
+            return ""
         now, asked = time.monotonic(), actor.asked
         if asked is not None and self._ray.wait([asked], timeout=0)[0]:
             actor.asked = None
@@ -324,7 +324,7 @@ class Actors(Service):
                 return ""
         if now - actor.asked_at > (_ASK_EVERY if asked is None else _ANSWER):
             strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
-                actor.facts["node"], soft=False
+                self.facts[rank]["node"], soft=False
             )
             task = self._ray.remote(process_state).options(
                 num_cpus=0, max_retries=0, scheduling_strategy=strategy

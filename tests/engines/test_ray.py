@@ -155,9 +155,8 @@ def test_a_stopped_worker_is_told_and_may_come_back(
         assert eventually(lambda: "SIGSTOP" in shared.status()[1].detail, 30)
         # of another machine that machine is asked
         states: set[str] = set()  # each is told once
-        worker_1 = shared._actors._by_rank[1]
         assert eventually(
-            lambda: states.add(shared._actors._state_elsewhere(worker_1, pid)) or "T" in states, 30
+            lambda: states.add(shared._actors._state_elsewhere(1, pid)) or "T" in states, 30
         )
         for facts in shared._actors.facts.values():
             monkeypatch.setitem(facts, "machine", "there")
