@@ -292,6 +292,11 @@ def own_variables(module: ModuleType, patches: Patches, *names: str) -> None:
                 patches.at_undo(functools.partial(setattr, value, method, function))
 
 
+def owning_variables(*names: str) -> Callable[[ModuleType, Patches], None]:
+    """For `Row.on_import`: `own_variables` of the module for these functions and classes."""
+    return lambda module, patches: own_variables(module, patches, *names)
+
+
 def inherit_variables(module: str, worker: Worker) -> None:
     """In a process that a worker has forked: what it has set becomes the module's."""
     names: dict[str, Any] = worker.process_state.get(f"{OF_SCRIPT}variables of {module}", {})

@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 from .. import table
-from ..patches import Patches
 from ..table import Row, Treatment
-from ..worker_local import own_variables
-
-
-def _pool(module: ModuleType, patches: Patches) -> None:
-    own_variables(module, patches, "_ReusablePoolExecutor")
-
-
-def _arguments(module: ModuleType, patches: Patches) -> None:
-    own_variables(module, patches, "MemmappingExecutor")
-
+from ..worker_local import owning_variables
 
 table.add(
     Row(
@@ -26,8 +14,8 @@ table.add(
         "It ends with the script, or when it had nothing to do for some minutes.",
         test="tests/isolation/test_libraries.py::test_each_worker_has_a_pool_of_joblib",
         on_import={
-            "joblib.externals.loky.reusable_executor": _pool,
-            "joblib.executor": _arguments,
+            "joblib.externals.loky.reusable_executor": owning_variables("_ReusablePoolExecutor"),
+            "joblib.executor": owning_variables("MemmappingExecutor"),
         },
         library="joblib",
     )

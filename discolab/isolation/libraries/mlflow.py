@@ -10,7 +10,7 @@ from typing import Any
 from .. import table
 from ..patches import Patches
 from ..table import Row, Treatment
-from ..worker_local import own_variables
+from ..worker_local import own_variables, owning_variables
 
 
 def _tracking(module: ModuleType, patches: Patches) -> None:
@@ -31,14 +31,6 @@ def _tracking(module: ModuleType, patches: Patches) -> None:
     patches.replace(module, "_use_tracking_uri", use_over, everywhere=True)
 
 
-def _registry(module: ModuleType, patches: Patches) -> None:
-    own_variables(module, patches, "set_registry_uri", "_get_registry_uri_from_context")
-
-
-def _experiment(module: ModuleType, patches: Patches) -> None:
-    own_variables(module, patches, "set_experiment", "start_run", "_get_experiment_id")
-
-
 table.add(
     Row(
         state="mlflow's `set_tracking_uri`, `set_registry_uri`, `set_experiment`",
@@ -48,8 +40,12 @@ table.add(
         test="tests/isolation/test_libraries.py::test_each_worker_writes_runs_of_mlflow",
         on_import={
             "mlflow.tracking._tracking_service.utils": _tracking,
-            "mlflow.tracking._model_registry.utils": _registry,
-            "mlflow.tracking.fluent": _experiment,
+            "mlflow.tracking._model_registry.utils": owning_variables(
+                "set_registry_uri", "_get_registry_uri_from_context"
+            ),
+            "mlflow.tracking.fluent": owning_variables(
+                "set_experiment", "start_run", "_get_experiment_id"
+            ),
         },
         library="mlflow",
     )

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 from ...runtime.worker import Worker
 from .. import table
-from ..patches import Patches
 from ..table import Row, Treatment
-from ..worker_local import inherit_variables, own_variables
+from ..worker_local import inherit_variables, owning_variables
 
 _META, _SEED = "monai.data.meta_obj", "monai.utils.misc"
-
-
-def _own(*names: str) -> table.Change:
-    def change(module: ModuleType, patches: Patches) -> None:
-        own_variables(module, patches, *names)
-
-    return change
 
 
 def _in_child(worker: Worker) -> None:
@@ -33,8 +23,8 @@ table.add(
         "switches of cuDNN that `set_determinism` sets are changed by all workers together.",
         test="tests/isolation/test_libraries.py::test_each_worker_switches_monai",
         on_import={
-            _META: _own("set_track_meta", "get_track_meta"),
-            _SEED: _own("set_determinism", "get_seed"),
+            _META: owning_variables("set_track_meta", "get_track_meta"),
+            _SEED: owning_variables("set_determinism", "get_seed"),
         },
         in_child=_in_child,
         library="monai",

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import functools
-from types import ModuleType
 
 from .. import table
-from ..patches import Patches
 from ..table import Row, Treatment
-from ..worker_local import inherit_variables, own_variables
+from ..worker_local import inherit_variables, owning_variables
 
 _MODULE = "torchvision.tv_tensors._torch_function_helpers"
 
 
-def _return_type(module: ModuleType, patches: Patches) -> None:
-    names = ("_ReturnTypeCM", "set_return_type", "_must_return_subclass")
-    own_variables(module, patches, *names)
-
+_NAMES = ("_ReturnTypeCM", "set_return_type", "_must_return_subclass")
 
 table.add(
     Row(
@@ -24,7 +19,7 @@ table.add(
         treatment=Treatment.PER_WORKER,
         meaning="A worker begins with the notebook's; a script's end forgets what it has set.",
         test="tests/isolation/test_libraries.py::test_each_worker_has_a_return_type_of_torchvision",
-        on_import={_MODULE: _return_type},
+        on_import={_MODULE: owning_variables(*_NAMES)},
         in_child=functools.partial(inherit_variables, _MODULE),
         library="torchvision",
     )
