@@ -61,9 +61,6 @@ class _Following(_OfOurs):
 class _Default(_OfOurs):
     """A worker's default."""
 
-    def __copy__(self) -> Any:
-        return _copy(self, _Default())
-
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         variables = contextvars.copy_context().items()
@@ -162,9 +159,7 @@ def _start_over(start: Callable[[threading.Thread], None]) -> Callable[[threadin
 
 def _install(patches: Patches) -> None:
     module: ModuleType = sys.modules["decimal"]
-    kind = module.__class__
-    module.__class__ = _Decimal
-    patches.at_undo(functools.partial(setattr, module, "__class__", kind))
+    patches.change_class(module, _Decimal)
     patches.replace(threading.Thread, "start", _start_over)
     patches.replace(decimal, "setcontext", _set_over, everywhere=True)
     # under the name that its class has for who pickles it

@@ -33,8 +33,7 @@ _legacy: Any = numpy.random.mtrand._rand
 def _install(patches: Patches) -> None:
     """Have the functions look who calls."""
     _replace_methods_of(patches, random, _instance, _own_random)
-    _instance.__class__ = _RandomOfWorkers
-    patches.at_undo(lambda: setattr(_instance, "__class__", random.Random))
+    patches.change_class(_instance, _RandomOfWorkers)
     _replace_methods_of(patches, numpy.random, _legacy, _own_legacy)
     if hasattr(numpy.random, "set_bit_generator"):
         for function in (get_bit_generator, set_bit_generator):

@@ -328,14 +328,7 @@ def _install_warnings(patches: Patches) -> None:
     # before the module's class: a worker that starts a session would set these in its own copy
     for name in ("simplefilter", "filterwarnings", "resetwarnings"):
         patches.replace(warnings, name, _of_own_copy, everywhere=True)
-    kind = type(warnings)
-    warnings.__class__ = _Warnings
-
-    def put_back() -> None:
-        if type(warnings) is _Warnings:
-            object.__setattr__(warnings, "__class__", kind)
-
-    patches.at_undo(put_back)
+    patches.change_class(warnings, _Warnings)
 
 
 def _of_own_copy(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import Any
 
@@ -30,17 +30,8 @@ def _install(patches: Patches) -> None:
     module = sys.modules.get("__main__")
     if module is None:
         return
-    kind = type(module)
-    try:
-        module.__class__ = type("ModuleOfWorkers", (_OfWorkers, kind), {})
-    except TypeError:
-        return
-
-    def put_back() -> None:
-        if isinstance(module, _OfWorkers):
-            object.__setattr__(module, "__class__", kind)
-
-    patches.at_undo(put_back)
+    with suppress(TypeError):
+        patches.change_class(module, type("ModuleOfWorkers", (_OfWorkers, type(module)), {}))
 
 
 class _OfWorkers(ModuleOfWorkers):

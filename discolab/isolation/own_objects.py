@@ -58,8 +58,7 @@ def own_object(thing: Any, name: str, make: Callable[[], Any], patches: Patches)
     names: dict[str, Any] = {method: special(method) for method in methods}
     names |= {"__getattribute__": get, "__setattr__": set_, "__module__": kind.__module__}
     names |= {"__slots__": (), "__hash__": kind.__hash__}
-    thing.__class__ = type(kind.__name__, (kind,), names)
-    patches.at_undo(functools.partial(object.__setattr__, thing, "__class__", kind))
+    patches.change_class(thing, type(kind.__name__, (kind,), names))
 
 
 class _List(list[Any]):

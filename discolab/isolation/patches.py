@@ -58,6 +58,17 @@ class Patches:
         setattr(owner, name, value)
         self._undo.append((owner, name, value, value, False))
 
+    def change_class(self, thing: Any, kind: type) -> None:
+        """Give an object another class, until all is put back or somebody gives it one."""
+        before = type(thing)
+        thing.__class__ = kind
+
+        def put_back() -> None:
+            if isinstance(thing, kind):
+                object.__setattr__(thing, "__class__", before)
+
+        self.at_undo(put_back)
+
     def at_undo(self, function: Callable[[], None]) -> None:
         """Call a function too when all is put back."""
         self._last.append(function)

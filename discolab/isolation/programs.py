@@ -73,14 +73,7 @@ class _SysOfWorkers(ModuleOfWorkers):
 
 
 def _install_sys(patches: Patches) -> None:
-    kind: Any = type(sys)
-    sys.__class__ = type("SysOfWorkers", (_SysOfWorkers, kind), {})
-
-    def put_back() -> None:
-        if isinstance(sys, _SysOfWorkers):
-            sys.__class__ = kind
-
-    patches.at_undo(put_back)
+    patches.change_class(sys, type("SysOfWorkers", (_SysOfWorkers, type(sys)), {}))
 
 
 def use_command_line(worker: Worker, argv: list[str] | None) -> None:

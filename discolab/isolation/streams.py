@@ -93,12 +93,9 @@ class _StreamsOfWorkers(ModuleOfWorkers):
 
 
 def _install(patches: Patches) -> None:
-    kind: Any = type(sys)
-    sys.__class__ = type("SysOfWorkers", (_StreamsOfWorkers, kind), {})
+    patches.change_class(sys, type("SysOfWorkers", (_StreamsOfWorkers, type(sys)), {}))
 
     def put_back() -> None:
-        if isinstance(sys, _StreamsOfWorkers):
-            sys.__class__ = kind
         for name in ("stdout", "stderr"):
             if type(_dict[name]) is _Router:
                 _dict[name] = _dict[name].original

@@ -109,8 +109,7 @@ class _CpuTracker:
 
 def _random(module: ModuleType, patches: Patches) -> None:
     """DTensor's state of random numbers belongs to the worker."""
-    module.__class__ = _RandomOfWorkers
-    patches.at_undo(lambda: setattr(module, "__class__", ModuleType))
+    patches.change_class(module, _RandomOfWorkers)
 
 
 def _random_factories(module: ModuleType, patches: Patches) -> None:

@@ -65,13 +65,7 @@ def _settings(module: ModuleType, patches: Patches) -> None:
             return self.copy().find_all(pattern)
 
     values: PerWorker[Any] = PerWorker(settings, dict, imports_share=True)
-    settings.__class__ = RcParamsOfWorkers
-
-    def put_back() -> None:
-        if type(settings) is RcParamsOfWorkers:
-            settings.__class__ = kind
-
-    patches.at_undo(put_back)
+    patches.change_class(settings, RcParamsOfWorkers)
 
 
 def _colormaps(module: ModuleType, patches: Patches) -> None:

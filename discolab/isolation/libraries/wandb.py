@@ -42,9 +42,7 @@ def _variable(name: str) -> property:
 def _own_variables(module: ModuleType, patches: Patches) -> None:
     names = inspect.signature(sys.modules["wandb.sdk.lib.module"].set_global).parameters
     there = {name: _variable(name) for name in names if name in vars(module)}
-    kind = module.__class__
-    module.__class__ = type("WandbOfWorkers", (ModuleOfWorkers,), there)
-    patches.at_undo(functools.partial(setattr, module, "__class__", kind))
+    patches.change_class(module, type("WandbOfWorkers", (ModuleOfWorkers,), there))
 
 
 def _own_runs(module: ModuleType, patches: Patches) -> None:
