@@ -19,6 +19,7 @@ import sys
 import time
 
 SECONDS_TO_PRINT = 15.0
+END = b"no more tests"
 
 
 class Watchdog:
@@ -35,8 +36,9 @@ class Watchdog:
         self._process.stdin.flush()
 
     def close(self) -> None:
-        """No test comes any more."""
+        """No test comes any more. A process that a test has left may hold the pipe: say so, too."""
         assert self._process.stdin is not None
+        self._process.stdin.write(END + b"\n")
         self._process.stdin.close()
         self._process.wait()
 
@@ -46,10 +48,11 @@ def watch(pid: int) -> None:
     seconds, test, heard = "0", "", time.monotonic()
     while os.getppid() == pid:
         if select.select([sys.stdin], [], [], 1.0)[0]:
-            line = os.read(sys.stdin.fileno(), 65536).decode(errors="replace")
-            if not line:
+            line = os.read(sys.stdin.fileno(), 65536)
+            last = line.splitlines()[-1] if line else END
+            if last == END:
                 return
-            (seconds, test), heard = line.splitlines()[-1].split(" ", 1), time.monotonic()
+            (seconds, test), heard = last.decode(errors="replace").split(" ", 1), time.monotonic()
         elif test and time.monotonic() - heard > float(seconds):
             end(pid, f"\n{test} hangs: it and its fixtures took more than {seconds} s")
             return

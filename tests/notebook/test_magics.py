@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 
@@ -188,7 +189,8 @@ def test_completion_of_worker_names_attributes_and_options(nb: Any) -> None:
 
 
 def test_show_and_debug_stand_for_magics_of_their_own(nb: Any) -> None:
-    assert nb.ok("%disco_show status").stdout == nb.ok("%disco_status").stdout
+    shown, told = (nb.ok(magic).stdout for magic in ("%disco_show status", "%disco_status"))
+    assert re.sub(r"[0-9]", "N", shown) == re.sub(r"[0-9]", "N", told)  # one may see a free queued
     assert nb.ok("%disco_show doctor -n 3").text == nb.ok("%disco_doctor -n 3").text
     told = nb.fails("%disco_show").stderr
     assert "what? One of: registers, devices, timeline, status, doctor, whos" in told

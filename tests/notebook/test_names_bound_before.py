@@ -29,7 +29,9 @@ def test_two_workers_with_one_seed_draw_what_a_process_draws(engine: str) -> Non
     notebook = Kernel()
     try:
         notebook.ok(BOUND)
-        notebook.ok(f"%load_ext discolab\n%disco_session 2 --engine {engine} --devices cpu")
+        nodes = " --nodes local:2" if engine == "sockets" else ""
+        start = f"%disco_session 2 --engine {engine}{nodes} --devices cpu"
+        notebook.ok(f"%load_ext discolab\n{start}")
         notebook.ok("draws()")  # the notebook's own state is not the workers'
         same = "[found == alone for found in sess.call_packed(draws).debug_get_from_all()]"
         assert notebook.ok(same).text == "[True, True]"
