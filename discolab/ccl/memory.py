@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 
 from ..runtime.accelerators import current_stream, on_accelerator
+from ..runtime.regions import array_of
 from .reductions import MOVABLE, REDUCIBLE
 
 Tensor = torch.Tensor
@@ -148,7 +149,7 @@ def joined(tensors: Tensors) -> Tensor:
 
 def data_of(tensors: Tensors) -> bytes:
     """The bytes of tensors, one after the other, on whatever device."""
-    data: bytes = joined(tensors).cpu().numpy().tobytes()
+    data: bytes = array_of(joined(tensors).cpu()).tobytes()
     return data
 
 

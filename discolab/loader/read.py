@@ -8,6 +8,7 @@ while the next one is read.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import math
 import mmap as _mmap
@@ -130,7 +131,8 @@ class Files:
     ) -> None:
         """Fill a vector of bytes from the file."""
         fd = self._open(file, name)
-        memory = into.numpy().data
+        # Not into.numpy(): torch would refuse for good to resize the storage, as FSDP does.
+        memory = memoryview((ctypes.c_char * len(into)).from_address(into.data_ptr())).cast("B")
         done = 0
         while done < len(memory):
             if self._fresh:

@@ -47,6 +47,30 @@ def writes(size: int) -> dict[str, list[int]]:
     return found
 
 
+def not_resizable(size: int) -> list[str]:
+    """Operations after which torch refuses to resize the storage of what went in or came out."""
+    rank = dist.get_rank()
+    found = []
+
+    def note(name: str, operate: Callable[..., Any], *counts: int) -> None:
+        tensors = [torch.full((count * size,), rank + 1.0) for count in counts]
+        operate(*tensors)
+        if not all(tensor.untyped_storage().resizable() for tensor in tensors):
+            found.append(name)
+
+    note("all_reduce", dist.all_reduce, 1)
+    note("reduce", lambda one: dist.reduce(one, 1), 1)
+    note("broadcast", lambda one: dist.broadcast(one, 1), 1)
+    note("scatter", lambda one, *parts: dist.scatter(one, None if rank else [*parts]), 1, 1, 1)
+    note("gather", lambda one, *outs: dist.gather(one, None if rank else [*outs]), 1, 1, 1)
+    note("all_to_all_single", dist.all_to_all_single, 2, 2)
+    note("send", lambda one: dist.recv(one, 0) if rank else dist.send(one, 1), 1)
+    note("all_gather", lambda one, *outs: dist.all_gather([*outs], one), 1, 1, 1)
+    note("all_gather_into_tensor", dist.all_gather_into_tensor, 2, 1)
+    note("reduce_scatter_tensor", dist.reduce_scatter_tensor, 1, 2)
+    return found
+
+
 @pytest.mark.parametrize("size", [3, LARGE])
 def test_autograd_learns_of_the_writes_of_which_gloo_tells_it(start: Start, size: int) -> None:
     silent = ("all_reduce", "reduce", "broadcast", "scatter", "all_to_all_single", "recv", "ccl")
@@ -54,6 +78,12 @@ def test_autograd_learns_of_the_writes_of_which_gloo_tells_it(start: Start, size
     expected |= {"all_gather": [1, 1], "reduce_scatter_tensor": [1]}
     with start(2) as sess:
         assert sess.call_packed(writes, size).debug_get_from_all() == [expected] * 2
+
+
+@pytest.mark.parametrize("size", [3, LARGE])
+def test_storages_can_be_resized_afterwards_as_fsdp_does(start: Start, size: int) -> None:
+    with start(2) as sess:
+        assert sess.call_packed(not_resizable, size).debug_get_from_all() == [[], []]
 
 
 def reference_first() -> tuple[Any, ...]:

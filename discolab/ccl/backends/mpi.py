@@ -354,7 +354,7 @@ def _begin_step(communicator: Communicator, step: steps.Step) -> Any:
 
     ops = {"sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX}
     ops |= {"band": MPI.BAND, "bor": MPI.BOR, "bxor": MPI.BXOR}
-    data = step.data.numpy()
+    data = step.data
     match step:
         case steps.AllReduce(_, op):
             return communicator.Iallreduce(MPI.IN_PLACE, data, ops[op])
@@ -363,13 +363,13 @@ def _begin_step(communicator: Communicator, step: steps.Step) -> Any:
                 return communicator.Ireduce(MPI.IN_PLACE, data, ops[op], root)
             return communicator.Ireduce(data, None, ops[op], root)
         case steps.ReduceScatter(_, out, op):
-            return communicator.Ireduce_scatter_block(data, out.numpy(), ops[op])
+            return communicator.Ireduce_scatter_block(data, out, ops[op])
         case steps.AllGather(_, out):
-            return communicator.Iallgather(data, out.numpy())
+            return communicator.Iallgather(data, out)
         case steps.Broadcast(_, root):
             return communicator.Ibcast(data, root)
         case steps.AllToAll(_, out, gives, takes):
-            return communicator.Ialltoallv([data, gives], [out.numpy(), takes])
+            return communicator.Ialltoallv([data, gives], [out, takes])
 
 
 def _check_notes(call: Call, notes: list[Any]) -> None:
