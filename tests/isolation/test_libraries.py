@@ -410,9 +410,12 @@ def test_each_worker_switches_timm(four: Session) -> None:
 
     def program() -> list[bool]:
         from timm import layers
+        from timm.data.readers import img_extensions
 
         rank = current_worker().rank
         layers.set_fused_attn(bool(rank % 2))
+        layers.set_fast_norm(bool(rank % 2))
+        img_extensions.set_img_extensions([f".of{rank}"])
         with contextlib.ExitStack() as stack:
             for _ in range(rank + 1):  # workers leave one after the other
                 stack.enter_context(layers.set_layer_config(scriptable=bool(rank % 2)))
@@ -420,10 +423,12 @@ def test_each_worker_switches_timm(four: Session) -> None:
             found = [layers.use_fused_attn(), layers.is_scriptable()]
             for _ in range(3 - rank):
                 ccl.barrier()
-        return [*found, layers.is_scriptable()]
+        norm, read = layers.is_fast_norm(), img_extensions.is_img_extension(f".of{rank}")
+        return [*found, layers.is_scriptable(), norm, read]
 
     values = four.call_packed(program).debug_get_from_all()
-    assert values == [[bool(rank % 2), bool(rank % 2), False] for rank in range(4)]
+    odd = [bool(rank % 2) for rank in range(4)]
+    assert values == [[is_odd, is_odd, False, is_odd, True] for is_odd in odd]
     from timm import layers
 
     assert layers.use_fused_attn()
@@ -923,3 +928,211 @@ def test_each_worker_has_a_run_of_wandb(four: Session, tmp_path: Path) -> None:
     four.shutdown()
     assert seen == [(True, f"of {r}", {"rank": r}, r, r % 2 == 1) for r in range(4)]
     assert len(list(tmp_path.glob("*/wandb/offline-run-*/run-*.wandb"))) == 4
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_each_worker_trains_a_linear_svm_for_itself(four: Session) -> None:
+    pytest.importorskip("sklearn")
+
+    def program() -> list[tuple[float, float]]:
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.svm import LinearSVC
+
+        rank, found = current_worker().rank, []
+        draws = np.random.RandomState(rank)
+        x = draws.randn(300, 10)
+        y = (x[:, 0] + 2 * draws.randn(300) > 0).astype(int)
+        ccl.barrier()
+        for _ in range(10):
+            svm = LinearSVC(random_state=rank, max_iter=40, C=10, dual=True)
+            regression = LogisticRegression(
+                solver="liblinear", dual=True, random_state=rank, max_iter=30
+            )
+            found.append((svm.fit(x, y).coef_.sum(), regression.fit(x, y).coef_.sum()))
+        return found
+
+    seen = four.call_packed(program).debug_get_from_all()
+    assert [len(set(found)) for found in seen] == [1] * 4
+    with ThreadedSession(1, devices="cpu") as alone:
+        assert alone.call_packed(program).debug_get_from_all() == seen[:1]
+
+
+def test_each_worker_registers_a_backend_of_joblib(four: Session) -> None:
+    pytest.importorskip("joblib")
+
+    def program() -> int:
+        from joblib import Parallel, parallel_config, register_parallel_backend
+        from joblib._parallel_backends import SequentialBackend
+
+        class Backend(SequentialBackend):
+            rank = current_worker().rank
+
+        register_parallel_backend("mine", Backend)
+        ccl.barrier()
+        with parallel_config(backend="mine"):
+            return int(Parallel(1)._backend.rank)
+
+    assert four.call_packed(program).debug_get_from_all() == list(range(4))
+    from joblib.parallel import BACKENDS
+
+    assert "mine" not in BACKENDS
+
+
+def test_a_worker_may_not_seed_sentencepiece(four: Session) -> None:
+    pytest.importorskip("sentencepiece")
+
+    def program() -> None:
+        import sentencepiece
+
+        sentencepiece.set_random_generator_seed(current_worker().rank)
+
+    with pytest.raises(Exception, match="SessionError.*engine=.processes."):
+        four.call_packed(program).debug_get_from_all()
+
+
+def test_each_worker_solves_in_a_dtype_of_kornia(four: Session) -> None:
+    pytest.importorskip("kornia")
+
+    def program() -> bool:
+        import torch
+        from kornia.geometry.solvers import polynomial_solver
+
+        dtype = torch.float64 if current_worker().rank % 2 else torch.float32
+        a, b = torch.ones(2, 10, dtype=dtype), torch.ones(2, 4, dtype=dtype)
+        ccl.barrier()
+        for _ in range(300):
+            product = polynomial_solver.multiply_deg_two_one_poly(a, b)
+            assert product.dtype == polynomial_solver.multiply_deg_one_poly(b, b).dtype == dtype
+        return bool(product.sum() == 80)
+
+    assert four.call_packed(program).debug_get_from_all() == [True] * 4
+
+
+def test_each_worker_has_a_logger_of_lightgbm(four: Session) -> None:
+    pytest.importorskip("lightgbm")
+
+    def program() -> Any:
+        import lightgbm
+
+        rank = current_worker().rank
+        told: list[str] = []
+
+        class Logger:
+            def info(self, message: str) -> None:
+                told.append(message)
+
+            warning = info
+
+        lightgbm.register_logger(Logger())
+        x = np.random.RandomState(rank).rand(50 + rank, 3)
+        ccl.barrier()
+        data = lightgbm.Dataset(x, x[:, 0])
+        lightgbm.train({"num_threads": 1, "force_row_wise": True, "verbose": 1}, data, 1)
+        ccl.barrier()
+        return [line.split(": ")[1].split(",")[0] for line in told if "data points" in line]
+
+    assert four.call_packed(program).debug_get_from_all() == [[str(50 + r)] for r in range(4)]
+
+
+def test_each_worker_has_options_of_statsmodels(four: Session) -> None:
+    pytest.importorskip("statsmodels")
+
+    def program() -> str:
+        from statsmodels.formula import options
+
+        options.ordering = "sort" if current_worker().rank % 2 else "degree"
+        ccl.barrier()
+        return str(options.ordering)
+
+    assert four.call_packed(program).debug_get_from_all() == ["degree", "sort"] * 2
+    from statsmodels.formula import options
+
+    assert options.ordering == "legacy"
+
+
+def test_each_worker_switches_torch_geometric(four: Session) -> None:
+    pytest.importorskip("torch_geometric")
+
+    def program() -> Any:
+        import torch_geometric
+        from torch_geometric.experimental import is_experimental_mode_enabled
+
+        rank = current_worker().rank
+        option = "disable_dynamic_shapes"
+        torch_geometric.set_home_dir(f"of {rank}")
+        with torch_geometric.set_debug(rank % 2 == 1):
+            with torch_geometric.set_experimental_mode(rank % 2 == 0, option):
+                ccl.barrier()
+                within = is_experimental_mode_enabled(option), torch_geometric.is_debug_enabled()
+                ccl.barrier()
+        return *within, torch_geometric.is_debug_enabled(), torch_geometric.get_home_dir()
+
+    seen = four.call_packed(program).debug_get_from_all()
+    assert seen == [(r % 2 == 0, r % 2 == 1, False, f"of {r}") for r in range(4)]
+
+
+@pytest.mark.filterwarnings("ignore")  # what GraphGym would need
+def test_each_worker_registers_with_torch_geometric(four: Session) -> None:
+    pytest.importorskip("torch_geometric")
+
+    def program() -> Any:
+        from torch_geometric.graphgym import register
+
+        rank = current_worker().rank
+        register.register_act("mine", lambda: rank)
+        ccl.barrier()
+        return register.act_dict["mine"]()
+
+    assert four.call_packed(program).debug_get_from_all() == list(range(4))
+    from torch_geometric.graphgym import register
+
+    assert "mine" not in register.act_dict
+
+
+def test_each_worker_has_layers_of_torch_geometric(four: Session) -> None:
+    """Of classes of one name, whose messages have other arguments."""
+    pytest.importorskip("torch_geometric")
+
+    def program() -> list[float]:
+        import torch
+        from torch_geometric.nn import MessagePassing
+
+        rank = current_worker().rank
+
+        class Layer(MessagePassing):
+            def forward(self, x: Any, edges: Any) -> Any:
+                return self.propagate(edges, x=x, weight=torch.tensor(10.0))
+
+            if rank % 2:
+
+                def message(self, x_j: Any, weight: Any = 1.0) -> Any:
+                    return x_j * weight
+
+            else:
+
+                def message(self, x_j: Any) -> Any:
+                    return x_j + rank
+
+        ccl.barrier()
+        edges = torch.tensor([[0, 1], [1, 0]])
+        return Layer()(torch.ones(2, 1), edges).flatten().tolist()
+
+    seen = four.call_packed(program).debug_get_from_all()
+    assert seen == [[1.0] * 2, [10.0] * 2, [3.0] * 2, [10.0] * 2]
+
+
+def test_each_worker_registers_a_model_of_torchvision(four: Session) -> None:
+    _torchvision()
+
+    def program() -> Any:
+        from torchvision import models
+
+        rank = current_worker().rank
+        models.register_model("mine")(lambda: rank)
+        ccl.barrier()
+        return models.get_model("mine"), "mine" in models.list_models()
+
+    assert four.call_packed(program).debug_get_from_all() == [(rank, True) for rank in range(4)]
+    from torchvision import models
+
+    assert "mine" not in models.list_models()

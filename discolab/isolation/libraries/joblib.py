@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+from types import ModuleType
+
 from .. import table
+from ..patches import Patches
 from ..table import Row, Treatment
-from ..worker_local import owning_variables
+from ..worker_local import DictOfWorkers, owning_variables
+
+
+def _backends(module: ModuleType, patches: Patches) -> None:
+    own = functools.partial(DictOfWorkers, "backends of joblib")
+    patches.replace(module, "BACKENDS", own, everywhere=True)
+
 
 table.add(
     Row(
@@ -17,6 +27,17 @@ table.add(
             "joblib.externals.loky.reusable_executor": owning_variables("_ReusablePoolExecutor"),
             "joblib.executor": owning_variables("MemmappingExecutor"),
         },
+        library="joblib",
+    )
+)
+table.add(
+    Row(
+        state="`joblib.register_parallel_backend`",
+        treatment=Treatment.PER_WORKER,
+        meaning="Each worker computes with the backend that it has registered, until its script "
+        "ends. `make_default=True` is for all.",
+        test="tests/isolation/test_libraries.py::test_each_worker_registers_a_backend_of_joblib",
+        on_import={"joblib.parallel": _backends},
         library="joblib",
     )
 )

@@ -5,15 +5,27 @@ from __future__ import annotations
 import functools
 from types import ModuleType
 
+from ...runtime.worker import Worker
 from .. import table
 from ..patches import Patches
 from ..table import Row, Treatment
-from ..worker_local import DictOfWorkers, inherit_variables, own_variables
+from ..worker_local import DictOfWorkers, inherit_variables, own_variables, owning_variables
 
-_MODULE = "timm.layers.config"
+_CONFIG = "timm.layers.config"
+_SWITCHES = {
+    "timm.layers.fast_norm": owning_variables("set_fast_norm", "is_fast_norm"),
+    "timm.data.readers.img_extensions": owning_variables(
+        "_set_extensions",
+        "is_img_extension",
+        "get_img_extensions",
+        "set_img_extensions",
+        "add_img_extensions",
+        "del_img_extensions",
+    ),
+}
 
 
-def _switches(module: ModuleType, patches: Patches) -> None:
+def _config(module: ModuleType, patches: Patches) -> None:
     own_variables(module, patches, *(name for name in module.__all__ if hasattr(module, name)))
 
 
@@ -22,14 +34,20 @@ def _models(module: ModuleType, patches: Patches) -> None:
     patches.replace(module, "_model_entrypoints", own)
 
 
+def _in_child(worker: Worker) -> None:
+    for module in (_CONFIG, *_SWITCHES):
+        inherit_variables(module, worker)
+
+
 table.add(
     Row(
-        state="timm's `set_fused_attn`, `set_layer_config`, `set_exportable` and their like",
+        state="timm's `set_fused_attn`, `set_layer_config`, `set_exportable`, `set_fast_norm`, "
+        "`set_img_extensions` and their like",
         treatment=Treatment.PER_WORKER,
         meaning="A worker begins with the notebook's; a script's end forgets what it has set.",
         test="tests/isolation/test_libraries.py::test_each_worker_switches_timm",
-        on_import={_MODULE: _switches},
-        in_child=functools.partial(inherit_variables, _MODULE),
+        on_import={_CONFIG: _config, **_SWITCHES},
+        in_child=_in_child,
         library="timm",
     )
 )

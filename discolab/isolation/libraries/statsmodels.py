@@ -1,0 +1,34 @@
+"""statsmodels keeps in one object how formulas become columns."""
+
+from __future__ import annotations
+
+import copy
+from types import ModuleType
+
+from .. import table
+from ..own_objects import own_object
+from ..patches import Patches
+from ..table import Row, Treatment
+
+
+def _options(module: ModuleType, patches: Patches) -> None:
+    kind, shared = type(module.options), vars(module.options)
+
+    def make() -> object:
+        own = kind.__new__(kind)
+        vars(own).update(copy.copy(shared))
+        return own
+
+    own_object(module.options, "options of statsmodels", make, patches)
+
+
+table.add(
+    Row(
+        state="`statsmodels.formula.options`",
+        treatment=Treatment.PER_WORKER,
+        meaning="A worker begins with the notebook's; a script's end forgets what it has set.",
+        test="tests/isolation/test_libraries.py::test_each_worker_has_options_of_statsmodels",
+        on_import={"statsmodels.formula": _options},
+        library="statsmodels",
+    )
+)
