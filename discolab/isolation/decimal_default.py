@@ -13,7 +13,7 @@ import decimal
 import functools
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, MutableMapping
 from types import ModuleType
 from typing import Any
 
@@ -53,16 +53,55 @@ class _Following(_OfOurs):
 
     _chosen = False
 
+    def __getattribute__(self, name: str) -> Any:
+        if name == "traps":  # which may be set in what is given back
+            vars(self)["_chosen"] = True
+        return super().__getattribute__(name)
+
     def __setattr__(self, name: str, value: Any) -> None:
         vars(self)["_chosen"] = True
         super().__setattr__(name, value)
 
 
+class _Traps(MutableMapping[Any, bool]):
+    """The traps of a worker's default, which is told when one is set."""
+
+    def __init__(self, default: _Default) -> None:
+        self._default = default
+        self._traps: Any = _OF_PYTHON.__getattribute__(default, "traps")
+
+    def __getitem__(self, signal: Any) -> bool:
+        return bool(self._traps[signal])
+
+    def __setitem__(self, signal: Any, value: bool) -> None:
+        self._traps[signal] = value
+        self._default.follow()
+
+    def __delitem__(self, signal: Any) -> None:
+        del self._traps[signal]  # Python's own error
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._traps)
+
+    def __len__(self) -> int:
+        return len(self._traps)
+
+    def __repr__(self) -> str:
+        return repr(self._traps)
+
+
 class _Default(_OfOurs):
     """A worker's default."""
 
+    def __getattribute__(self, name: str) -> Any:
+        return _Traps(self) if name == "traps" else super().__getattribute__(name)
+
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
+        self.follow()
+
+    def follow(self) -> None:
+        """Have the calling thread begin with it, if that has not computed yet."""
         variables = contextvars.copy_context().items()
         now = next((value for key, value in variables if key.name == "decimal_context"), None)
         if now is None or (isinstance(now, _Following) and not now._chosen):

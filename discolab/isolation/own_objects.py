@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from . import table
 from .patches import Patches
 from .worker_local import OF_SCRIPT, own_value
 
@@ -21,7 +22,13 @@ _SPECIAL = (  # Python looks for these in the class
 )  # fmt: skip
 
 
-def own_object(thing: Any, name: str, make: Callable[[], Any], patches: Patches) -> None:
+def own_object(
+    thing: Any,
+    name: str,
+    make: Callable[[], Any],
+    patches: Patches,
+    inherit: Callable[[Any], None] | None = None,
+) -> None:
     """Have each worker find an object of its own in `thing`.
 
     Parameters
@@ -32,9 +39,14 @@ def own_object(thing: Any, name: str, make: Callable[[], Any], patches: Patches)
         What it is: its key in `Worker.process_state`.
     make
         Makes a worker's.
+    inherit
+        Makes a worker's the process's, in a process that the worker forks; by default `thing` gets
+        its attributes.
     """
     kind: Any = type(thing)
-    here = functools.partial(own_value, f"{OF_SCRIPT}{name}", make)
+    key = f"{OF_SCRIPT}{name}"
+    here = functools.partial(own_value, key, make)
+    table.inherits(key, inherit or (lambda own: vars(thing).update(vars(own))))
 
     def get(self: Any, attribute: str) -> Any:
         own = None if attribute == "__class__" else here()
@@ -70,7 +82,7 @@ def own_list(module: ModuleType, name: str, patches: Patches) -> None:
 
     def over(shared: list[Any]) -> list[Any]:
         new = _List(shared)
-        own_object(new, f"{module.__name__}.{name}", list, patches)
+        own_object(new, f"{module.__name__}.{name}", list, patches, shared.extend)
         return new
 
     patches.replace(module, name, over, everywhere=True)

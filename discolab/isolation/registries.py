@@ -58,6 +58,7 @@ def _register(
                 entries.pop(key) if before is None else entries.update({key: before})
 
         patches.at_undo(put_back)
+        table.inherits(of_caller.key, functools.partial(entries.__setitem__, key))
     worker.process_state[of_caller.key] = function
     return True
 
@@ -184,6 +185,13 @@ def _csv(module: ModuleType, patches: Patches) -> None:
 
         return with_own_dialect
 
+    plainly = module.register_dialect
+
+    def inherit(own: dict[str, Any]) -> None:
+        for name, dialect in own.items():
+            plainly(name, dialect)
+
+    table.inherits(_DIALECTS, inherit)
     for name, over in (
         ("register_dialect", register_over),
         ("unregister_dialect", unregister_over),

@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -64,7 +65,7 @@ class Row:
     in_child
         Called in a process that was forked on a worker's thread, when all is put back there: the
         worker's state becomes that process's, as if it had been forked in a process of the
-        worker's own.
+        worker's own. What worker_local.py keeps does so by itself.
     in_own_process
         Whether a worker that has a process for itself gets this too. Only what the session itself
         needs there; state that such a process keeps is the worker's own anyway.
@@ -91,6 +92,7 @@ _bound = BoundNames()
 at_child: list[Callable[[], None]] = []
 """Called in a process that was forked, after all has been put back there; on any thread."""
 
+_heirs: dict[str, Callable[[Any], None]] = {}  # by keys of `Worker.process_state`
 _hooks: dict[str, list[Row]] = {}  # installed rows, by the module that they change
 _changed: dict[tuple[str, str], ModuleType] = {}  # by row and name: the module that was changed
 
@@ -173,6 +175,14 @@ def installed() -> frozenset[str]:
     return frozenset(_installed)
 
 
+def inherits(key: str, function: Callable[[Any], None]) -> None:
+    """Have a function make what a worker has under a key of its `process_state` the process's.
+
+    It is called in a process that the worker has forked, when all is put back there.
+    """
+    _heirs[key] = function
+
+
 def inherit(worker: Worker, states: Container[str]) -> None:
     """In a process that was forked on a worker's thread: make the worker's state the process's.
 
@@ -182,6 +192,9 @@ def inherit(worker: Worker, states: Container[str]) -> None:
     for row in rows():
         if row.in_child is not None and row.state in states:
             row.in_child(worker)
+    for key, value in tuple(worker.process_state.items()):
+        if key in _heirs:
+            _heirs[key](value)
 
 
 def _change(row: Row, name: str, module: ModuleType) -> None:

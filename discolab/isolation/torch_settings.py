@@ -292,11 +292,6 @@ def _install_registries(patches: Patches) -> None:
     patches.replace(kl, "_KL_MEMOIZE", lambda _: _NoMemo())  # what is found depends on who asks
 
 
-def _inherit_registries(worker: Worker) -> None:
-    for number, (owner, name, _) in enumerate(_REGISTRIES):
-        getattr(owner, name).update(worker.process_state.get(f"{OF_SCRIPT}{name} {number}", {}))
-
-
 # -- parametrizations that are computed once -------------------------------------------------------
 
 _CACHE = f"{OF_SCRIPT}parametrize.cached"
@@ -651,7 +646,6 @@ table.add(
         "when it is imported, and the notebook, is there on all.",
         test="tests/isolation/test_torch_settings.py::test_each_worker_registers_functions",
         install=_install_registries,
-        in_child=_inherit_registries,
     )
 )
 table.add(

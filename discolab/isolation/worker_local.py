@@ -1,5 +1,7 @@
 """Worker-local values: what each worker has for itself, in the place of one of the process.
 
+In a process that a worker forks, what is its own of these becomes the process's.
+
 `_guard` guards the making of values; a value that is there is read without it.
 """
 
@@ -7,15 +9,15 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import weakref
 from collections import ChainMap
 from collections.abc import Callable, Iterator, MutableMapping
-from types import FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Generic, TypeVar
 
 from ..runtime.interrupts import plain_lock
 from ..runtime.worker import Worker, current_worker_or_none
+from . import table
 from .imports import worker_unless_importing
 from .patches import Patches
 
@@ -145,6 +147,8 @@ class DictOfWorkers(MutableMapping[Any, Any]):
         self.shared = shared
         self._key = f"{OF_SCRIPT}{name}"
         self._make = make or (lambda: ChainMap({}, shared))
+        if make is None:
+            table.inherits(self._key, lambda own: shared.update(own.maps[0]))
 
     def here(self) -> Any:
         """The dictionary of who calls."""
@@ -192,6 +196,7 @@ class ClassVariable(Generic[T]):
 
     def __init__(self, name: str, notebooks: T) -> None:
         self.notebooks = notebooks
+        self.key = f"{OF_SCRIPT}{name}"
         self._own: OwnSetting[T] = OwnSetting(name, imports_share=True)
 
     def __get__(self, instance: Any, owner: Any = None) -> T:
@@ -234,6 +239,7 @@ def own_class_variables(owner: type, patches: Patches, setter: str, *names: str)
         had, before = name in vars(owner), getattr(owner, name)
         variable = ClassVariable(f"{owner.__module__}.{owner.__qualname__}.{name}", before)
         setattr(owner, name, variable)
+        table.inherits(variable.key, functools.partial(setattr, owner, name))
 
         def put_back() -> None:
             if had or variable.notebooks is not before:
@@ -264,6 +270,7 @@ def own_variables(module: ModuleType, patches: Patches, *names: str) -> None:
         these would go on when a script has ended.
     """
     key = f"{OF_SCRIPT}variables of {module.__name__}"
+    table.inherits(key, functools.partial(_inherit_variables, module))
 
     def over(function: Any) -> Any:
         @functools.wraps(function)
@@ -297,12 +304,10 @@ def owning_variables(*names: str) -> Callable[[ModuleType, Patches], None]:
     return lambda module, patches: own_variables(module, patches, *names)
 
 
-def inherit_variables(module: str, worker: Worker) -> None:
-    """In a process that a worker has forked: what it has set becomes the module's."""
-    names: dict[str, Any] = worker.process_state.get(f"{OF_SCRIPT}variables of {module}", {})
-    if names:
-        plain = {n: v for n, v in names.items() if isinstance(v, bool | int | float | str)}
-        vars(sys.modules[module]).update(plain)
+def _inherit_variables(module: ModuleType, own: dict[str, Any]) -> None:
+    """All but functions and classes, which are the patched ones in what the worker has copied."""
+    kinds = (BuiltinFunctionType, FunctionType, ModuleType, type)
+    vars(module).update({n: v for n, v in own.items() if not isinstance(v, kinds)})
 
 
 def _after_fork() -> None:

@@ -3,10 +3,13 @@
 import os
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 
-from discolab import ThreadedSession
+from discolab import ThreadedSession, ccl, current_worker
 
 FORKING: list[int] = []  # threads, as each begins to fork and when it has
 WATCHED: list[bool] = []  # whether the fork of a test is on its way
@@ -37,6 +40,89 @@ def test_workers_fork_one_at_a_time() -> None:
             WATCHED.clear()
     assert len(FORKING) == 8
     assert FORKING[::2] == FORKING[1::2]
+
+
+def set_up(library: str, rank: int) -> Callable[[], Any]:
+    """Set something of a library, each rank its own; gives what looks at it back."""
+    if library == "calendar":
+        import calendar
+
+        calendar.setfirstweekday(rank + 1)
+        return calendar.firstweekday
+    if library == "csv":
+        import csv
+
+        csv.register_dialect("forked", delimiter=str(rank))
+        return lambda: csv.get_dialect("forked").delimiter
+    if library == "sqlite3":
+        import sqlite3
+
+        sqlite3.register_adapter(complex, lambda value: str(rank))
+        one = sqlite3.connect(":memory:")
+        return lambda: one.execute("select ?", [1j]).fetchone()
+    if library == "torch":
+        import torch
+
+        kl = torch.distributions.kl
+        kinds = torch.distributions.Uniform, torch.distributions.Cauchy
+        kl.register_kl(*kinds)(lambda p, q: rank)
+        return lambda: kl.kl_divergence(kinds[0](0, 1), kinds[1](0, 1))
+    if library == "scipy":
+        from scipy import stats
+
+        stats.norm.random_state = np.random.RandomState(rank)
+        return lambda: stats.norm.rvs() == np.random.RandomState(rank).normal()
+    if library == "tensordict":
+        from tensordict import nn
+
+        mode = nn.InteractionType.MODE if rank else nn.InteractionType.MEAN
+        nn.set_interaction_type(mode).__enter__()
+        return lambda: nn.interaction_type().name
+    if library == "ignite":
+        from ignite import distributed
+
+        distributed.sync()
+        return distributed.get_rank
+    if library == "gpytorch":
+        from gpytorch import settings
+
+        settings.num_likelihood_samples._set_value(rank + 3)
+        return settings.num_likelihood_samples.value
+    if library == "mlflow":
+        import mlflow
+
+        mlflow.set_tracking_uri(f"file:///of/{rank}")
+        return mlflow.get_tracking_uri
+    raise NotImplementedError(library)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "library",
+    ["calendar", "csv", "sqlite3", "torch", "scipy", "tensordict", "ignite", "gpytorch", "mlflow"],
+)
+def test_a_process_that_a_worker_forks_has_what_the_worker_has_set(library: str) -> None:
+    pytest.importorskip(library)
+
+    def program() -> tuple[Any, Any]:
+        look = set_up(library, current_worker().rank)
+        ccl.barrier()
+        reads, writes = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                found = str(look())
+            except BaseException as exc:
+                found = repr(exc)
+            os.write(writes, found.encode())
+            os._exit(0)
+        os.waitpid(pid, 0)
+        return os.read(reads, 1000).decode(), str(look())
+
+    with ThreadedSession(2, devices="cpu", timeout=60) as sess:
+        seen = sess.call_packed(program).debug_get_from_all()
+    assert [in_child == on_worker for in_child, on_worker in seen] == [True, True], seen
+    assert library == "scipy" or seen[0] != seen[1]
 
 
 @pytest.mark.slow

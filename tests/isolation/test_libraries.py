@@ -986,7 +986,7 @@ def test_a_worker_may_not_seed_sentencepiece(four: Session) -> None:
 
         sentencepiece.set_random_generator_seed(current_worker().rank)
 
-    with pytest.raises(Exception, match="SessionError.*engine=.processes."):
+    with pytest.raises(Exception, match=r"SessionError.*engine=.processes."):
         four.call_packed(program).debug_get_from_all()
 
 
@@ -1060,11 +1060,13 @@ def test_each_worker_switches_torch_geometric(four: Session) -> None:
         rank = current_worker().rank
         option = "disable_dynamic_shapes"
         torch_geometric.set_home_dir(f"of {rank}")
-        with torch_geometric.set_debug(rank % 2 == 1):
-            with torch_geometric.set_experimental_mode(rank % 2 == 0, option):
-                ccl.barrier()
-                within = is_experimental_mode_enabled(option), torch_geometric.is_debug_enabled()
-                ccl.barrier()
+        with (
+            torch_geometric.set_debug(rank % 2 == 1),
+            torch_geometric.set_experimental_mode(rank % 2 == 0, option),
+        ):
+            ccl.barrier()
+            within = is_experimental_mode_enabled(option), torch_geometric.is_debug_enabled()
+            ccl.barrier()
         return *within, torch_geometric.is_debug_enabled(), torch_geometric.get_home_dir()
 
     seen = four.call_packed(program).debug_get_from_all()

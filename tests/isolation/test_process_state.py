@@ -422,6 +422,38 @@ def test_each_worker_has_a_default_of_decimals(sess: Session) -> None:
     assert decimal.DefaultContext.prec == decimal.Context().prec == 28
 
 
+def trap_decimals() -> list[Any]:
+    """What `1 / 3` does on this thread and on another once their default traps what is inexact."""
+    rank = together()
+    traps = decimal.DefaultContext.traps
+    traps[decimal.Inexact] = rank % 2 == 1
+    together()
+    found: list[Any] = []
+
+    def divide() -> None:
+        try:
+            found.append(len(str(decimal.Decimal(1) / 3)))
+        except decimal.Inexact:
+            found.append("trapped")
+
+    divide()
+    helper = threading.Thread(target=divide)
+    helper.start()
+    helper.join()
+    decimal.getcontext().traps[decimal.Inexact] = False
+    decimal.DefaultContext.traps[decimal.Inexact] = True  # of no thread that has a context
+    divide()
+    return [*found, traps[decimal.Inexact], len(traps)]
+
+
+def test_each_worker_has_traps_of_decimals(sess: Session) -> None:
+    seen = sess.call_packed(in_new_context, trap_decimals).debug_get_from_all()
+    count = len(decimal.getcontext().traps)
+    first: list[Any] = [30, "trapped"]
+    assert seen == [[first[r % 2], first[r % 2], 30, True, count] for r in range(4)]
+    assert not decimal.DefaultContext.traps[decimal.Inexact]
+
+
 def weeks() -> Any:
     rank = together()
     calendar.setfirstweekday(rank)

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from ...runtime.worker import Worker
 from .. import table
 from ..table import Row, Treatment
-from ..worker_local import inherit_variables, owning_variables
-
-_META, _SEED = "monai.data.meta_obj", "monai.utils.misc"
-
-
-def _in_child(worker: Worker) -> None:
-    inherit_variables(_META, worker)
-    inherit_variables(_SEED, worker)
-
+from ..worker_local import owning_variables
 
 table.add(
     Row(
@@ -23,10 +14,9 @@ table.add(
         "switches of cuDNN that `set_determinism` sets are changed by all workers together.",
         test="tests/isolation/test_libraries.py::test_each_worker_switches_monai",
         on_import={
-            _META: owning_variables("set_track_meta", "get_track_meta"),
-            _SEED: owning_variables("set_determinism", "get_seed"),
+            "monai.data.meta_obj": owning_variables("set_track_meta", "get_track_meta"),
+            "monai.utils.misc": owning_variables("set_determinism", "get_seed"),
         },
-        in_child=_in_child,
         library="monai",
     )
 )

@@ -63,6 +63,14 @@ def _own_generator() -> property:
     return property(get, set_)
 
 
+def _inherit(generators: weakref.WeakKeyDictionary[Any, Any]) -> None:
+    for distribution, generator in generators.items():
+        vars(distribution)["_random_state"] = generator
+
+
+table.inherits(_GENERATORS, _inherit)
+
+
 def _generators(kind: str) -> table.Change:
     def change(module: ModuleType, patches: Patches) -> None:
         patches.add(getattr(module, kind), "_random_state", _own_generator())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from types import ModuleType
+from typing import Any
 
 from .. import table
 from ..own_objects import own_object
@@ -12,11 +12,11 @@ from ..table import Row, Treatment
 
 
 def _options(module: ModuleType, patches: Patches) -> None:
-    kind, shared = type(module.options), vars(module.options)
+    shared = vars(module.options)
 
-    def make() -> object:
-        own = kind.__new__(kind)
-        vars(own).update(copy.copy(shared))
+    def make() -> Any:
+        own = module._FormulaOption()
+        vars(own).update(shared)
         return own
 
     own_object(module.options, "options of statsmodels", make, patches)

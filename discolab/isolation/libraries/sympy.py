@@ -81,11 +81,16 @@ def _assumptions(module: ModuleType, patches: Patches) -> None:
     own_object(assumed, "sympy assumptions", type(assumed), patches)
 
 
+def _set_state(shared: random.Random, own: random.Random) -> None:
+    shared.setstate(own.getstate())
+
+
 def _numbers(module: ModuleType, patches: Patches) -> None:
     for name in ("rng", "_assumptions_rng"):
         shared = getattr(module, name)
         own_random_of(module, shared, f"sympy {name}", patches)
-        own_object(shared, f"sympy {name}", random.Random, patches)
+        inherit = functools.partial(_set_state, shared)
+        own_object(shared, f"sympy {name}", random.Random, patches, inherit)
 
 
 table.add(

@@ -6,7 +6,6 @@ would leave it on for all.
 
 from __future__ import annotations
 
-import functools
 from types import ModuleType
 from typing import Any
 
@@ -14,10 +13,9 @@ from .. import table
 from ..imports import worker_unless_importing
 from ..patches import Patches
 from ..table import Row, Treatment
-from ..worker_local import OF_SCRIPT, inherit_variables, own_variables
+from ..worker_local import OF_SCRIPT, own_variables
 
 _KEY = f"{OF_SCRIPT}modes of tensordict"
-_OPTIONS = "tensordict._utils_options"
 
 
 def _modes(module: ModuleType, patches: Patches) -> None:
@@ -26,16 +24,21 @@ def _modes(module: ModuleType, patches: Patches) -> None:
     def get(mode: Any) -> Any:
         worker = worker_unless_importing()
         own = {} if worker is None else worker.process_state.get(_KEY, {})
-        return own.get(id(mode), vars(mode).get("_mode"))
+        return own.get(mode, vars(mode).get("_mode"))
 
     def set_(mode: Any, value: Any) -> None:
         worker = worker_unless_importing()
         if worker is None:
             vars(mode)["_mode"] = value
         else:
-            worker.process_state.setdefault(_KEY, {})[id(mode)] = value
+            worker.process_state.setdefault(_KEY, {})[mode] = value
+
+    def inherit(own: dict[Any, Any]) -> None:
+        for mode, value in own.items():
+            vars(mode)["_mode"] = value
 
     patches.add(module._ContextManager, "_mode", property(get, set_))
+    table.inherits(_KEY, inherit)
 
 
 def _options(module: ModuleType, patches: Patches) -> None:
@@ -53,8 +56,7 @@ table.add(
         meaning="What a worker sets, also as a context, is its own; for all else it sees the "
         "notebook's. So `set_exploration_type` of torchrl is each worker's, too.",
         test="tests/isolation/test_libraries.py::test_each_worker_has_modes_of_tensordict",
-        on_import={"tensordict.utils": _modes, _OPTIONS: _options},
-        in_child=functools.partial(inherit_variables, _OPTIONS),
+        on_import={"tensordict.utils": _modes, "tensordict._utils_options": _options},
         library="tensordict",
     )
 )

@@ -5,13 +5,11 @@ from __future__ import annotations
 import functools
 from types import ModuleType
 
-from ...runtime.worker import Worker
 from .. import table
 from ..patches import Patches
 from ..table import Row, Treatment
-from ..worker_local import DictOfWorkers, inherit_variables, own_variables, owning_variables
+from ..worker_local import DictOfWorkers, own_variables, owning_variables
 
-_CONFIG = "timm.layers.config"
 _SWITCHES = {
     "timm.layers.fast_norm": owning_variables("set_fast_norm", "is_fast_norm"),
     "timm.data.readers.img_extensions": owning_variables(
@@ -34,11 +32,6 @@ def _models(module: ModuleType, patches: Patches) -> None:
     patches.replace(module, "_model_entrypoints", own)
 
 
-def _in_child(worker: Worker) -> None:
-    for module in (_CONFIG, *_SWITCHES):
-        inherit_variables(module, worker)
-
-
 table.add(
     Row(
         state="timm's `set_fused_attn`, `set_layer_config`, `set_exportable`, `set_fast_norm`, "
@@ -46,8 +39,7 @@ table.add(
         treatment=Treatment.PER_WORKER,
         meaning="A worker begins with the notebook's; a script's end forgets what it has set.",
         test="tests/isolation/test_libraries.py::test_each_worker_switches_timm",
-        on_import={_CONFIG: _config, **_SWITCHES},
-        in_child=_in_child,
+        on_import={"timm.layers.config": _config, **_SWITCHES},
         library="timm",
     )
 )

@@ -20,14 +20,12 @@ from ..table import Row, Treatment
 from ..worker_local import (
     OF_SCRIPT,
     DictOfWorkers,
-    inherit_variables,
     own_value,
     owning_variables,
 )
 
 Function = Callable[..., Any]
 
-_HOME = "torch_geometric.home"
 _CODE = f"{OF_SCRIPT}code of torch_geometric"
 _of_workers: weakref.WeakSet[ModuleType] = weakref.WeakSet()  # modules of such code
 
@@ -83,9 +81,8 @@ table.add(
         on_import={
             "torch_geometric.debug": _own_flags("__debug_flag__"),
             "torch_geometric.experimental": _own_flags("__experimental_flag__"),
-            _HOME: owning_variables("get_home_dir", "set_home_dir"),
+            "torch_geometric.home": owning_variables("get_home_dir", "set_home_dir"),
         },
-        in_child=functools.partial(inherit_variables, _HOME),
         library="torch_geometric",
     )
 )

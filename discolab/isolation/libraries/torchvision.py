@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 from types import ModuleType
 
-from ...runtime.worker import Worker
 from .. import table
 from ..patches import Patches
 from ..table import Row, Treatment
-from ..worker_local import DictOfWorkers, inherit_variables, owning_variables
+from ..worker_local import DictOfWorkers, owning_variables
 
 _VARIABLES = {
     "torchvision.tv_tensors._torch_function_helpers": (
@@ -26,11 +25,6 @@ def _models(module: ModuleType, patches: Patches) -> None:
     patches.replace(module, "BUILTIN_MODELS", own)
 
 
-def _in_child(worker: Worker) -> None:
-    for module in _VARIABLES:
-        inherit_variables(module, worker)
-
-
 table.add(
     Row(
         state="`torchvision.tv_tensors.set_return_type`, `torchvision.set_image_backend`",
@@ -38,7 +32,6 @@ table.add(
         meaning="A worker begins with the notebook's; a script's end forgets what it has set.",
         test="tests/isolation/test_libraries.py::test_each_worker_has_a_return_type_of_torchvision",
         on_import={module: owning_variables(*names) for module, names in _VARIABLES.items()},
-        in_child=_in_child,
         library="torchvision",
     )
 )

@@ -43,6 +43,7 @@ def _own_variables(module: ModuleType, patches: Patches) -> None:
     names = inspect.signature(sys.modules["wandb.sdk.lib.module"].set_global).parameters
     there = {name: _variable(name) for name in names if name in vars(module)}
     patches.change_class(module, type("WandbOfWorkers", (ModuleOfWorkers,), there))
+    table.inherits(_NAMES, vars(module).update)
 
 
 def _own_runs(module: ModuleType, patches: Patches) -> None:
