@@ -5,6 +5,7 @@ Links are checked by `make docs`.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import re
@@ -16,6 +17,15 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 IMPORT = re.compile(r"^\s*from (discolab[\w.]*) import ([\w, ]+)", re.MULTILINE)
+# What readers took for something else; and what is said in its place.
+PUZZLING = {
+    "lies as ": "layout: ",
+    "goes wrong behind": "goes wrong after",
+    "one tile a class": "one tile per distinct value",
+    "last to come": "last to arrive",
+    "is cut along": "is split along",
+    "break point": "breakpoint",
+}
 FOR_TUTORIALS = ("discolab.demo",)  # the data and weights that they train on
 
 
@@ -34,6 +44,17 @@ def test_nobody_is_told_to_import_what_is_not_public(page: Path) -> None:
         public = importlib.import_module(module).__all__
         for name in re.findall(r"\w+", names.split(" as ")[0]):
             assert name in public, f"{module} does not export {name}"
+
+
+def test_words_that_puzzled_readers_are_gone() -> None:
+    said = {page: text_of(page) for page in [*PAGES, *NOTEBOOKS]}
+    for file in sorted((ROOT / "discolab").rglob("*.py")):
+        nodes = ast.walk(ast.parse(file.read_text()))
+        texts = [n.value for n in nodes if isinstance(n, ast.Constant)]
+        said[file] = "\n".join(text for text in texts if isinstance(text, str))
+    for file, text in said.items():
+        for words, better in PUZZLING.items():
+            assert words not in text.lower(), f"{file}: {words!r}; say {better!r}"
 
 
 def test_every_name_of_the_reference_exists() -> None:

@@ -80,7 +80,7 @@ def disco_assert(
         Shards and partial values in which every element is one number, as in zeros, are let pass
         though they be equal.
     dim
-        Of ``sharded``: the dimension that is cut; shapes may differ in it alone.
+        Of ``sharded``: the dimension that is split; shapes may differ in it alone.
     group
         As for a collective: None is this worker's own group, ``"world"`` all workers.
     rtol, atol

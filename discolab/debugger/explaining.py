@@ -35,6 +35,7 @@ from .lockstep import PAUSED
 
 _WITH_FRAMES = ("the cell", "the script")  # commands of which the frames are kept (post_mortem.py)
 _MOST_LINES = 5
+_PATIENCE = 2.0  # seconds in which workers of other processes must answer
 _MOST_WORDS = 300  # characters of an error
 _MOST_DIFFERENCES = 3
 _MOST_NAMES = 3
@@ -93,15 +94,18 @@ class Explanation(Pictured):
 
 
 @probe
-def recorded_on(worker: Worker) -> tuple[list[Failure], list[Entry], int, Any]:
-    """A worker's failed calls, its fingerprints, the last cell that ended, and where it is now."""
+def recorded_on(worker: Worker) -> tuple[list[Failure], list[Entry], int, int, Any]:
+    """A worker's failed calls, its fingerprints, the last cell that ended, and what runs now.
+
+    Of what runs, the ordinal (-1: nothing runs) and the file and line at which it is.
+    """
     kept = {failure.number: failure for _, failure in worker.failed_calls.copy()}
     failures = [replace(failure, exception=None) for failure in kept.values()]
-    here = None
+    call, here = -1, None
     if worker.current is not None:
-        stack = user_frames(frame_of(worker.thread_id))
+        call, stack = worker.executed, user_frames(frame_of(worker.thread_id))
         here = (stack[-1].f_code.co_filename, stack[-1].f_lineno) if stack else None
-    return failures, *record_of(worker), here
+    return failures, *record_of(worker), call, here
 
 
 def explain(session: Session) -> Explanation:
@@ -116,29 +120,35 @@ def explain(session: Session) -> Explanation:
         Shows itself.
     """
     found = doctor(session, n=4)
-    told = {} if session.closed else session.look(recorded_on)
+    told = {} if session.closed else session.look(recorded_on, timeout=_PATIENCE)
     failures = _last_failures(session, [f for kept, *_ in told.values() for f in kept])
     entries = {rank: entries for rank, (_, entries, *_) in sorted(told.items())}
     places = {rank: place(*here) for rank, (*_, here) in told.items() if here}
-    stands, failing = _standing(session)
+    running = {call for *_, call, _ in told.values()}
+    failing, stands = _standing(session)
     deaths, hang = _deaths(session, found.workers), _hang(found, places)
-    facts = [*deaths, *stands, *hang]
-    over = max((last for _, _, last, _ in told.values()), default=-1)
+    over = max((last for _, _, last, *_ in told.values()), default=-1)
     earlier = any(over > failure.call for failure in failures)
     stopped = earlier and all(failure.interrupted for failure in failures)
-    if not (hang or stands or stopped):
+    failed_calls: list[Fact] = []
+    if running & {failure.call for failure in failures}:  # some have failed, others go on or stand
+        most = max(1, _MOST_LINES - len(deaths) - len(failing) - len(stands) - len(hang))
+        failed_calls = _failure(failures, found)[:most]
+    elif not (hang or failing or stands or stopped):
         failed_calls = _failure(failures, found)
         if failed_calls and earlier:  # other cells have ended since
             failed_calls[0] = replace(failed_calls[0], text=f"earlier: {failed_calls[0].text}")
-        facts += failed_calls
+    facts = [*deaths, *failing, *failed_calls, *stands, *hang]
     # who waits for one that stands in the debugger has not failed
-    failed = bool(failing or deaths or found.deadlocks or (facts and not stands))
+    failed = bool(failing or failed_calls or deaths or found.deadlocks or (facts and not stands))
+    if not session.closed:
+        facts += _unheard(found.workers, told)
     values = _with_nan(entries) + _differences(entries)
     facts += values + _drawn_apart(entries)
     if not failed:
         facts.insert(0, Fact("nothing has failed"))
-    advice = _WHERE_THEY_STAND if stands else ""
-    if failed and not earlier and not stands:
+    advice = _WHERE_THEY_STAND if failing or stands else ""
+    if failed and not earlier and not advice:
         advice = _advice(failures, found)
     return Explanation(found.title, tuple(facts[:_MOST_LINES]), advice, failed)
 
@@ -162,8 +172,19 @@ def _deaths(session: Session, workers: Sequence[WorkerStatus]) -> list[Fact]:
     return [Fact(session._deaths([rank]).splitlines()[0]) for rank in dead]
 
 
-def _standing(session: Session) -> tuple[list[Fact], bool]:
-    """Who stands where in the debugger, and why; whether something has failed there."""
+def _unheard(workers: Sequence[WorkerStatus], told: Mapping[int, Any]) -> list[Fact]:
+    """Whose record is not told here, because they have not answered: nothing is known of it."""
+    gone = ("dead", "ended")
+    silent = [one.rank for one in workers if one.rank not in told and one.state not in gone]
+    if not silent:
+        return []
+    verb = "has" if len(silent) == 1 else "have"
+    words = f"{verb} not answered in {_PATIENCE:g} s: what is recorded there is not told"
+    return [Fact(f"{name_ranks(silent)} {words}")]
+
+
+def _standing(session: Session) -> tuple[list[Fact], list[Fact]]:
+    """Who stands where in the debugger, and why: where something has failed, and elsewhere."""
     debugger = known_debugger(session)
     stop = debugger.stop if debugger is not None and debugger.is_paused else None
     groups: dict[tuple[str, str, str], list[int]] = {}
@@ -172,17 +193,15 @@ def _standing(session: Session) -> tuple[list[Fact], bool]:
             here = place(worker.stack[-1].file, worker.stack[-1].line) if worker.stack else ""
             key = (worker.reason, worker.note[:_MOST_WORDS], here)
             groups.setdefault(key, []).append(worker.rank)
-    facts = []
-    # what has failed comes before those who have stopped for it
-    for (reason, note, site), ranks in sorted(
-        groups.items(), key=lambda group: group[0][0] not in _FAILED_THERE
-    ):
-        text = f"{name_ranks(ranks)}{_FAILED_THERE.get(reason, '')}{note}"
-        if reason not in _FAILED_THERE:
-            verb, why = "stands" if len(ranks) == 1 else "stand", note or reason
-            text = f"{name_ranks(ranks)} {verb} in the debugger" + (f": {why}" if why else "")
-        facts.append(Fact(text, site))
-    return facts, any(reason in _FAILED_THERE for reason, *_ in groups)
+    failing, stands = [], []
+    for (reason, note, site), ranks in groups.items():
+        if reason in _FAILED_THERE:
+            failing.append(Fact(f"{name_ranks(ranks)}{_FAILED_THERE[reason]}{note}", site))
+            continue
+        verb, why = "stands" if len(ranks) == 1 else "stand", note or reason
+        text = f"{name_ranks(ranks)} {verb} in the debugger" + (f": {why}" if why else "")
+        stands.append(Fact(text, site))
+    return failing, stands
 
 
 def _hang(found: Diagnosis, places: Mapping[int, str]) -> list[Fact]:

@@ -636,7 +636,7 @@ class Worker(Interruptible):
         text, site = self.command_text(command)
         where = f"{text} (called at {site})" if site else text
         if waiting is not None:
-            return "waiting", f"for {waiting} in {where}", seconds
+            return "waiting", f"for {waiting} in {where}{self._place_now()}", seconds
         return "running", where + self._place_now(), seconds
 
     def _place_now(self) -> str:

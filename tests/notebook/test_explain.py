@@ -106,7 +106,10 @@ def test_one_gives_up_waiting(three: Kernel) -> None:
     assert told[0].endswith(f"in workers 0-2 (missing: worker 2) · {cell}, line 4")
     assert told[1] == f"2. workers 0-1: called all_reduce(sum) of float32[3] · {cell}, line 4"
     # what it did, not what it met when it came too late
-    assert told[2] == "3. worker 2: has not come to it yet: waiting for time.sleep(2) in the cell"
+    assert told[2] == (
+        "3. worker 2: has not come to it yet: waiting for time.sleep(2) in the cell "
+        f"· {cell}, line 3"
+    )
     assert told[3:] in ([], ["%disco_pm 0 shows the variables where it was raised"],
                         ["%disco_pm 1 shows the variables where it was raised"])  # fmt: skip
 
@@ -139,6 +142,45 @@ def test_a_breakpoint_is_no_failure(three: Kernel) -> None:
     assert re.fullmatch(r"3. workers 0, 2 wait for worker 1 in barrier .*, line 5", told[2]), told
     three.ok("%disco_continue")
     assert lines(three) == ["1. nothing has failed"]
+
+
+def test_one_stands_at_a_breakpoint_while_another_has_failed(three: Kernel) -> None:
+    three.ok("%disco_restart")
+    three.ok("%%disco\nif rank == 0:\n    breakpoint()\n    y = 1\nif rank == 1:\n"
+             "    raise ValueError('x')\nccl.all_reduce(torch.ones(3))")  # fmt: skip
+    until = time.monotonic() + 20
+    told = lines(three)
+    while len(told) < 4 and time.monotonic() < until:
+        told = lines(three)  # the others may not have come there yet
+    patterns = (
+        r"1. worker 1 raised ValueError: x · Cell In\[\d+\], line 6",
+        r"2. worker 2 waited for worker 1 in all_reduce #1 of float32\[3\] in .* · .*line 7",
+        r"3. worker 0 stands in the debugger: breakpoint\(\) · Cell In\[\d+\], line 3",
+        r"%disco_where shows .*",
+    )
+    assert len(told) == len(patterns), told
+    assert all(map(re.fullmatch, patterns, told)), told
+    assert three.ok("sess.explain().failed").text == "True"
+    where = three.ok("%disco_where").text
+    assert re.search("^worker 2 ended with CollectiveAborted: .* can't complete$", where, re.M), (
+        where
+    )
+    three.fails("%disco_continue")
+    three.ok("%%disco\nbreakpoint()\ny = 1")  # what has failed before is not told of this one
+    assert lines(three)[0] == "1. nothing has failed"
+    three.ok("%disco_continue")
+
+
+def test_who_does_not_answer_is_named(three: Kernel) -> None:
+    if three.engine == "threads":  # what workers there have recorded is read at once
+        return
+    three.ok("%disco_restart")
+    three.ok("%%disco\nimport os, signal\npid = os.getpid()")
+    three.ok("import os, signal\npid = sess['pid'].debug_get_from_remote(2)\n"
+             "os.kill(pid, signal.SIGSTOP)")  # fmt: skip
+    told = lines(three)
+    three.ok("os.kill(pid, signal.SIGCONT)")
+    assert any(line.startswith("2. worker 2 has not answered") for line in told), told
 
 
 def test_where_nan_is_hunted_and_where_one_has_raised(three: Kernel) -> None:

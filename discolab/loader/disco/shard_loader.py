@@ -381,7 +381,7 @@ def _check_parts(path: str, base: str, there: set[int], named: set[int], workers
     if named - {workers} or (not named and count > workers):
         raise CheckpointError(
             path,
-            f"is cut in {count} parts, and this session has {workers} workers; sess.load cuts it "
+            f"is split in {count} parts, and this session has {workers} workers; sess.load cuts it "
             "anew, and so does the command: discolab shard",
             base,
         )

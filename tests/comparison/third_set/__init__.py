@@ -1,0 +1,20 @@
+"""A third set of bugs and right programs, in families of which the first two have none.
+
+The files are built as those of `second_set`, whose planted.py plants the bugs.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from tests.comparison.second_set.planted import Bug
+
+from . import graph, perceiver, recommender
+
+FAMILIES: tuple[ModuleType, ...] = (graph, recommender, perceiver)
+
+BUGS: dict[str, tuple[ModuleType, Bug]] = {b.name: (f, b) for f in FAMILIES for b in f.BUGS}
+HARMLESS: dict[str, tuple[ModuleType, Bug]] = {b.name: (f, b) for f in FAMILIES for b in f.HARMLESS}
+RIGHT: dict[str, ModuleType] = {
+    f"{f.__name__.rpartition('.')[2]}: {name}": f for f in FAMILIES for name in f.RIGHT
+}
