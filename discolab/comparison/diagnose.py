@@ -172,6 +172,8 @@ def _rejoined(points: Sequence[Point], number: int) -> Point | None:
     for later in points[number + 1 :]:
         if later.problem or not later.agrees or later.partial or not _around(later, point):
             continue
+        if not _all_whole(points, later):
+            continue
         if "float" not in later.dtype and "complex" not in later.dtype:
             continue  # as an argmax, which is often the same for others
         if later.size == 1:  # as a loss, which many differences leave nearly as it was
@@ -189,12 +191,29 @@ def _diluted(points: Sequence[Point], number: int, later: Point) -> bool:
 
     The error is there as before, in what was added to something larger: a residual.
     """
-    rounding = _ROUNDINGS * torch.finfo(getattr(torch, later.dtype)).eps * later.scale
-    if later.error <= rounding:
-        return False
-    between = points[number : points.index(later, number)]
-    wrong = [p for p in between if not p.agrees and not p.problem and p.shape == later.shape]
-    return bool(wrong) and later.error >= wrong[-1].error / 2
+    wrong: dict[tuple[int, ...], float] = {}  # by shape, the error that was last beyond tolerance
+    for point in (*points[number : points.index(later, number)], later):
+        if point.problem or "float" not in point.dtype:
+            continue
+        if not point.agrees:
+            wrong[point.shape] = point.error
+            continue
+        rounding = _ROUNDINGS * torch.finfo(getattr(torch, point.dtype)).eps * point.scale
+        if point.error > max(rounding, wrong.get(point.shape, math.inf) / 2):
+            return True
+    return False
+
+
+def _all_whole(points: Sequence[Point], later: Point) -> bool:
+    """Whether all that a module puts out, or all that it is given, agrees: each value of several.
+
+    What differs inside may go into any of them.
+    """
+    return all(
+        p.problem or (p.agrees and not p.partial)
+        for p in points
+        if (p.module, p.kind, p.gradient) == (later.module, later.kind, later.gradient)
+    )
 
 
 def _around(later: Point, point: Point) -> bool:
@@ -287,7 +306,33 @@ def _unsummed(
             same = entry.kind == "input" and entry.snapshot.number == held
             if same and point.partial and point.source == "inferred":
                 return place
+    if found is None:
+        found = _unsummed_on_the_way(matcher, points, number)
     return _added_unsummed(matcher, points, number) if found is None else found
+
+
+def _unsummed_on_the_way(matcher: Matcher, points: Sequence[Point], number: int) -> int | None:
+    """The first terms of a parameter's gradient, if what its layer is given gets terms, too.
+
+    That is seen where the module that has made that value gets them: nothing sums them between the
+    two, so it is not this gradient alone that lacks a sum.
+    """
+    point, entries = points[number], matcher.ours.recorder.entries
+    if not point.gradient or point.kind != "parameter":
+        return None
+
+    def forward_number(place: int) -> int:
+        return entries[points[place].key.removesuffix(".grad")].snapshot.number
+
+    owner = point.module.rpartition(".")[0]
+    terms = [
+        place for place, p in enumerate(points)
+        if p.kind in ("input", "output") and p.partial and p.source == "inferred"
+    ]  # fmt: skip
+    mine = [place for place in terms if points[place].module == owner]
+    given = {forward_number(place) for place in mine if points[place].kind == "input"}
+    made = {forward_number(place) for place in terms if points[place].kind == "output"}
+    return mine[0] if given & made else None
 
 
 def _sibling_unsummed(matcher: Matcher, points: Sequence[Point], found: int, number: int) -> int:
@@ -341,8 +386,9 @@ def _agrees_around(points: Sequence[Point], place: int) -> bool:
         point = replace(point, kind="output", module=point.module.rpartition(".")[0])
     return any(
         later.agrees and not later.partial and not later.problem and _around(later, point)
+        and _all_whole(points, later)
         for later in points[place + 1 :]
-    )
+    )  # fmt: skip
 
 
 def _whole_later(matcher: Matcher, points: Sequence[Point], place: int, end: int) -> bool:

@@ -40,6 +40,7 @@ _MOST_WORDS = 300  # characters of an error
 _MOST_DIFFERENCES = 3
 _MOST_NAMES = 3
 _LATE = "WaitTimeoutError"
+_SEEDS = {"manual_seed", "manual_seed_all", "seed"}  # called with the rank, each is to draw its own
 _ACCOUNTED = ("CollectiveError", _LATE)  # whose text says what each member did
 _SITE = re.compile(r", line \d+|:\d+")
 _FAILED_THERE = {"assert": " failed ", "raised": " raised ", "non-finite": ": "}
@@ -439,8 +440,11 @@ def _drawn_apart(entries: Mapping[int, Sequence[Entry]]) -> list[Fact]:
     if len(entries) < 2:
         return []
     before: Values = {rank: {} for rank in entries}
+    meant = False  # a cell has given each worker a seed of its own
     for file, values in moments:
         states = [values[rank].get(RANDOM) for rank in entries]
+        own = _meant_to_differ(file)
+        meant = len(set(states)) > 1 and (meant or bool(own & _SEEDS))
         drawn = all(before[rank].get(RANDOM) not in (None, values[rank].get(RANDOM))
                     for rank in entries)  # fmt: skip
         if drawn and len(set(states)) > 1:
@@ -449,30 +453,53 @@ def _drawn_apart(entries: Mapping[int, Sequence[Entry]]) -> list[Fact]:
                 name
                 for name in made
                 if len(_classes(values, name)) == len(entries)
+                and name not in own
                 and any(before[rank].get(name) != values[rank].get(name) for rank in entries)
             )
-            if names:
+            if names and not meant:
                 words = (
-                    f"{', '.join(names[:_MOST_NAMES])}: another value on each worker, made with "
-                    "random numbers of its own; perhaps torch.manual_seed(seed) is missing"
+                    f"{', '.join(names[:_MOST_NAMES])}: another value on each worker, perhaps made "
+                    "with random numbers of its own: is torch.manual_seed(seed) missing?"
                 )
                 return [Fact(words, _place_in(file, names), sure=False)]
         before = values
     return []
 
 
+def _meant_to_differ(file: str) -> set[str]:
+    """The names that a cell makes of `rank`, and the functions that it calls with it."""
+    found: set[str] = set()
+    for node in ast.walk(_tree(file)):
+        if not isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Call):
+            continue
+        inner = list(ast.walk(node))
+        if not any(isinstance(one, ast.Name) and one.id == "rank" for one in inner):
+            continue
+        if isinstance(node, ast.Call):
+            found.add(ast.unparse(node.func).rpartition(".")[2])
+        found |= {one.id for one in inner if isinstance(one, ast.Name) and _is_set(one)}
+    return found
+
+
+def _is_set(node: ast.AST) -> bool:
+    return isinstance(getattr(node, "ctx", None), ast.Store)
+
+
+def _tree(file: str) -> ast.Module:
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return ast.Module([], [])
+
+
 def _place_in(file: str, names: Sequence[str]) -> str:
     """The line of a cell that sets all of these, if there is just one; else the cell."""
     lines: dict[str, set[int]] = {name: set() for name in names if name != RANDOM}
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:
-        tree = ast.Module([], [])
-    for node in ast.walk(tree):
+    for node in ast.walk(_tree(file)):
         target: ast.AST = node
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             target = node.value.func  # a method of it, as `x.add_(1)`
-        elif not isinstance(getattr(node, "ctx", None), ast.Store):
+        elif not _is_set(node):
             continue
         while isinstance(target, ast.Attribute | ast.Subscript):
             target = target.value

@@ -138,3 +138,34 @@ def test_a_step_of_a_loop_over_a_part_is_not_called_the_first_that_differs(four:
     assert found.first is not None
     assert found.first.ranks == (1, 2, 3)
     assert "operation getitem" not in str(found)
+
+
+class TwoResults(nn.Module):
+    """What it gives first does not depend on `side`."""
+
+    def __init__(self, off: float = 0.0) -> None:
+        super().__init__()
+        self.main, self.side, self.act = nn.Linear(8, 8), nn.Linear(8, 8), nn.GELU()
+        self.off = off
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.no_grad():
+            self.side.bias += self.off
+        y = self.main(x), self.act(self.side(x))
+        with torch.no_grad():
+            self.side.bias -= self.off
+        return y
+
+
+def _two_results(state: dict[str, torch.Tensor], off: float) -> TwoResults:
+    model = TwoResults(off)
+    model.load_state_dict(state)
+    return model
+
+
+def test_one_right_result_does_not_excuse_what_goes_into_the_other(four: Session) -> None:
+    model, x = TwoResults(), torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
+    assert compare(model, four.call_packed(_two_results, model.state_dict(), 0.0), x)
+    found = compare(model, four.call_packed(_two_results, model.state_dict(), 1.0), x)
+    assert found.first is not None
+    assert found.first.point.words == "output of side"

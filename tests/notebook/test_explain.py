@@ -292,8 +292,8 @@ def test_random_states_that_differ(three: Kernel) -> None:
     three.ok("%disco_restart")
     three.ok("%%disco\na = 1\nw = torch.randn(3)")
     told = lines(three)
-    assert told[1].startswith("2. w: another value on each worker, made with random numbers")
-    assert "perhaps torch.manual_seed(seed) is missing" in told[1]
+    assert told[1].startswith("2. w: another value on each worker, perhaps made with random num")
+    assert "is torch.manual_seed(seed) missing?" in told[1]
     assert told[1].endswith("line 3")
     three.ok("%disco_restart")
     three.ok("%%disco\ntorch.manual_seed(0)\nw = torch.randn(3)")
@@ -301,6 +301,18 @@ def test_random_states_that_differ(three: Kernel) -> None:
     told = lines(three)
     assert "the state of torch's random numbers: equal on all workers before" in told[1]
     assert "other on worker 2 since · Cell In[" in told[1]
+
+
+def test_numbers_that_are_meant_to_differ_are_not_asked_about(three: Kernel) -> None:
+    three.ok("%disco_restart")
+    three.ok("%%disco\na = 1\nw, mine = torch.randn(3), 0\nmine = {'rank': rank}")
+    told = lines(three)
+    assert told[1].startswith("2. w: another value on each worker, perhaps"), told
+    three.ok("%disco_restart")
+    three.ok("%%disco\na = 1")
+    three.ok("%%disco\ntorch.manual_seed(rank)\nw = torch.randn(3)")
+    three.ok("%%disco\nv = torch.randn(3)")
+    assert not [line for line in lines(three) if "missing?" in line]
 
 
 def test_out_of_memory(three: Kernel) -> None:

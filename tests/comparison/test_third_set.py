@@ -1,0 +1,46 @@
+"""Bugs and right programs of a third set, in families of which the rules knew nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import discolab
+from discolab import Session
+from tests.comparison.second_set.planted import plant
+from tests.comparison.third_set import BUGS, HARMLESS, RIGHT
+
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.one_process]
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Session]:
+    with discolab.make_session(4, "threads", devices="cpu", timeout=60) as session:
+        yield session
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_nothing_wrong_is_said_of_a_bug(four: Session, tmp_path: Path, name: str) -> None:
+    family, bug = BUGS[name]
+    comparison = getattr(plant(family, bug, tmp_path), bug.program)(four)
+    judged = bug.judged(comparison)
+    assert judged.holds, f"{judged}\n{comparison}"
+    if bug.accept != r"(?!)":
+        assert judged.cause == "right", comparison
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_program_raises_no_alarm(four: Session, name: str) -> None:
+    comparison = getattr(RIGHT[name], name.partition(": ")[2])(four)
+    assert comparison.agrees, comparison
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_is_computed_in_another_way_raises_no_alarm(
+    four: Session, tmp_path: Path, name: str
+) -> None:
+    family, change = HARMLESS[name]
+    comparison = getattr(plant(family, change, tmp_path), change.program)(four)
+    assert comparison.agrees, comparison
