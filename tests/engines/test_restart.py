@@ -704,6 +704,40 @@ def test_the_result_is_a_picture(trio: Session) -> None:
 # -- sockets: a node starts the new one --------------------------------------------------------
 
 
+def run_here() -> None:
+    current_worker().namespace["ran"] = True
+
+
+def expect_message(sender: int) -> None:
+    if my_rank() == 0:
+        ccl.recv(torch.zeros(2), sender)
+
+
+@pytest.mark.parametrize("at", ["_start_another", "_prepare"])
+def test_what_is_sent_meanwhile_is_not_for_the_new_worker(
+    two_nodes: SocketSession, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """It would run it before it has anything, and would seem to have work for ever."""
+    sess, rank = two_nodes, 3
+    real = getattr(sess, at)
+
+    def send_too(*args: Any) -> None:
+        if at == "_start_another":  # the old one is gone, the new one not connected
+            sess.call_packed(run_here).debug_get_from_remote(1)
+        real(*args)
+        if at == "_prepare":  # it is connected
+            sess.call_without_result(run_here)
+
+    sess.sync_all()
+    with monkeypatch.context() as patch:
+        patch.setattr(sess, at, send_too)
+        sess.restart_worker(rank)
+    ran = sess.call_packed(lambda: current_worker().namespace.pop("ran", False))
+    assert ran.debug_get_from_all() == [True, True, True, False]
+    with pytest.raises(WorkerError, match="worker 3 finished the call without sending"):
+        sess.call_packed(expect_message, rank).debug_get_from_all(timeout=5)
+
+
 @pytest.mark.parametrize("rank", [1, 3])
 def test_a_worker_of_a_node_is_replaced_by_its_node(two_nodes: SocketSession, rank: int) -> None:
     value, before = torch.arange(5.0), two_nodes.restarts_made

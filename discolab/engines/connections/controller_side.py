@@ -678,6 +678,9 @@ class WorkerConnections:
             self.last_output[rank] = output.LastOutput()
             removed.set()
 
+        # what is sent from now on may not reach the new worker before it is admitted
+        with shield(), self.cork:
+            self.channels[rank].write = _drop
         self.transport.loop.soon(remove)
         while not removed.wait(_TICK) and not self._stopped:
             pass
