@@ -119,6 +119,7 @@ class Node:
         self._server = forkserver.ForkServer.forked()
         self._children = Children()
         self._fds: set[int] = set()  # readable once a worker has ended
+        self._over = False  # whether the session has said that it ends
 
     def run(self) -> int:
         """Serve one session; the exit status: 0 if the session has ended as sessions do.
@@ -225,14 +226,13 @@ class Node:
         while True:
             ready = dict(self._poll.poll(milliseconds(beat_at - time.monotonic())))
             if self._socket in ready:
-                message = json.loads(self._socket.recv())
-                if "end" in message:
-                    self._children.end()
-                    self._say("the session has ended")
-                    return 0
-                self._hear(message)
+                self._hear(json.loads(self._socket.recv()))
             elif self._monitor in ready:
                 self._watch_connection()
+            if self._over:
+                self._children.end()
+                self._say("the session has ended")
+                return 0
             ended_fds = [fd for fd in ready if isinstance(fd, int)]
             for fd in ended_fds:
                 self._poll.unregister(fd)
@@ -257,6 +257,8 @@ class Node:
             self._start(message["welcome"])
         if "kill" in message:
             self._children.kill(int(message["kill"]))
+        if "end" in message:
+            self._over = True
 
     def _start(self, welcome: dict[str, Any]) -> None:
         for own in welcome["workers"]:
@@ -273,6 +275,10 @@ class Node:
 
     def _watch_connection(self) -> None:
         if event_of(self._monitor.recv_multipart())[0] & ENDED:
+            while not self._over and self._socket.poll(0):  # said before it ended, seen after
+                self._hear(json.loads(self._socket.recv()))
+            if self._over:
+                return
             raise Lost(
                 f"the session at {self._shown} is gone: it was ended, or the connection was cut"
             )

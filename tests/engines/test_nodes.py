@@ -319,6 +319,39 @@ def lost(session: SocketSession, act: Callable[[], Any]) -> str:
     return str(told.value)
 
 
+# a node that gets the processor late: it sees the connection's end, and not yet the last word
+_LOOKS_LATE = """
+import sys
+import zmq
+from discolab.__main__ import main
+
+class Late(zmq.Poller):
+    def poll(self, timeout=None):
+        ready = super().poll(timeout)
+        monitors = [one for one, _ in self.sockets if getattr(one, "type", None) == zmq.PAIR]
+        return (monitors and zmq.zmq_poll([(monitors[0], zmq.POLLIN)], 400)) or ready
+
+zmq.Poller = Late
+sys.exit(main(["node", "--connect", sys.argv[1]]))
+"""
+
+
+def test_the_end_of_a_session_is_no_loss_to_a_node_that_looks_late() -> None:
+    load_keys()
+    port = free_port()
+    program = [sys.executable, "-c", _LOOKS_LATE, f"tcp://127.0.0.1:{port}"]
+    node = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        with SocketSession(2, 1, port=port, devices="cpu", timeout=20, start_timeout=60) as session:
+            session.sync_all()
+        said, _ = node.communicate(timeout=20)
+    finally:
+        node.kill()
+        node.wait()
+    assert node.returncode == 0, said
+    assert said.endswith("the session has ended\n")
+
+
 @pytest.mark.parametrize("rank", [1, 3])
 def test_what_a_crashing_worker_has_printed_is_not_lost(pair: SocketSession, rank: int) -> None:
     def crash() -> None:
