@@ -20,7 +20,15 @@ from ..runtime.errors import ArgumentError
 from ..runtime.interrupts import shield
 from .arrangement import Arranged, NewFile
 from .errors import CheckpointError
-from .files import create_file, pwrite_all, remove, sync_folder, write_new, writing
+from .files import (
+    close_in_the_end,
+    create_file,
+    pwrite_all,
+    remove,
+    sync_folder,
+    write_new,
+    writing,
+)
 from .formats import safetensors
 from .formats.opening import SAVING
 
@@ -87,6 +95,8 @@ class Replacement:
     def _begin(self) -> None:
         with shield():  # an interrupt in between would leave the folder locked
             self._lock = _locked(self.folder)
+            # an interrupt may come before the first line of `__exit__`
+            self._unlock = close_in_the_end(self, self._lock)
         _clear(self.folder)
         there = sorted(os.listdir(self.folder))
         _refuse_other_formats(self.folder, there, self._format)
@@ -146,15 +156,11 @@ class Replacement:
         remove(self.folder, self._gone if self._committed else self._new)
         self._end()
 
-    def __del__(self) -> None:
-        if self._lock is not None:  # an interrupt came before the first line of `__exit__`
-            os.close(self._lock)
-
     def _end(self) -> None:
         with shield():
             if self._lock is not None:
                 remove(self.folder, [JOURNAL])
-                os.close(self._lock)
+                self._unlock()
                 self._lock = None
         if not self._committed:
             for folder in self._made:

@@ -45,24 +45,29 @@ def writing(path: str) -> Iterator[None]:
 
 
 class _Opened:
-    """A descriptor, closed at the end of ``with``, and also if an interrupt comes before that."""
+    """A descriptor, closed at the end of ``with``, and also if an interrupt comes before that.
+
+    No `__del__`: a Ctrl-C that comes in one is lost, and one would be called after each use.
+    """
 
     def __init__(self, path: str, flags: int) -> None:
-        self._fd = -1
         with shield():
             self._fd = os.open(path, flags | os.O_CLOEXEC, 0o666)
+            self._close = close_in_the_end(self, self._fd)
 
     def __enter__(self) -> int:
         return self._fd
 
     def __exit__(self, *_: object) -> None:
         with shield():
-            self.__del__()
+            self._close()
 
-    def __del__(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+
+def close_in_the_end(owner: object, fd: int) -> Callable[[], object]:
+    """Give what closes a descriptor; an owner that goes without having called it has it closed."""
+    closer = weakref.finalize(owner, os.close, fd)
+    closer.atexit = False
+    return closer
 
 
 def create_file(path: str, file: NewFile) -> None:

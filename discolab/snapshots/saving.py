@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -218,7 +218,7 @@ def _manifest(
         refs={name: _text_of(wanted, name) for name in refs},
         date=time.time(),
         made_by={
-            "discolab": importlib.metadata.version("discolab"),
+            "discolab": sys.modules[__name__.partition(".")[0]].__version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
         },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -348,6 +349,31 @@ def test_ctrl_c_right_after_the_rename(
     assert cell(pair, "x") == [2, 2]
     pair.snapshot(tmp_path / "s")  # and the folder is not locked
     assert len(os.listdir(tmp_path / "s")) == 3
+
+
+def test_ctrl_c_has_no_finalizer_to_be_lost_in(pair: Session, tmp_path: Path) -> None:
+    """Python drops an exception that comes in a `__del__`, as one of Ctrl-C may in any of ours."""
+    found: set[str] = set()
+
+    def note(frame: Any, event: str, _arg: Any) -> None:
+        if event == "call" and frame.f_code.co_name == "__del__":
+            found.add(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+
+    pair.push({"x": 1})
+    weights = {"x": pair.call_packed(torch.ones, 2)}
+    for turn in range(2):  # what is imported at the first one has some
+        gc.collect()
+        gc.disable()
+        sys.setprofile(note if turn else None)
+        try:
+            pair.snapshot(tmp_path / "snapshot", names=["x"])
+            pair.restore(tmp_path / "snapshot")
+            pair.save(tmp_path / "checkpoint", weights, {"x": "replicate"})
+            pair.load(tmp_path / "checkpoint")
+        finally:
+            sys.setprofile(None)
+            gc.enable()
+    assert found == set()
 
 
 @pytest.mark.one_process
