@@ -44,15 +44,18 @@ def same(got: Any, want: Any) -> bool:
     return right and bool(np.array_equal(got.double().numpy(), numbers))
 
 
-def run(sess: Session, program: Program, queued: bool) -> dict[int, Any]:
+def run(
+    sess: Session, program: Program, queued: bool, watchdog: float = WATCHDOG
+) -> dict[int, Any]:
     """What each worker gives; the session must then be as good as new.
 
-    With `queued` the next call is on its way before this one is over.
+    With `queued` the next call is on its way before this one is over. What takes longer than
+    `watchdog` seconds hangs.
     """
     ref = sess.call_packed(partial(execute, program))
     after = sess.call_packed(fine) if queued else None
     try:
-        got = sess.peek(ref, timeout=WATCHDOG)
+        got = sess.peek(ref, timeout=watchdog)
     except WaitTimeoutError:
         sess.interrupt()
         raise

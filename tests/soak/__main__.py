@@ -21,7 +21,7 @@ from .steps import Story
 
 SHRINKING = float(os.environ.get("DISCOLAB_SOAK_SHRINKING", "300"))  # seconds
 _TRIES = 2  # of each shorter story: some faults depend on timing
-_LATE = 120.0  # seconds that the end may take: a step that hangs ends the process before
+_LATE = 400.0  # seconds for start and end: a step that hangs ends the process before
 
 
 def run(engine: str, *arguments: str, seconds: float) -> tuple[int, str]:
@@ -114,6 +114,9 @@ def main(engine: str, seconds: str, seed: str) -> int:
             print(f"{engine}, seed {seed}: {output.strip().splitlines()[-1]}")
             return 0
         print(output[-8000:])
+        if not os.path.exists(log):
+            print(f"{engine}, seed {seed}: {kind} before the first step")
+            return 1
         with open(log, encoding="utf-8") as file:
             story = [json.loads(line) for line in file]
         print(

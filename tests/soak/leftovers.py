@@ -71,7 +71,7 @@ class Before:
 
     def __init__(self) -> None:
         self.threads, self.children = threads(), children()
-        self.descriptors, self.shared_memory = len(descriptors()), shared_memory()
+        self.descriptors, self.shared_memory = descriptors(), shared_memory()
 
     def left(self) -> list[str]:
         """What is there now and was not then, after a while in which it may go."""
@@ -86,8 +86,10 @@ class Before:
         new = {pid: what for pid, what in children().items() if pid not in self.children}
         found += [f"process {pid}: {what}" for pid, what in new.items()]
         now = descriptors()
-        if len(now) > self.descriptors:
-            found.append(f"{len(now)} descriptors instead of {self.descriptors}: {now}")
+        if len(now) > len(self.descriptors):
+            others = {fd: what for fd, what in now.items() if self.descriptors.get(fd) != what}
+            before = len(self.descriptors)
+            found.append(f"{len(now)} descriptors instead of {before}, these are new: {others}")
         # other programs of the same user may have some: ours are gone when they were made by us
         mine = {n for n in shared_memory() - self.shared_memory if "discolab" in n or "torch" in n}
         return found + [f"/dev/shm/{name}" for name in sorted(mine)]

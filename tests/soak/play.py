@@ -23,6 +23,7 @@ from . import leftovers
 from .steps import World, do, draw
 
 HUNG = 90.0  # seconds that no step may take
+FIRST = 300.0  # seconds for the first session, for which Ray starts, and all is imported
 _SAMPLE_EVERY = 5.0  # seconds
 WARM_UP: list[dict[str, Any]] = [
     {"do": "make", "name": "a", "seed": 1, "size": 200_000},
@@ -52,7 +53,7 @@ class Unraised:
 
 def play(engine: str, steps: Iterable[dict[str, Any]], seconds: float) -> str:
     """Take steps until there are no more or time is up; what is wrong, or ""."""
-    faulthandler.dump_traceback_later(HUNG, exit=True)
+    faulthandler.dump_traceback_later(FIRST, exit=True)
     unraised = Unraised()
     world = World(engine)  # what stays for the whole process is made by the first session
     for step in WARM_UP:
@@ -82,7 +83,8 @@ def play(engine: str, steps: Iterable[dict[str, Any]], seconds: float) -> str:
         del world
     except BaseException as exc:
         traceback.print_exc()
-        return _fault(step, f"{type(exc).__name__}: {exc}")
+        told = "".join(f"\nan error that nobody raised: {found}" for found in unraised.found)
+        return _fault(step, f"{type(exc).__name__}: {exc}{told}")
     left = leftovers.Before.left(before)
     if left:
         return _fault(step, "what is left: " + "; ".join(left))

@@ -206,11 +206,11 @@ class World:
         if not fault:
             made = clean_program(seed, WORKERS, sess.num_groups)
             outcome = foretell(made)
-            got = program_checks.run(sess, made, queued=seed % 3 == 0)
+            got = program_checks.run(sess, made, queued=seed % 3 == 0, watchdog=PATIENCE)
         else:
             case = faulty_program(seed, WORKERS, sess.num_groups, fault)
             outcome = case.outcome
-            got = program_checks.run(sess, case.program, queued=seed % 3 == 0)
+            got = program_checks.run(sess, case.program, queued=seed % 3 == 0, watchdog=PATIENCE)
         program_checks.check_results(got, outcome)
         sess.interrupt(PATIENCE)  # what was sent and not received goes
 
