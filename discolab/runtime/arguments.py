@@ -14,7 +14,7 @@ of one command that overlap do so in the copy too (regions.py).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import BuiltinFunctionType, EllipsisType, FunctionType, MethodType
 from typing import Any, TypeVar
 
@@ -208,9 +208,9 @@ def _snapshot(value: Any, copies: Copies | None) -> Any:
         ) from exc
 
 
-def is_atom(value: object) -> bool:
-    """Whether a worker can use `value` as it is."""
-    return type(value) in _ATOMS
+def kinds_to_encode(values: Iterable[object]) -> set[type]:
+    """The types of those values that a worker can't use as they are."""
+    return set(map(type, values)) - _ATOMS
 
 
 def bind(value: Any, lookup: Callable[[int], Any], copies: Copies | None = None) -> Any:
@@ -226,6 +226,9 @@ def bind(value: Any, lookup: Callable[[int], Any], copies: Copies | None = None)
         return lookup(value)
     if kind is Pickled:
         return copy.deepcopy(value.value)
+    opener = OPENERS.get(kind)
+    if opener is not None:
+        return opener(value, lookup)
     if isinstance(value, _PRIVATE):
         return private_copy(value, copies)
     if copies is None:
@@ -242,8 +245,7 @@ def bind(value: Any, lookup: Callable[[int], Any], copies: Copies | None = None)
         }
     if kind is slice:
         return slice(*(bind(v, lookup, copies) for v in (value.start, value.stop, value.step)))
-    opener = OPENERS.get(kind)
-    return value if opener is None else opener(value, lookup)
+    return value
 
 
 def private_copy(value: Any, copies: Copies | None = None) -> Any:

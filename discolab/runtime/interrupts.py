@@ -116,7 +116,7 @@ def shield(*, progress: bool = False) -> AbstractContextManager[None]:
     WorkerInterrupted, KeyboardInterrupt
         At the end of the outermost block, also if the block itself has raised.
     """
-    me = waiter_here()
+    me = getattr(_local, "waiter", None)  # `waiter_here`, which is called for each command here
     if me is not None:
         return _Shield(me, progress) if me.running else _NO_SHIELD
     if threading.get_ident() == threading.main_thread().ident:

@@ -195,7 +195,9 @@ class LazyPickle:
         lookup
             Gives what stands for a `Register` in it, as in ``Point(ref, 1)``, a named tuple.
         """
-        frames = [_writable(as_bytes(frame, "a frame of a pickle")) for frame in self.frames]
+        frames: Any = self.frames
+        if frames:
+            frames = [_writable(as_bytes(frame, "a frame of a pickle")) for frame in frames]
         return _load(_ObjectUnpickler, self.data, frames, place, lookup)
 
 

@@ -31,7 +31,7 @@ from .arguments import (
     Register,
     as_tensor,
     encode,
-    is_atom,
+    kinds_to_encode,
     parse_device,
     parse_dtype,
     parse_shape,
@@ -63,6 +63,7 @@ from .worker import current_worker
 
 R = TypeVar("R", bound=DRef)
 
+_DREFS_ONLY = {DRef}
 _NOT_PLAIN = (DRef, torch.nn.Module)  # callables that stand for something on the workers
 _CALL_PACKED = int(DiscoAction.CALL_PACKED)  # an IntEnum as list index costs 3 x an int
 _RANDOM = {
@@ -789,13 +790,15 @@ class Session(Drawn, Controller):
             func = self._encode_function(func)
             bind = BIND_FUNCTION
         copies = None
-        for arg in args:
-            if not is_atom(arg):
-                alone = len(args) == 1 and not kwargs and isinstance(arg, torch.Tensor)
+        others = kinds_to_encode(args)
+        if others:
+            bind |= BIND_ARGUMENTS
+            if others == _DREFS_ONLY:
+                args = tuple([self._register_of(a) if isinstance(a, DRef) else a for a in args])
+            else:
+                alone = len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor)
                 copies = None if alone else Copies((args, kwargs))
                 args = tuple([encode(a, self._register_of, 0, copies) for a in args])
-                bind |= BIND_ARGUMENTS
-                break
         if kwargs:
             copies = copies or Copies(kwargs)
             kwargs = {k: encode(v, self._register_of, 0, copies) for k, v in kwargs.items()}

@@ -389,7 +389,8 @@ class Worker(Interruptible):
                 arguments.Copies((args, kwargs), simple or None) if simple or not alone else None
             )
             args = [arguments.bind(arg, self._lookup, copies) for arg in args]
-            kwargs = {k: arguments.bind(v, self._lookup, copies) for k, v in kwargs.items()}
+            if kwargs:
+                kwargs = {k: arguments.bind(v, self._lookup, copies) for k, v in kwargs.items()}
         return func, args, kwargs
 
     def _bind_function(self, func: Any) -> Any:

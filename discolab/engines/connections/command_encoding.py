@@ -5,6 +5,9 @@ runtime/serialize.py, a tuple of the rest. `turn` counts the commands that go to
 others: one that comes twice, as after a Ctrl-C in the middle of sending, is done once. The n are
 registers to forget first, so that this takes no message of its own.
 
+A call is two such tuples: its head (the function and where it is called) is the same each time a
+loop comes by, so both sides remember it, and only the arguments are encoded anew.
+
 Any other message is the tuple of its kind, one of the constants here, and its contents; only the
 reply of a command without a failure, as most are, has a form of its own (`DONE`). A ticket travels
 as its number, a call site as ``(name of the file for people, line)``.
@@ -18,10 +21,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+import pickle
 import struct
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle
 
@@ -49,6 +54,7 @@ ANNOUNCE, RETRY, ASK_STATE, SAY, FREE = range(5)
 arguments.OPENERS[serialize.LazyPickle] = lambda sealed, lookup: sealed.open(lookup=lookup)
 
 _HEAD = struct.Struct("<BQQH")
+_CALL = struct.Struct("<II")  # of a call's head: its bytes, its frames
 DONE = struct.Struct("<4sQQ")  # b"DONE", the ticket's number, how many commands have come
 MOST_FORGOTTEN = 1024  # registers that a command carries along
 _TICKET_AT = {
@@ -59,8 +65,11 @@ _TICKET_AT = {
 }
 _SITE_AT = {DiscoAction.GET_GLOBAL_FUNC: 3, DiscoAction.CALL_PACKED: 6}
 _CALL_PACKED, _SYNC = int(DiscoAction.CALL_PACKED), int(DiscoAction.SYNC_WORKER)
-_MOST_KNOWN = 1024  # calls without arguments that a worker knows by their bytes
+_MOST_KNOWN = 1024  # heads of calls that a worker knows by their bytes
+_LONGEST_KNOWN = 1024  # bytes
 _known: dict[bytes, tuple[Any, ...]] = {}
+# what pickle writes without calling any of Python's code; registers go as numbers
+_PLAIN = frozenset((Register, type(None), bool, int, float, str, bytes))
 
 
 def ticket_of(command: Command) -> Any:
@@ -121,12 +130,34 @@ def encode_call(func: Any, args: Any, kwargs: Any, site: Any) -> EncodedArgument
     if type(func) is not Register:
         name, own_text = _texts_of(func)
         encoded.text = own_text or f"call of '{name}'"
-    elif not args and not kwargs:
-        encoded.message = _call_without_arguments(func, site_for_people(site))
-        return encoded
-    call = func, name, own_text, args, kwargs, bind, site_for_people(site)
-    encoded.message = serialize.encode(call)
+        func = serialize.pickle_lazily(func)
+    head = func, name, own_text, bind, site_for_people(site)
+    small = type(func) is Register or (not func.frames and len(func.data) < _LONGEST_KNOWN)
+    body, frames = _known_head(*head) if small else serialize.encode(head)
+    body = _CALL.pack(len(body), len(frames)) + body
+    if args or kwargs:
+        rest = _encode_arguments(args, kwargs)
+        body += rest.body
+        frames = [*frames, *rest.frames]
+    encoded.message = serialize.Message(body, frames)
     return encoded
+
+
+@functools.lru_cache(maxsize=4096)
+def _known_head(*head: Any) -> serialize.Message:
+    return serialize.encode(head)
+
+
+def _encode_arguments(args: Any, kwargs: Any) -> serialize.Message:
+    """Encode the arguments of a call, and the places of the registers that go as numbers."""
+    kinds = [*map(type, args)]
+    if kwargs or not _PLAIN.issuperset(kinds):
+        return serialize.encode((args, kwargs, b""))
+    places = b""
+    if Register in kinds:
+        places = bytes(map(operator.is_, kinds, repeat(Register)))
+        args = [int(arg) if type(arg) is Register else arg for arg in args]
+    return serialize.Message(pickle.dumps((args, kwargs, places), 5), [])
 
 
 def _texts_of(func: Any) -> tuple[str, str]:
@@ -136,11 +167,6 @@ def _texts_of(func: Any) -> tuple[str, str]:
     else:
         name, own_text = function_text(func), attribute(func, "disco_command")
     return name, own_text if isinstance(own_text, str) else ""
-
-
-@functools.lru_cache(maxsize=4096)
-def _call_without_arguments(func: Register, site: Any) -> serialize.Message:
-    return serialize.encode((func, "", "", (), {}, BIND_FUNCTION, site))
 
 
 def pack_command(
@@ -188,17 +214,28 @@ def unpack_command(body: Any, frames: list[Any]) -> tuple[Command, tuple[int, ..
     packed = body[_HEAD.size + 8 * count :]
     if action != _CALL_PACKED:
         return (action, reg, *serialize.decode(packed, frames)), forget, turn
-    call = _known.get(packed) if type(packed) is bytes else None
+    size, count = _CALL.unpack_from(packed)
+    middle = _CALL.size + size
+    head = bytes(packed[_CALL.size : middle])
+    call = _known.get(head)
     if call is None:
-        func, name, own_text, args, kwargs, bind, site = serialize.decode(packed, frames)
+        func, name, own_text, bind, site = serialize.decode(head, frames[:count])
         if type(func) is serialize.LazyPickle:
             func = SentFunction(func, name, own_text)
-        call = func, args, kwargs, bind, site
-        if type(func) is Register and args == () and kwargs == {} and type(packed) is bytes:
+        call = func, bind, site
+        if not count and size < _LONGEST_KNOWN:
             if len(_known) >= _MOST_KNOWN:
                 _known.clear()
-            _known[packed] = call
-    return (action, reg, *call), forget, turn
+            _known[head] = call
+    func, bind, site = call
+    args, kwargs = cast("tuple[Any, Any]", ((), {}))
+    if len(packed) > middle:
+        args, kwargs, places = serialize.decode(packed[middle:], frames[count:])
+        if places:
+            args = [
+                Register(arg) if place else arg for arg, place in zip(args, places, strict=True)
+            ]
+    return (action, reg, func, args, kwargs, bind, site), forget, turn
 
 
 def pack_done(ticket: int, received: int) -> Frame:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 from ...runtime import serialize
@@ -80,7 +81,7 @@ class WorkerChannel:
             end_process()
         assert received is not None
         if len(received[0]) > 3 and received[0][3] == BUNDLE:
-            self._frames.extend((frame, ()) for frame in unbundle(received[0]))
+            self._frames.extend(zip(unbundle(received[0]), repeat(())))
             return self._frames.popleft()
         return received
 
