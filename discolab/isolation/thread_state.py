@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -17,10 +18,14 @@ from torch.overrides import _get_current_function_mode_stack, _pop_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from ..runtime import accelerators
+from .table import is_half_made
 
 T = TypeVar("T")
 
 _OURS = f"{__package__.partition('.')[0]}."
+
+of_libraries: dict[str, Callable[[Any], tuple[Callable[[], Any], Callable[[Any], Any]]]] = {}
+"""By the name of a library's module: what gets, and sets, what it keeps for the calling thread."""
 
 
 def in_new_context(function: Callable[..., T], *args: Any) -> T:
@@ -39,9 +44,13 @@ def thread_as_before() -> Iterator[None]:
     modes, hooks = len(_get_current_function_mode_stack()), _saved_tensors_hooks()
     dispatch_modes = torch._C._len_torch_dispatch_stack()
     observers = sys.gettrace(), sys.getprofile()
+    flushes, replays = _flushes_denormals(), torch._C._is_view_replay_enabled()
     try:
-        yield
+        with _libraries_as_new():
+            yield
     finally:
+        torch.set_flush_denormal(flushes)
+        torch._C._set_view_replay_enabled(replays)
         _end_observers(*observers)
         while torch._C._len_torch_dispatch_stack() > dispatch_modes:
             left: Any = _get_current_dispatch_mode()
@@ -64,6 +73,54 @@ def thread_as_before() -> Iterator[None]:
             torch.set_num_threads(threads)
         if torch.is_warn_always_enabled() != warns:
             torch.set_warn_always(warns)
+
+
+def _flushes_denormals() -> bool:
+    return not torch.full((), 1e-40, dtype=torch.float32).mul(1.0).item()
+
+
+@contextmanager
+def _libraries_as_new() -> Iterator[None]:
+    """Within it libraries keep for the thread what they keep for a new one; at its end what was."""
+    before = {}
+    for name, get, set_ in _libraries():
+        before[name] = get()
+        set_(_on_new_thread(get))
+    try:
+        yield
+    finally:
+        for name, get, set_ in _libraries():  # also those that the script has imported
+            set_(before[name] if name in before else _on_new_thread(get))
+
+
+def _libraries() -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], Any]]]:
+    for name, find in of_libraries.items():
+        module = sys.modules.get(name)
+        if module is not None and not is_half_made(module):  # else another worker imports it
+            yield name, *find(module)
+
+
+def _on_new_thread(get: Callable[[], T]) -> T:
+    values: list[T] = []
+    thread = threading.Thread(target=lambda: values.append(get()))
+    thread.start()
+    thread.join()
+    return values[0]
+
+
+def settings_in(name: str) -> Callable[[Any], tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    """For `of_libraries`: what stands in a `threading.local` that is the module's `name`."""
+
+    def find(module: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+        local = getattr(module, name)
+
+        def set_(values: dict[str, Any]) -> None:
+            vars(local).clear()
+            vars(local).update(values)
+
+        return lambda: dict(vars(local)), set_
+
+    return find
 
 
 def _saved_tensors_hooks() -> Any:

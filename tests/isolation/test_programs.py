@@ -171,7 +171,8 @@ def state():
             decimal.getcontext().prec, torch._C._autograd._top_saved_tensors_default_hooks(False),
             len(torch.overrides._get_current_function_mode_stack()), str(torch.ones(1).device),
             torch.ones(1).sin().item(), torch._C._len_torch_dispatch_stack(),
-            sys.gettrace() is None, sys.getprofile() is None]
+            sys.gettrace() is None, sys.getprofile() is None,
+            (torch.tensor(1e-40) * 1).item() > 0, torch._C._is_view_replay_enabled()]
 found = state()
 torch.set_grad_enabled(False)
 torch.set_default_dtype(torch.float64)
@@ -185,7 +186,38 @@ torch.autograd.graph.save_on_cpu().__enter__()
 Doubles().__enter__()
 sys.settrace(lambda *_: None)
 sys.setprofile(lambda *_: None)
+torch.set_flush_denormal(True)
+torch._C._set_view_replay_enabled(True)
 """
+
+LIBRARY_LEAVES = {
+    "sklearn": """
+import sklearn
+found = sklearn.get_config()["assume_finite"]
+sklearn.set_config(assume_finite=True)
+""",
+    "joblib": """
+import joblib
+found = joblib.effective_n_jobs(None)
+joblib.parallel_config(n_jobs=2)
+""",
+    "scipy": """
+from scipy import special
+found = special.geterr()["singular"]
+special.seterr(all="raise")
+""",
+    "xgboost": """
+import xgboost
+found = xgboost.get_config()["verbosity"]
+xgboost.set_config(verbosity=0)
+""",
+    "numba": """
+from numba import _helperlib as numba
+state = numba.rnd_get_np_state_ptr()
+found = numba.rnd_get_state(state)[1][2] == 1812433255
+numba.rnd_seed(state, 0)
+""",
+}
 
 KERNELS = """
 import torch
@@ -212,6 +244,25 @@ def test_a_script_leaves_its_thread_as_it_was(sess: Session, tmp_path: Path) -> 
         seen.append(sess.call_packed(found).debug_get_from_all())
     assert seen[0] == seen[1]
     assert sess.call_packed(torch.is_grad_enabled).debug_get_from_all() == [True] * 4
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("library", LIBRARY_LEAVES)
+def test_a_script_leaves_a_library_as_it_was(tmp_path: Path, library: str) -> None:
+    """Also one that the script imports first."""
+    pytest.importorskip(library)
+    path = tmp_path / "leaves.py"
+    path.write_text(LIBRARY_LEAVES[library])
+
+    def found() -> str:
+        return str(current_worker().namespace["found"])
+
+    seen = []
+    with ThreadedSession(2, devices="cpu", timeout=100) as sess:
+        for _ in range(3):
+            run(sess, path)
+            seen.append(sess.call_packed(found).debug_get_from_all())
+    assert seen[0] == seen[1] == seen[2]
 
 
 @pytest.mark.one_process

@@ -19,6 +19,7 @@ from . import (  # noqa: F401
     mlflow,
     monai,
     mpmath,
+    numba,
     pandas,
     polars,
     pyro,
@@ -34,5 +35,6 @@ from . import (  # noqa: F401
     transformers,
     wandb,
     xarray,
+    xgboost,
     yaml,
 )

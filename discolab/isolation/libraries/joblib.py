@@ -8,7 +8,10 @@ from types import ModuleType
 from .. import table
 from ..patches import Patches
 from ..table import Row, Treatment
+from ..thread_state import of_libraries, settings_in
 from ..worker_local import DictOfWorkers, owning_variables
+
+of_libraries["joblib.parallel"] = settings_in("_backend")
 
 
 def _backends(module: ModuleType, patches: Patches) -> None:

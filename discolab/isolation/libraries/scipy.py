@@ -17,7 +17,13 @@ from ..host_random import of_caller
 from ..imports import worker_unless_importing
 from ..patches import Patches, refused
 from ..table import Row, Treatment
+from ..thread_state import of_libraries
 from ..worker_local import OF_SCRIPT
+
+of_libraries["scipy.special"] = lambda module: (
+    module.geterr,
+    lambda errors: module.seterr(**errors),
+)
 
 
 def _backends(module: ModuleType, patches: Patches) -> None:

@@ -14,9 +14,11 @@ from typing import Any
 from .. import table
 from ..patches import Patches
 from ..table import Row, Treatment
+from ..thread_state import of_libraries, settings_in
 from ..turns import Exclusive
 
 _training = Exclusive("train")
+of_libraries["sklearn._config"] = settings_in("_threadlocal")
 
 
 def _in_turns(*names: str) -> table.Change:
