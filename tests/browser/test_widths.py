@@ -40,6 +40,10 @@ OUT_OF_SIGHT = """area => {
     const box = node.getBoundingClientRect();
     if (node.checkVisibility() && box.width && box.right > place.right + 1) say(node, 'sticks out');
   }
+  for (const node of area.querySelectorAll('.s > div table')) {
+    const own = node.closest('.s > div').getBoundingClientRect();
+    if (node.getBoundingClientRect().right > own.right + 1) say(node, 'lies over what is beside it');
+  }
   return found;
 }"""
 

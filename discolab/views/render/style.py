@@ -125,7 +125,7 @@ _RULES = (
     " .c>.hd{overflow-wrap:anywhere;margin-bottom:4px}",
     " .s{display:flex;flex-wrap:wrap;gap:4px 22px;align-items:flex-start}",
     " .s>div{max-width:100%}",
-    " .s>div:first-child{max-width:min(100%,480px)}",
+    " .s>div:first-child:not(:has(.g)){max-width:min(100%,480px)}",
     " .s>div:first-child>.m{max-width:420px}",
     " table{margin:4px 0;width:auto;border-collapse:collapse;font-size:inherit;table-layout:auto}",
     " table.d th,&table.d td{padding:2px 6px;text-align:left;border:0;"
