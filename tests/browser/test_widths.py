@@ -42,7 +42,7 @@ OUT_OF_SIGHT = """area => {
   }
   for (const node of area.querySelectorAll('.s > div table')) {
     const own = node.closest('.s > div').getBoundingClientRect();
-    if (node.getBoundingClientRect().right > own.right + 1) say(node, 'lies over what is beside it');
+    if (node.getBoundingClientRect().right > own.right + 1) say(node, 'lies over its neighbour');
   }
   return found;
 }"""
