@@ -240,6 +240,7 @@ def detail_parts(records: Mapping[int, Mapping[str, Any]]) -> list[Part]:
             tuple(
                 Row(tuple(cells.get(title, Text("")) for title in titles), (rank,))
                 for rank, cells in rows.items()
+                if any(title in cells for title in titles)  # None has no values
             )
         ),
     )
