@@ -56,6 +56,7 @@ class Board:
         self._bars: Bars | None = None
 
     def __enter__(self) -> Board:
+        Preparation.end_line()  # what comes now is shown by bars
         _boards[self.number] = self
         return self
 
@@ -156,7 +157,8 @@ class Preparation:
     """Says what a thread is doing with an index, if it takes more than a second.
 
     Whoever goes through the tensors counts them, with `count`; that is nothing where nobody shows
-    it. One that is within another counts for that one.
+    it. Whoever waits for workers calls what `waiting` gives. One that is within another counts for
+    that one.
 
     Parameters
     ----------
@@ -181,10 +183,8 @@ class Preparation:
 
     def __exit__(self, *_: object) -> None:
         if self._shown() is self:
+            self.end_line()
             self._of_thread.shown = None
-            if self._line is not None:
-                self._line.draw(self._text())
-                self._line.close()
 
     @classmethod
     def _shown(cls) -> Preparation | None:
@@ -192,17 +192,38 @@ class Preparation:
         return None if shown is None else shown()
 
     @classmethod
-    def count(cls, doing: str) -> None:
-        """One more tensor, of which this thread is `doing` something."""
+    def count(cls, doing: str, number: int = 1) -> None:
+        """So many tensors more, of which this thread is `doing` something."""
         self = cls._shown()
         if self is None:
             return
         if doing is not self._doing:
             self._doing, self._count, self._look_at = doing, 0, 1
-        self._count += 1
+        self._count += number
         if self._count >= self._look_at:
             self._look_at = self._count + _LOOK_EVERY
             self._look()
+
+    @classmethod
+    def waiting(cls, doing: str) -> Callable[[], None]:
+        """What to call every now and then while this thread waits for workers that do that."""
+
+        def look() -> None:
+            self = cls._shown()
+            if self is not None:
+                self._doing, self._count = doing, 0
+                self._look()
+
+        return look
+
+    @classmethod
+    def end_line(cls) -> None:
+        """Leave this thread's line as it is; what comes after has another one."""
+        self = cls._shown()
+        if self is not None and self._line is not None:
+            line, self._line = self._line, None
+            line.draw(self._text())
+            line.close()
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -215,7 +236,8 @@ class Preparation:
 
     def _text(self) -> str:
         seconds = time.monotonic() - self._began
-        return f"{self._what}: {self._doing} {self._count:,} ({seconds:.0f} s)"
+        count = f" {self._count:,}" if self._count else ""
+        return f"{self._what}: {self._doing}{count} ({seconds:.0f} s)"
 
 
 class Meter:

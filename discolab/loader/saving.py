@@ -31,7 +31,7 @@ from .formats.checks import MAX_DIMS
 from .loading import run, workers_of
 from .plan import Plan, parse_layout
 from .presharded import Sharding, check_name, shard_name
-from .progress import Board, Meter
+from .progress import Board, Meter, Preparation
 from .target import Target
 from .weights import Weights
 
@@ -110,12 +110,14 @@ def save(
     """
     target = Target(format, presharded, max_file_bytes, bf16_as, metadata)
     _check_weights(weights)
-    facts = session.call_packed(_facts, list(weights.values())).debug_get_from_all(timeout)
-    sharding = _sharding(session, weights, plan, facts)
-    kinds = {
-        name: target.kind(name, _dtype(name, [mine[number] for mine in facts]))
-        for number, name in enumerate(weights)
-    }
+    with Preparation("saving", progress):
+        asked = session.call_packed(_facts, list(weights.values()))
+        facts = session.fetch(asked, None, timeout, Preparation.waiting("what the workers hold"))
+        sharding = _sharding(session, weights, plan, facts)
+        kinds = {
+            name: target.kind(name, _dtype(name, [mine[number] for mine in facts]))
+            for number, name in enumerate(weights)
+        }
 
     def fill(paths: Sequence[str], slots: Mapping[str, Slot]) -> None:
         totals = [
@@ -131,7 +133,8 @@ def save(
     def checksums(paths: Sequence[str]) -> list[str]:
         return _checksums(session, list(paths), progress, timeout)
 
-    return target.write(path, kinds, sharding, fill, checksums)
+    with Preparation("saving", progress):
+        return target.write(path, kinds, sharding, fill, checksums)
 
 
 def _checksums(
@@ -172,6 +175,7 @@ def _sharding(
     layouts: dict[str, Layout] = {}
     shapes: dict[str, Shape] = {}
     for number, (name, ref) in enumerate(weights.items()):
+        Preparation.count("laying out tensor")
         local = _local_shapes(name, [mine[number] for mine in facts])
         known = None
         if given is not None:
@@ -324,6 +328,7 @@ def shares(
     workers = sharding.workers
     for number, (name, layout) in enumerate(sharding.layouts.items()):
         shape = sharding.shapes[name]
+        Preparation.count("sharing out tensor")
         if presharded:
             slot = slots.get(shard_name(name, rank, workers.count))
             if slot is not None:

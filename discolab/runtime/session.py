@@ -309,9 +309,15 @@ class Session(Drawn, Controller):
 
     @ends_work
     def fetch(
-        self, ref: DRef, ranks: Sequence[int] | None = None, timeout: float | None = None
+        self,
+        ref: DRef,
+        ranks: Sequence[int] | None = None,
+        timeout: float | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> list[Any]:
         """Fetch copies of what some workers (None: all) hold, in the order of `ranks`.
+
+        `meanwhile` is called every 50 ms of the wait.
 
         Raises
         ------
@@ -319,7 +325,7 @@ class Session(Drawn, Controller):
             If the register is poisoned on one of them.
         ArgumentError, ForeignDRefError, SessionClosedError, WaitTimeoutError
         """
-        values = self.peek(ref, ranks, timeout, tell=True)
+        values = self.peek(ref, ranks, timeout, tell=True, meanwhile=meanwhile)
         failures = [v for v in values.values() if isinstance(v, Failure)]
         if failures:
             raise self.report(failures)
@@ -332,13 +338,14 @@ class Session(Drawn, Controller):
         ranks: Sequence[int] | None = None,
         timeout: float | None = None,
         tell: bool = False,
+        meanwhile: Callable[[], None] | None = None,
     ) -> dict[int, Any]:
         """Fetch values by rank without raising for poisoned ones: those are `Failure`s.
 
         For views: with `tell` false nothing counts as reported, so a later sync still raises it.
         """
         check_timeout(timeout)
-        return self._wait(self.request(ref, ranks, tell), timeout)
+        return self._wait(self.request(ref, ranks, tell), timeout, meanwhile)
 
     def request(
         self,

@@ -23,7 +23,7 @@ from ..layouts.text import parse_layout
 from ..loader.catalog import Catalog
 from ..loader.errors import CheckpointError
 from ..loader.loading import run
-from ..loader.progress import Board, Meter
+from ..loader.progress import Board, Meter, Preparation
 from ..loader.read import Files, read_entry
 from ..runtime import accelerators
 from ..runtime.arguments import Pickled
@@ -128,35 +128,36 @@ def restore(
     ArgumentError
         If it has none of `names`.
     """
-    catalog, manifest = read_manifest(path)
-    chosen = None if names is None else _chosen(manifest, names)
-    same = session.num_workers == len(manifest.workers)
-    left_out = by_name(saved.left_out for saved in manifest.workers)
-    cuts: Mapping[int, CutAnew] = {}
-    meshes: tuple[TorchMesh | None, ...] = manifest.meshes
-    if same:
-        if manifest.mesh and session.current_mesh is None:
-            session.mesh(**manifest.mesh)
-        bundles = [range(len(saved.bundles)) for saved in manifest.workers]
-    else:
-        plan = portable(session, catalog, manifest)
-        left_out.update(plan.left_out)
-        cuts, meshes, bundles = plan.cuts, plan.meshes, [plan.bundles]  # type: ignore[list-item]
-    numbers = tuple(
-        tuple(n for n in given if _is_chosen(manifest.workers[rank].bundles[n], chosen))
-        for rank, given in enumerate(bundles)
-    )
-    used = {
-        mesh
-        for rank, given in enumerate(numbers)
-        for n in given
-        for mesh in manifest.workers[rank].bundles[n].meshes
-    }
-    needed = tuple(mesh if n in used else None for n, mesh in enumerate(meshes))
-    totals = [
-        sum(_nbytes(manifest, rank if same else 0, n) for n in numbers[rank if same else 0])
-        for rank in range(session.num_workers)
-    ]
+    with Preparation("restoring", progress):
+        catalog, manifest = read_manifest(path)
+        chosen = None if names is None else _chosen(manifest, names)
+        same = session.num_workers == len(manifest.workers)
+        left_out = by_name(saved.left_out for saved in manifest.workers)
+        cuts: Mapping[int, CutAnew] = {}
+        meshes: tuple[TorchMesh | None, ...] = manifest.meshes
+        if same:
+            if manifest.mesh and session.current_mesh is None:
+                session.mesh(**manifest.mesh)
+            bundles = [range(len(saved.bundles)) for saved in manifest.workers]
+        else:
+            plan = portable(session, catalog, manifest)
+            left_out.update(plan.left_out)
+            cuts, meshes, bundles = plan.cuts, plan.meshes, [plan.bundles]  # type: ignore[list-item]
+        numbers = tuple(
+            tuple(n for n in given if _is_chosen(manifest.workers[rank].bundles[n], chosen))
+            for rank, given in enumerate(bundles)
+        )
+        used = {
+            mesh
+            for rank, given in enumerate(numbers)
+            for n in given
+            for mesh in manifest.workers[rank].bundles[n].meshes
+        }
+        needed = tuple(mesh if n in used else None for n, mesh in enumerate(meshes))
+        totals = [
+            sum(_nbytes(manifest, rank if same else 0, n) for n in numbers[rank if same else 0])
+            for rank in range(session.num_workers)
+        ]
     with Board("restoring", totals, progress) as board:
         token = uuid.uuid4().hex
         job = Job(catalog, manifest, numbers, cuts, needed, token, board.number)
@@ -166,7 +167,9 @@ def restore(
         except BaseException:
             del restored  # or a traceback that somebody keeps would keep the values
             raise
-    outcomes = session.call_packed(_bind, restored, chosen).debug_get_from_all(timeout)
+    with Preparation("restoring", progress):
+        bound = session.call_packed(_bind, restored, chosen)
+        outcomes = session.fetch(bound, None, timeout, Preparation.waiting("naming the values"))
     left_out.update(by_name(outcome.left_out for outcome in outcomes))
     if chosen is not None:
         left_out = {name: why for name, why in left_out.items() if name in chosen}

@@ -23,7 +23,7 @@ from ..loader.formats import open_checkpoint, safetensors
 from ..loader.formats.opening import SAVING
 from ..loader.loading import run, workers_of
 from ..loader.plan import Plan, parse_layout
-from ..loader.progress import Board, Meter
+from ..loader.progress import Board, Meter, Preparation
 from ..loader.saving import ONE_MACHINE
 from ..loader.weights import Weights
 from ..runtime.arguments import Pickled
@@ -95,15 +95,24 @@ def snapshot(
     """
     refs = dict(refs or {})
     _check_arguments(refs, names)
-    wanted = _wanted(session, refs, names, plan, weights or {})
-    with Replacement(path, "safetensors") as place:
+    with (
+        Preparation("saving a snapshot", progress),
+        Replacement(path, "safetensors") as place,
+    ):
+        wanted = _wanted(session, refs, names, plan, weights or {})
         _refuse_other_checkpoints(place.folder)
         collected = session.call_packed(collect, Pickled(wanted), list(refs.values()))
-        saved = session.call_packed(_saved, collected).debug_get_from_all(timeout)
+        saved = session.fetch(
+            session.call_packed(_saved, collected),
+            None,
+            timeout,
+            Preparation.waiting("what the workers hold"),
+        )
         manifest = _manifest(session, refs, wanted, saved)
+        described = {KEY: manifest.to_json()}
         parts = [_records(rank, worker) for rank, worker in enumerate(manifest.workers)]
         arranged = safetensors.arrange(
-            parts, tag=place.tag, metadata={KEY: manifest.to_json()}, single=place.single
+            parts, tag=place.tag, metadata=described, single=place.single
         )
         paths = place.create(arranged)
         slots = {slot.record.name: slot for slot in arranged.slots}
@@ -113,7 +122,7 @@ def snapshot(
             written = session.call_packed(_save_here, Pickled(job), collected)
             del collected
             run(session, written, board, f"the snapshot to {place.folder}", timeout)
-        place.commit(arranged, safetensors.index(arranged, {KEY: manifest.to_json()}))
+        place.commit(arranged, safetensors.index(arranged, described))
     return Snapshot(place.folder, manifest, sum(totals))
 
 
@@ -233,6 +242,7 @@ def _records(rank: int, saved: Saved) -> list[Record]:
     """What a worker writes, in order."""
     records = []
     for number, memory in enumerate(saved.memories):
+        Preparation.count("describing tensor")
         shard = memory.shard
         shape: Shape = (memory.nbytes,)
         dtype = torch.uint8

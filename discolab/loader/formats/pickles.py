@@ -17,7 +17,10 @@ from typing import Any, ClassVar, Final
 import torch
 
 from ..errors import CheckpointError
+from ..progress import Preparation
 from .checks import said, short
+
+_COUNT_EVERY = 1024  # reads
 
 
 class Opaque:
@@ -95,13 +98,26 @@ class _Global:
         return Opaque(self.name, args) if self.known is None else self.known(*args)
 
 
+class _Counted(io.BytesIO):
+    """Says now and then how far the one who reads it is."""
+
+    _reads = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """See `io.BytesIO`."""
+        self._reads += 1
+        if self._reads % _COUNT_EVERY == 0:
+            Preparation.count("reading the pickle, item", _COUNT_EVERY)
+        return super().read(size)
+
+
 class _Reader(pickle._Unpickler):  # the one in Python: the other one's memo grows on a word
     dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
     stack: list[Any]
     pop_mark: Callable[[], list[Any]]
 
     def __init__(self, data: bytes) -> None:
-        super().__init__(io.BytesIO(data))
+        super().__init__(_Counted(data))
         self.copies_left = len(data)
 
     def find_class(self, module: str, name: str) -> Any:

@@ -272,6 +272,7 @@ def _head(
     entries: dict[str, Any] = {"__metadata__": described}
     begin = 0
     for record in ordered:
+        Preparation.count("finding room for tensor")
         end = begin + record.nbytes
         entries[record.name] = {
             "dtype": SAFETENSORS_NAMES[record.dtype],
