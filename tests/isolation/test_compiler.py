@@ -1,11 +1,14 @@
 """torch.compile in worker threads: nothing of discolab's is compiled, nobody waits for himself."""
 
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from discolab import ThreadedSession, WorkerError
+from discolab import ThreadedSession, WorkerError, ccl, current_worker
 
 
 def backward_while_compiling() -> float:
@@ -67,3 +70,36 @@ def test_each_worker_has_a_stance() -> None:
     with ThreadedSession(2, devices="cpu", timeout=60) as sess:
         assert sess.call_packed(compiled_calls).debug_get_from_all() == [1, 0]
     assert torch._dynamo.eval_frame._stance.stance == "default"
+
+
+class Draws(torch.nn.Module):
+    """What it gives depends on random numbers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x, 0.5, training=True) + torch.rand_like(x)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_each_worker_draws_in_code_of_aotinductor(tmp_path: Path) -> None:
+    path = str(tmp_path / "draws.pt2")
+    x = torch.ones(4, 5)
+    torch._inductor.aoti_compile_and_package(torch.export.export(Draws(), (x,)), package_path=path)
+
+    def draws(rank: int, meet: Callable[[], Any]) -> list[float]:
+        model = torch._inductor.aoti_load_package(path)
+        torch.manual_seed(rank)
+        found = []
+        for _ in range(5):
+            meet()
+            found.append(float(model(x).sum()))
+        return [*found, float(torch.rand(()))]
+
+    expected = [draws(rank, lambda: None) for rank in range(4)]
+    state = torch.get_rng_state()
+    with ThreadedSession(4, devices="cpu", timeout=60) as sess:
+        seen = sess.call_packed(lambda: draws(current_worker().rank, ccl.barrier))
+        assert seen.debug_get_from_all() == expected
+        assert torch.equal(torch.get_rng_state(), state)
+    assert draws(3, lambda: None) == expected[3]

@@ -1121,20 +1121,3 @@ def test_each_worker_has_layers_of_torch_geometric(four: Session) -> None:
 
     seen = four.call_packed(program).debug_get_from_all()
     assert seen == [[1.0] * 2, [10.0] * 2, [3.0] * 2, [10.0] * 2]
-
-
-def test_each_worker_registers_a_model_of_torchvision(four: Session) -> None:
-    _torchvision()
-
-    def program() -> Any:
-        from torchvision import models
-
-        rank = current_worker().rank
-        models.register_model("mine")(lambda: rank)
-        ccl.barrier()
-        return models.get_model("mine"), "mine" in models.list_models()
-
-    assert four.call_packed(program).debug_get_from_all() == [(rank, True) for rank in range(4)]
-    from torchvision import models
-
-    assert "mine" not in models.list_models()
