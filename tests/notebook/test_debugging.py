@@ -84,6 +84,7 @@ def test_while_paused_the_kernel_is_free_and_workers_are_not(nb: Any, tmp_path: 
     assert nb.ok("sess['old']").data
     status = nb.ok("%disco_status").stdout
     assert "for the debugger at Cell In[" in status
+    assert "in the cell at Cell In[" not in status  # the place once
     assert "is paused: first line at Cell In[" in status
     assert nb.ok("%disco_mesh").stdout.startswith("no mesh")
     assert nb.ok("%disco_abort").stdout == "the program was ended\n"

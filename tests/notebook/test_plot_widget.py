@@ -130,10 +130,19 @@ def test_a_busy_worker_does_not_hold_up_the_others(nb_w: Kernel, plot: Comm) -> 
     nb_w.ok(GATE)
     picture = look(plot, 0, 0, 256, 64)
     assert picture["states"] == {"2": "still busy"}
+    (problem,) = picture["problems"]
+    assert problem.startswith("worker 2 still busy: ")
     assert len(picture["shown"]) == 3
     nb_w.ok("gate.set()")
     plot.until(lambda: bool(plot.frames) and plot.frames[-1]["version"] > 1)
     assert look(plot, 0, 0, 256, 64)["states"] == {}
+
+
+def test_why_workers_are_not_seen_is_told_once_for_all(nb_w: Kernel, plot: Comm) -> None:
+    nb_w.ok("%%disco --step\na = 1")
+    picture = look(plot, 0, 0, 256, 64)
+    assert [problem[:24] for problem in picture["problems"]] == ["workers 0-3 still busy: "]
+    nb_w.ok("%disco_abort")
 
 
 @pytest.mark.parametrize(

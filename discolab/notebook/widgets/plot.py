@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import threading
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ import numpy as np
 
 from ...runtime.dref import DRef
 from ...runtime.errors import ArgumentError, DiscoError
+from ...runtime.failures import name_ranks
 from ...views.formats import format_ranks, format_workers
 from ...views.parts import Part
 from ...views.plot.picture import STATS, Array, Picture, Shades, Stat, shade
@@ -38,6 +40,7 @@ from ...views.plot.plotting import GONE, Reader, check_options, parts_of
 from ...views.render.style import colour_at, gradient, rank_colour
 from .base import LiveWidget, source
 
+_SECONDS = re.compile(r" for [\d.]+ m?s\b")  # which one worker has been busy, another a bit less
 _MOST_TEXTS = 600  # values that are written into their pixels
 _LONGEST_LINE = 700
 _MAPS = {
@@ -318,9 +321,7 @@ def _message(picture: Picture, shades: Shades, stat: Stat, choice: str) -> dict[
         "levels": b64encode(shades.levels.tobytes()).decode("ascii"),
         "shown": [list(shard.window) for shard in picture.shown],
         "states": {str(rank): short_state(record) for rank, record in picture.states.items()},
-        "problems": [
-            f"worker {rank} {format_state(record)}" for rank, record in picture.states.items()
-        ],
+        "problems": _problems(picture),
         "low": low,
         "high": high,
         "diverging": shades.diverging,
@@ -340,6 +341,15 @@ def _texts(picture: Picture, stat: Stat) -> list[list[str]] | None:
         [f"{value:.4g}" if known else "" for value, known in zip(*line, strict=True)]
         for line in zip(values.tolist(), picture.known.tolist(), strict=True)
     ]
+
+
+def _problems(picture: Picture) -> list[str]:
+    """Who is not seen, and why: once for all of whom the same is said."""
+    told: dict[str, tuple[str, list[int]]] = {}
+    for rank, record in picture.states.items():
+        words = format_state(record)
+        told.setdefault(_SECONDS.sub("", words), (words, []))[1].append(rank)
+    return [f"{name_ranks(ranks)} {words}" for words, ranks in told.values()]
 
 
 def _line(picture: Picture, stat: Stat) -> dict[str, list[float | None]] | None:
