@@ -219,7 +219,7 @@ def _enter(ray: Any, address: str | None, slots: int, timeout: float, say: Say) 
         _keeper = keeper = _Keeper(ray, options)
         keeper.start()
         try:
-            _watch(keeper, doing, deadline, say)
+            _watch(keeper, doing, timeout, deadline, say)
         except BaseException:
             keeper.end.set()
             raise
@@ -245,12 +245,12 @@ def _check_answers(where: str, deadline: float) -> None:
         raise DiscoError(f"there is no Ray cluster at {where}: {why}") from None
 
 
-def _watch(keeper: _Keeper, doing: str, deadline: float, say: Say) -> None:
+def _watch(keeper: _Keeper, doing: str, timeout: float, deadline: float, say: Say) -> None:
     began, said = time.monotonic(), 0
     while not keeper.started.wait(_TICK):
         seconds = int(time.monotonic() - began)
         if time.monotonic() > deadline:
-            raise DiscoError(f"{doing} takes more than {seconds} s (start_timeout=)")
+            raise DiscoError(f"{doing} takes more than {timeout:g} s (start_timeout=)")
         if seconds > said:
             said = seconds
             say(f"{doing} ({seconds} s)")

@@ -44,7 +44,10 @@ from tests.debugger.random_programs import make_program
 from . import work
 
 WORKERS = 4
-OPTIONS: dict[str, dict[str, Any]] = {"sockets": {"nodes": "local:2"}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "sockets": {"nodes": "local:2"},
+    "ray": {"start_timeout": 280},
+}
 NAMES = "abcdefgh"
 RPC_COUNTS = ("calls_running", "calls_waiting", "values_owned", "references_held")
 PATIENCE = 30.0  # seconds; what takes longer hangs
