@@ -30,7 +30,19 @@ from ..runtime.session import Session
 from ..runtime.sources import display_name, place
 from ..runtime.worker import Worker
 from .agent import CONTROLLER, SERVICE, agent_of
-from .lockstep import ABORTED, DONE, ERROR, HELD, PAUSED, RUNNING, Action, Blocking, Lockstep
+from .lockstep import (
+    ABORTED,
+    DONE,
+    ENDED,
+    ERROR,
+    HELD,
+    OUT,
+    PAUSED,
+    RUNNING,
+    Action,
+    Blocking,
+    Lockstep,
+)
 from .records import arrival_of
 from .stops import Stop, not_paused, snapshot, sources_of
 
@@ -380,7 +392,7 @@ class DebugController:
             if version != self.version or self.lockstep is None:
                 return
             for rank, (how, words) in ends.items():
-                if how:
+                if how and self.lockstep.state[rank] not in (*ENDED, OUT):  # else it is known
                     self._do(self.lockstep.end(rank, how, words))
             if version != self.version or not edges:
                 return

@@ -118,6 +118,17 @@ def test_who_waits_in_a_collective_is_shown_with_for_whom(dbg):
     assert dbg.program.result().debug_get_from_remote(0) == 4 * 3 + 3 * 4
 
 
+def test_who_waits_in_a_collective_is_seen_after_others_have_left_the_program(dbg):
+    left = "x = torch.ones(4)\n        if rank > 2:\n            return None\n"
+    source = PARTED.replace("x = torch.ones(4)\n", left).replace("(x)\n", "(x, group=[0, 1, 2])\n")
+    dbg.run(load(source), breaks=["9"])
+    stop = dbg.next()
+    assert states_of(stop) == ["collective", "collective", "paused", "done"]
+    stop = dbg.next()
+    assert (lines_of(stop)[2], states_of(stop)[0]) == (11, "collective")
+    assert dbg.continue_().finished
+
+
 def test_who_was_blocked_in_a_step_goes_on_with_the_others(dbg):
     dbg.run(load(PARTED), breaks=["6"])
     dbg.next(ranks=[0, 1, 3])
