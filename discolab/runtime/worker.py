@@ -637,7 +637,8 @@ class Worker(Interruptible):
         text, site = self.command_text(command)
         where = f"{text} (called at {site})" if site else text
         if waiting is not None:
-            what, at = str(waiting), self._place_now()
+            what = str(waiting)  # of a collective the place of its call is told with it
+            at = "" if hasattr(waiting, "call_of") else self._place_now()
             return "waiting", f"for {what} in {where}{'' if at in what else at}", seconds
         return "running", where + self._place_now(), seconds
 

@@ -145,7 +145,7 @@ def test_during_a_hang(four: ThreadedSession) -> None:
         "  rank  state  doing",
         "  [0,1,3]  waiting  for all_reduce #2 of float32[2] in workers 0-3 (missing: worker 2) in "
         "call of 'one_is_away' (called at FILE)",
-        "  2  waiting  for time.sleep(30) in call of 'one_is_away' (called at FILE)",
+        "  2  waiting  for time.sleep(30) in call of 'one_is_away' (called at FILE) at FILE",
         "who waits for whom",
         "  workers 0,1,3 → worker 2  in all_reduce #2 of float32[2] in workers 0-3 at FILE, in "
         "one_is_away · for TIME",
