@@ -14,7 +14,6 @@ from . import (  # noqa: F401
     custom_ops,
     decimal_default,
     default_dtype,
-    drawing_in_cpp,
     forking,
     forward_ad,
     fresh_random,

@@ -12,7 +12,7 @@ Two things are changed while the row is installed:
   `torch.get_rng_state` and what else asks it for its state are the worker's.
 
 C++ code that takes the process's generator itself is not reached: extensions that draw random
-numbers. What inductor has made (drawing_in_cpp.py) is lent the process's with the worker's state.
+numbers. What inductor makes (``cpp_wrapper``, AOTInductor) asks the dispatcher, so it is.
 A GPU has one generator a process, so workers that share a GPU share it: they are warned.
 """
 
@@ -21,8 +21,7 @@ from __future__ import annotations
 import atexit
 import functools
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,7 +31,6 @@ from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .patches import Patches
 from .table import Row, Treatment
-from .turns import Exclusive
 
 _OPERATORS = (
     "_sample_dirichlet", "_standard_gamma", "bernoulli.out", "bernoulli_.Tensor",
@@ -49,8 +47,6 @@ _SMALL = 4096  # so many numbers are drawn faster than the interpreter lock is l
 
 _default: torch.Generator = torch.default_generator  # the process's own
 _library: list[Any] = []  # what is registered with the dispatcher
-_lending = Exclusive("draw")  # from the process's generator, which has a worker's state meanwhile
-_lent = False  # whether it ever was
 
 
 def _install(patches: Patches) -> None:
@@ -114,11 +110,6 @@ def _from_own(name: str) -> Callable[..., Any]:
                 generator = None
             elif worker is None:
                 generator = _default
-                if _lent:
-                    with _lending.taken("random numbers"):
-                        return redispatch(keys, *args, generator=generator, **kwargs)
-            elif _lent and _lending.is_held_here():
-                generator = _default
             else:
                 generator = worker.generator
                 if quick is not None and count(args[0]) < _SMALL:
@@ -142,36 +133,13 @@ class _GeneratorOfWorkers(torch.Generator):
     """``torch.default_generator``: the calling worker's, elsewhere the process's."""
 
 
-@contextmanager
-def process_draws_for(worker: Worker) -> Iterator[None]:
-    """Within it the process's generator has the state of the worker, on whose thread this is."""
-    global _lent
-    if _lending.is_held_here():
-        yield
-        return
-    _lent = True
-    with _lending.taken("random numbers in C++ code"):
-        before = _default.get_state()
-        _default.set_state(worker.generator.get_state())
-        try:
-            yield
-        finally:
-            worker.generator.set_state(_default.get_state())
-            _default.set_state(before)
-
-
 def _generator_here() -> torch.Generator:
     worker = current_worker_or_none()
-    if worker is None or (_lent and _lending.is_held_here()):
-        return _default
-    return worker.generator
+    return _default if worker is None else worker.generator
 
 
 def _method(name: str) -> Callable[..., Any]:
     def of_worker(_self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _lent and current_worker_or_none() is None:
-            with _lending.taken("random numbers"):
-                return getattr(_default, name)(*args, **kwargs)
         return getattr(_generator_here(), name)(*args, **kwargs)
 
     return functools.wraps(getattr(torch.Generator, name))(of_worker)
@@ -254,8 +222,9 @@ table.add(
         state="torch's random state on the CPU",
         treatment=Treatment.PER_WORKER,
         meaning="Each worker draws from `worker.generator`, however it comes to it: by names bound "
-        "before, `torch.ops`, graphs of `torch.compile`. `torch.manual_seed` seeds it. C++ "
-        "extensions that draw by themselves take the process's state.",
+        "before, `torch.ops`, graphs of `torch.compile`. `torch.manual_seed` seeds it. Of "
+        "AOTInductor's models and `cpp_wrapper`, too. C++ extensions that draw by themselves take "
+        "the process's state.",
         test="tests/engines/test_randomness.py::"
         "test_the_same_seed_gives_the_numbers_of_a_single_process",
         install=_install,
