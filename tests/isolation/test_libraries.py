@@ -797,7 +797,8 @@ def test_each_worker_draws_from_scipys_distributions() -> None:
         assert own == float(state(rank).standard_gamma(2, size=5).sum())
         assert legacy == float(state(rank).uniform(size=5).sum())
         assert frozen == (1 + state(rank).normal(size=2)).tolist()
-    assert stats.gamma.random_state is np.random.mtrand._rand
+    np.random.seed(7)  # the notebook's state is what it was, wherever scipy was first imported
+    assert float(stats.gamma.rvs(2)) == float(np.random.RandomState(7).standard_gamma(2))
 
 
 def test_each_worker_has_modes_of_tensordict(four: Session) -> None:
