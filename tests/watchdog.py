@@ -11,6 +11,7 @@ Started by conftest.py: ``python watchdog.py PID``, a line on stdin for each tes
 it may take, and its name.
 """
 
+import contextlib
 import os
 import select
 import signal
@@ -38,8 +39,9 @@ class Watchdog:
     def close(self) -> None:
         """No test comes any more. A process that a test has left may hold the pipe: say so, too."""
         assert self._process.stdin is not None
-        self._process.stdin.write(END + b"\n")
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it has ended by itself
+            self._process.stdin.write(END + b"\n")
+            self._process.stdin.close()
         self._process.wait()
 
 

@@ -13,9 +13,9 @@ import decimal
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
@@ -63,31 +63,36 @@ class _Following(_OfOurs):
         super().__setattr__(name, value)
 
 
-class _Traps(MutableMapping[Any, bool]):
-    """The traps of a worker's default, which is told when one is set."""
+class _Traps(dict[Any, bool]):
+    """The traps of a worker's default as they are now; it is told when one is set.
+
+    A dict, which contexts of C take as well as their own kind.
+    """
 
     def __init__(self, default: _Default) -> None:
         self._default = default
         self._traps: Any = _OF_PYTHON.__getattribute__(default, "traps")
+        super().__init__(self._traps)
 
     def __getitem__(self, signal: Any) -> bool:
         return bool(self._traps[signal])
 
-    def __setitem__(self, signal: Any, value: bool) -> None:
+    def __setitem__(self, signal: Any, value: Any) -> None:
         self._traps[signal] = value
+        super().__setitem__(signal, bool(value))
         self._default.follow()
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        """As of a dict."""
+        for signal, value in dict(*args, **kwargs).items():
+            self[signal] = value
+
+    def __ior__(self, other: Any) -> Self:  # type: ignore[override,misc]
+        self.update(other)
+        return self
 
     def __delitem__(self, signal: Any) -> None:
         del self._traps[signal]  # Python's own error
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._traps)
-
-    def __len__(self) -> int:
-        return len(self._traps)
-
-    def __repr__(self) -> str:
-        return repr(self._traps)
 
 
 class _Default(_OfOurs):

@@ -18,10 +18,12 @@ from torch.overrides import _get_current_function_mode_stack, _pop_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from ..runtime import accelerators
+from ..runtime.interrupts import shield
 from .table import is_half_made
 
 T = TypeVar("T")
 
+_PATIENCE = 10.0  # seconds for a new thread to look what a library keeps for it
 _OURS = f"{__package__.partition('.')[0]}."
 
 of_libraries: dict[str, Callable[[Any], tuple[Callable[[], Any], Callable[[Any], Any]]]] = {}
@@ -76,17 +78,18 @@ def thread_as_before() -> Iterator[None]:
 
 
 def _flushes_denormals() -> bool:
-    return not torch.full((), 1e-40, dtype=torch.float32).mul(1.0).item()
+    return not torch.full((), 1e-40, dtype=torch.float32, device="cpu").mul(1.0).item()
 
 
 @contextmanager
 def _libraries_as_new() -> Iterator[None]:
     """Within it libraries keep for the thread what they keep for a new one; at its end what was."""
-    before = {}
-    for name, get, set_ in _libraries():
-        before[name] = get()
-        set_(_on_new_thread(get))
+    before: dict[str, Any] = {}
     try:
+        for name, get, set_ in _libraries():
+            with shield():
+                before[name] = get()
+                set_(_on_new_thread(get))
         yield
     finally:
         for name, get, set_ in _libraries():  # also those that the script has imported
@@ -102,9 +105,12 @@ def _libraries() -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], Any]]
 
 def _on_new_thread(get: Callable[[], T]) -> T:
     values: list[T] = []
-    thread = threading.Thread(target=lambda: values.append(get()))
-    thread.start()
-    thread.join()
+    thread = threading.Thread(target=lambda: values.append(get()), daemon=True)
+    with shield():  # until it runs it would get this thread's interrupt
+        thread.start()
+    thread.join(_PATIENCE)
+    if not values:
+        raise RuntimeError(f"{get} gives no value on a new thread")
     return values[0]
 
 

@@ -12,7 +12,8 @@ Two things are changed while the row is installed:
   `torch.get_rng_state` and what else asks it for its state are the worker's.
 
 C++ code that takes the process's generator itself is not reached: extensions that draw random
-numbers. What inductor makes (``cpp_wrapper``, AOTInductor) asks the dispatcher, so it is.
+numbers. What inductor makes (``cpp_wrapper``, AOTInductor) is reached: it draws through torch's
+dispatcher.
 A GPU has one generator a process, so workers that share a GPU share it: they are warned.
 """
 
@@ -222,9 +223,9 @@ table.add(
         state="torch's random state on the CPU",
         treatment=Treatment.PER_WORKER,
         meaning="Each worker draws from `worker.generator`, however it comes to it: by names bound "
-        "before, `torch.ops`, graphs of `torch.compile`. `torch.manual_seed` seeds it. Of "
-        "AOTInductor's models and `cpp_wrapper`, too. C++ extensions that draw by themselves take "
-        "the process's state.",
+        "before, `torch.ops`, graphs of `torch.compile`, models of AOTInductor, `cpp_wrapper`. "
+        "`torch.manual_seed` seeds it. C++ extensions that draw by themselves take the process's "
+        "state.",
         test="tests/engines/test_randomness.py::"
         "test_the_same_seed_gives_the_numbers_of_a_single_process",
         install=_install,

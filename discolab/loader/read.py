@@ -132,7 +132,7 @@ class Files:
         """Fill a vector of bytes from the file."""
         fd = self._open(file, name)
         # Not into.numpy(): torch would refuse for good to resize the storage, as FSDP does.
-        memory = memoryview((ctypes.c_char * len(into)).from_address(into.data_ptr())).cast("B")
+        memory = memoryview((ctypes.c_char * len(into)).from_address(into.data_ptr()))
         done = 0
         while done < len(memory):
             if self._fresh:

@@ -217,6 +217,13 @@ def pickle_lazily(value: Any) -> LazyPickle:
     named = _is_named(value)
     if named and (known := _named.get(id(value))) and known[0]() is value:
         return known[1]
+    if builtins.__import__ is _plain_import:
+        return _pickle_alone(value, unmark, named)
+    with shield():  # as in `encode`
+        return _pickle_alone(value, unmark, named)
+
+
+def _pickle_alone(value: Any, unmark: bool, named: bool) -> LazyPickle:
     file = io.BytesIO()
     beside: list[Any] = []
     try:

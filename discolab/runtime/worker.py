@@ -639,7 +639,7 @@ class Worker(Interruptible):
         if waiting is not None:
             what = str(waiting)  # of a collective the place of its call is told with it
             at = "" if hasattr(waiting, "call_of") else self._place_now()
-            return "waiting", f"for {what} in {where}{'' if at in what else at}", seconds
+            return "waiting", f"for {what} in {where}{'' if what.endswith(at) else at}", seconds
         return "running", where + self._place_now(), seconds
 
     def _place_now(self) -> str:

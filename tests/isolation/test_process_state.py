@@ -443,6 +443,8 @@ def trap_decimals() -> list[Any]:
     decimal.getcontext().traps[decimal.Inexact] = False
     decimal.DefaultContext.traps[decimal.Inexact] = True  # of no thread that has a context
     divide()
+    assert decimal.Context(traps=traps).traps == traps.copy()  # C takes them, too
+    decimal.getcontext().traps = traps
     return [*found, traps[decimal.Inexact], len(traps)]
 
 

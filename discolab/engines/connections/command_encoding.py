@@ -54,7 +54,7 @@ ANNOUNCE, RETRY, ASK_STATE, SAY, FREE = range(5)
 arguments.OPENERS[serialize.LazyPickle] = lambda sealed, lookup: sealed.open(lookup=lookup)
 
 _HEAD = struct.Struct("<BQQH")
-_CALL = struct.Struct("<II")  # of a call's head: its bytes, its frames
+_CALL = struct.Struct("<QI")  # of a call's head: its bytes, its frames
 DONE = struct.Struct("<4sQQ")  # b"DONE", the ticket's number, how many commands have come
 MOST_FORGOTTEN = 1024  # registers that a command carries along
 _TICKET_AT = {
@@ -66,7 +66,7 @@ _TICKET_AT = {
 _SITE_AT = {DiscoAction.GET_GLOBAL_FUNC: 3, DiscoAction.CALL_PACKED: 6}
 _CALL_PACKED, _SYNC = int(DiscoAction.CALL_PACKED), int(DiscoAction.SYNC_WORKER)
 _MOST_KNOWN = 1024  # heads of calls that a worker knows by their bytes
-_LONGEST_KNOWN = 1024  # bytes
+_LONGEST_KNOWN = 512  # bytes: room for a name; a function by value has more
 _known: dict[bytes, tuple[Any, ...]] = {}
 # what pickle writes without calling any of Python's code; registers go as numbers
 _PLAIN = frozenset((Register, type(None), bool, int, float, str, bytes))
@@ -130,17 +130,24 @@ def encode_call(func: Any, args: Any, kwargs: Any, site: Any) -> EncodedArgument
     if type(func) is not Register:
         name, own_text = _texts_of(func)
         encoded.text = own_text or f"call of '{name}'"
-        func = serialize.pickle_lazily(func)
+        if type(func) not in serialize.USER_BY_CLASS:
+            func = serialize.pickle_lazily(func)
     head = func, name, own_text, bind, site_for_people(site)
-    small = type(func) is Register or (not func.frames and len(func.data) < _LONGEST_KNOWN)
-    body, frames = _known_head(*head) if small else serialize.encode(head)
-    body = _CALL.pack(len(body), len(frames)) + body
+    body, frames = _known_head(*head) if _comes_again(func) else serialize.encode(head)
+    parts = [_CALL.pack(len(body), len(frames)), body]
     if args or kwargs:
         rest = _encode_arguments(args, kwargs)
-        body += rest.body
+        parts.append(rest.body)
         frames = [*frames, *rest.frames]
-    encoded.message = serialize.Message(body, frames)
+    encoded.message = serialize.Message(b"".join(parts), frames)
     return encoded
+
+
+def _comes_again(func: Any) -> bool:
+    """Whether the next call of this function has the same head: a register, or found by name."""
+    return type(func) is Register or (
+        type(func) is serialize.LazyPickle and not func.frames and len(func.data) < _LONGEST_KNOWN
+    )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -217,13 +224,13 @@ def unpack_command(body: Any, frames: list[Any]) -> tuple[Command, tuple[int, ..
     size, count = _CALL.unpack_from(packed)
     middle = _CALL.size + size
     head = bytes(packed[_CALL.size : middle])
-    call = _known.get(head)
+    call = _known.get(head) if size < _LONGEST_KNOWN else None
     if call is None:
         func, name, own_text, bind, site = serialize.decode(head, frames[:count])
         if type(func) is serialize.LazyPickle:
             func = SentFunction(func, name, own_text)
         call = func, bind, site
-        if not count and size < _LONGEST_KNOWN:
+        if not count and size < _LONGEST_KNOWN and type(func) in (Register, SentFunction):
             if len(_known) >= _MOST_KNOWN:
                 _known.clear()
             _known[head] = call

@@ -1,6 +1,6 @@
 """kornia's solvers of polynomials keep tables, and put one of the dtype that is asked for there.
 
-Another worker would multiply float64 by the table that a third has made float32 meanwhile.
+One worker would multiply float64 by the table that another has made float32 meanwhile.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def ask_workers(
 
 def _is_drawing(detail: str) -> bool:
     """Whether nothing else runs: also if the __repr__ sleeps, which status says in front."""
-    return detail.startswith(DRAWING) or detail.endswith(f" in {DRAWING}")
+    return detail.startswith(DRAWING) or detail.partition(" at ")[0].endswith(f" in {DRAWING}")
 
 
 def ask(
