@@ -116,6 +116,15 @@ class _Seen:
     changed: frozenset[str]
 
 
+def _is_same(before: Any, now: Any) -> bool:
+    """Whether two records tell the same; NaN is NaN, which it isn't to ``==``."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        return before.keys() == now.keys() and all(_is_same(before[k], now[k]) for k in now)
+    if isinstance(before, list | tuple) and isinstance(now, list | tuple):
+        return len(before) == len(now) and all(map(_is_same, before, now))
+    return bool(before == now or (before != before and now != now))
+
+
 class Inspector:
     """Puts the workers' variables into a `Stop`; one a session.
 
@@ -197,7 +206,9 @@ class Inspector:
         if before is not None and before.whose == whose:
             changed = before.changed
             if before.number != stop.number:
-                changed = frozenset(n for n, r in records.items() if before.records.get(n) != r)
+                changed = frozenset(
+                    n for n, r in records.items() if not _is_same(before.records.get(n), r)
+                )
         self._seen[worker.rank, frame] = _Seen(whose, stop.number, records, changed)
         more = max(count - own, 0)
         return replace(worker, variables=records, changed=changed, more=more)

@@ -198,6 +198,25 @@ def test_variables_side_by_side_and_what_has_changed(dbg):
     assert dbg.where().workers[1].changed == {"total", "i"}, "a second look tells the same"
 
 
+NAN = """
+import torch
+
+def program():
+    lost, number = torch.tensor([1.0, float("nan")]), float("nan")
+    pair = [torch.full((3,), float("nan")), 1]
+    n = 0
+    n = 1
+    return n
+"""
+
+
+def test_a_nan_that_stays_has_not_changed(dbg):
+    dbg.run(load(NAN), breaks=["8"])
+    dbg.where()
+    dbg.next()
+    assert dbg.where().workers[0].changed == {"n"}
+
+
 def test_a_variable_can_be_set_on_some_workers(dbg):
     dbg.run(load(LOOP), breaks=["8"])
     dbg.set("total", "total + 100", ranks=[2])
