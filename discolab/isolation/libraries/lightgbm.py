@@ -41,7 +41,7 @@ table.add(
         state="`lightgbm.register_logger`",
         treatment=Treatment.PER_WORKER,
         meaning="What is trained on a worker is told to the worker's logger; a worker that "
-        "registers none has the notebook's.",
+        "registers none has the notebook's. What lightgbm's C++ code prints goes to stdout there.",
         test="tests/isolation/test_libraries.py::test_each_worker_has_a_logger_of_lightgbm",
         on_import={"lightgbm.basic": _logger},
         library="lightgbm",
