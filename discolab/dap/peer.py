@@ -34,6 +34,8 @@ class Peer:
         Whether it has shown the token and holds the session's seat.
     closing
         Whether its line is closed, or shall be.
+    stepped
+        The worker that it last had go on, where its editor looks; -1 before that.
     paused
         When it has last asked for a pause (on the clock of ``time.monotonic``) of which it was told
         nothing yet; None: it has not.
@@ -61,6 +63,7 @@ class Peer:
         self.features: dict[str, Any] = {}
         self.attached = self.closing = False
         self.paused: float | None = None
+        self.stepped = -1
         self.turn = threading.RLock()
         self._admit = admit
         self._left = left

@@ -167,6 +167,7 @@ def _going(mode: str) -> Handler:
     def go(client: Peer, arguments: Arguments) -> Body:
         rank = _rank(client, arguments.number("threadId"))
         alone = arguments.flag("singleThread")
+        client.stepped = rank
         client.debugger.go(mode, None, [rank] if alone else None)
         return {"allThreadsContinued": not alone} if mode == "continue" else None
 

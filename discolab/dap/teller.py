@@ -166,7 +166,7 @@ class Teller:
     def _stopped(self, stop: Stop) -> dict[str, Any]:
         lockstep = self._debugger.lockstep
         new = lockstep.stopped if lockstep is not None else ()
-        worker = _most_to_say(stop, new)
+        worker = _most_to_say(stop, new, self._client.stepped)
         here = worker.stack[-1]
         hit = [
             one.number
@@ -196,13 +196,14 @@ def worked_out(worker: Worker) -> str:
     return worker.alone
 
 
-def _most_to_say(stop: Stop, new: Sequence[int]) -> WorkerAt:
-    """The worker whose stop is the strongest news; else the one that is furthest behind."""
+def _most_to_say(stop: Stop, new: Sequence[int], stepped: int) -> WorkerAt:
+    """The worker whose stop is the strongest news; else the one that was stepped, or is behind."""
     ranks = [rank for group in stop.groups for rank in group]
     strength = list(_REASONS).index
 
-    def key(rank: int) -> tuple[bool, int]:
+    def key(rank: int) -> tuple[bool, int, bool]:
         reason = stop.workers[rank].reason
-        return rank not in new, strength(reason) if reason in _REASONS else len(_REASONS)
+        news = strength(reason) if reason in _REASONS else len(_REASONS)
+        return rank not in new, news, rank != stepped
 
     return stop.workers[min(ranks, key=key)]

@@ -50,8 +50,8 @@ def test_the_whole_flow(client, dbg, module, server):
     assert client.ask("next", threadId=1) == {}
     stopped(client, "step")
     assert client.line(0) == at("if rank == 2")
-    client.ask("next", threadId=1)
-    stopped(client, "step")
+    client.ask("next", threadId=2)
+    assert stopped(client, "step")["threadId"] == 2, "the editor stays where it was"
     assert [client.line(rank) for rank in range(4)] == [at("return y")] * 2 + [
         at("y = y + 1"), at("return y")]  # fmt: skip
     client.ask("stepOut", threadId=1)
