@@ -67,6 +67,16 @@ class WorkerAt:
     found: tuple[str, Mapping[str, Record]] | None = None
     reason: str = ""
 
+    @property
+    def headline(self) -> str:
+        """The first line of its error; what each member of a collective did comes after that."""
+        return self.error.partition("\n")[0]
+
+    @property
+    def failed(self) -> str:
+        """How it failed, in words: ``ended with ValueError: x``."""
+        return f"ended with {self.headline}" if self.headline else "has failed"
+
 
 @dataclass(frozen=True, repr=False)
 class Stop(Pictured):

@@ -101,8 +101,7 @@ def _state(worker: WorkerAt) -> tuple[str, Role]:
         case "done":
             return worker.words or "has ended", "plain"
         case "error":
-            head = worker.error.partition("\n")[0]  # what each member did is %disco_explain's
-            return f"ended with {head}" if head else "has failed", "error"
+            return worker.failed, "error"
         case "aborted":
             return worker.words or "was aborted", "muted"
         case "out":

@@ -69,8 +69,8 @@ def _by_note(stop: Stop, ranks: Sequence[int]) -> list[tuple[list[int], str]]:
     for rank in ranks:
         worker = stop.workers[rank]
         note = "" if worker.note in stop.reason else worker.note
-        head = worker.error.partition("\n")[0]
-        found.setdefault(cut(": ".join(filter(None, [note, head])), 240), []).append(rank)
+        said = ": ".join(filter(None, [note, worker.headline]))
+        found.setdefault(cut(said, 240), []).append(rank)
     return [(members, note) for note, members in found.items()]
 
 
@@ -78,8 +78,7 @@ def _words(worker: WorkerAt) -> str:
     where = f"{format_place(worker.stack[-1])}" if worker.stack else ""
     match worker.state:
         case "error":
-            head = worker.error.partition("\n")[0]
-            words = f"ended with {head}" if head else "has failed"
+            words = worker.failed
         case "done":
             words = "has ended"
         case "aborted":
