@@ -304,6 +304,17 @@ def owning_variables(*names: str) -> Callable[[ModuleType, Patches], None]:
     return lambda module, patches: own_variables(module, patches, *names)
 
 
+def owning_dicts(*names: str) -> Callable[[ModuleType, Patches], None]:
+    """For `Row.on_import`: a `DictOfWorkers` in place of each of these, wherever it is bound."""
+
+    def change(module: ModuleType, patches: Patches) -> None:
+        for name in names:
+            own = functools.partial(DictOfWorkers, f"{module.__name__}.{name}")
+            patches.replace(module, name, own, everywhere=True)
+
+    return change
+
+
 def _inherit_variables(module: ModuleType, own: dict[str, Any]) -> None:
     """All but functions and classes, which are the patched ones in what the worker has copied."""
     kinds = (BuiltinFunctionType, FunctionType, ModuleType, type)

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from types import ModuleType
-
 from .. import table
-from ..patches import Patches
 from ..table import Row, Treatment
 from ..thread_state import of_libraries, settings_in
-from ..worker_local import DictOfWorkers, owning_variables
+from ..worker_local import owning_dicts, owning_variables
 
 of_libraries["joblib.parallel"] = settings_in("_backend")
-
-
-def _backends(module: ModuleType, patches: Patches) -> None:
-    own = functools.partial(DictOfWorkers, "backends of joblib")
-    patches.replace(module, "BACKENDS", own, everywhere=True)
-
 
 table.add(
     Row(
@@ -40,7 +30,7 @@ table.add(
         meaning="Each worker computes with the backend that it has registered, until its script "
         "ends. `make_default=True` is for all.",
         test="tests/isolation/test_libraries.py::test_each_worker_registers_a_backend_of_joblib",
-        on_import={"joblib.parallel": _backends},
+        on_import={"joblib.parallel": owning_dicts("BACKENDS")},
         library="joblib",
     )
 )

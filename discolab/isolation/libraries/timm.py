@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from types import ModuleType
 
 from .. import table
 from ..patches import Patches
 from ..table import Row, Treatment
-from ..worker_local import DictOfWorkers, own_variables, owning_variables
+from ..worker_local import own_variables, owning_dicts, owning_variables
 
 _SWITCHES = {
     "timm.layers.fast_norm": owning_variables("set_fast_norm", "is_fast_norm"),
@@ -25,11 +24,6 @@ _SWITCHES = {
 
 def _config(module: ModuleType, patches: Patches) -> None:
     own_variables(module, patches, *(name for name in module.__all__ if hasattr(module, name)))
-
-
-def _models(module: ModuleType, patches: Patches) -> None:
-    own = functools.partial(DictOfWorkers, "timm models")
-    patches.replace(module, "_model_entrypoints", own)
 
 
 table.add(
@@ -50,7 +44,7 @@ table.add(
         meaning="`create_model` calls the function that the worker has registered. What a module "
         "registers when it is imported, and the notebook, is there on all.",
         test="tests/isolation/test_libraries.py::test_each_worker_registers_a_model_of_timm",
-        on_import={"timm.models._registry": _models},
+        on_import={"timm.models._registry": owning_dicts("_model_entrypoints")},
         library="timm",
     )
 )

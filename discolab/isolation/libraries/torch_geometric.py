@@ -19,8 +19,8 @@ from ..patches import Patches
 from ..table import Row, Treatment
 from ..worker_local import (
     OF_SCRIPT,
-    DictOfWorkers,
     own_value,
+    owning_dicts,
     owning_variables,
 )
 
@@ -59,15 +59,8 @@ def _layers(module: ModuleType, patches: Patches) -> None:
     patches.replace(module, "module_from_template", make_over)
 
 
-def _own_flags(name: str) -> table.Change:
-    own = functools.partial(DictOfWorkers, f"torch_geometric {name}")
-    return lambda module, patches: patches.replace(module, name, own)
-
-
 def _registered(module: ModuleType, patches: Patches) -> None:
-    for name in [name for name in vars(module) if name.endswith("_dict")]:
-        own = functools.partial(DictOfWorkers, f"torch_geometric {name}")
-        patches.replace(module, name, own, everywhere=True)
+    owning_dicts(*(name for name in vars(module) if name.endswith("_dict")))(module, patches)
 
 
 table.add(
@@ -79,8 +72,8 @@ table.add(
         "`cfg`: set it alike on all workers.",
         test="tests/isolation/test_libraries.py::test_each_worker_switches_torch_geometric",
         on_import={
-            "torch_geometric.debug": _own_flags("__debug_flag__"),
-            "torch_geometric.experimental": _own_flags("__experimental_flag__"),
+            "torch_geometric.debug": owning_dicts("__debug_flag__"),
+            "torch_geometric.experimental": owning_dicts("__experimental_flag__"),
             "torch_geometric.home": owning_variables("get_home_dir", "set_home_dir"),
         },
         library="torch_geometric",
