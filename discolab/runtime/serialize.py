@@ -170,14 +170,17 @@ class LazyPickle:
         The pickle.
     frames
         The bytes of the tensors, arrays and buffers in it.
+    kept
+        Whether `pickle_lazily` gives this one again for the same function, which is a name.
     """
 
-    __slots__ = ("__weakref__", "data", "frames", "what")
+    __slots__ = ("__weakref__", "data", "frames", "kept", "what")
 
     def __init__(self, what: str, data: bytes, *frames: Any) -> None:
         self.what = what
         self.data = data
         self.frames = frames
+        self.kept = False
 
     def __repr__(self) -> str:
         return f"<pickle of {self.what}: {len(self.data)} bytes, {len(self.frames)} frames>"
@@ -247,6 +250,7 @@ def _pickle_alone(value: Any, unmark: bool, named: bool) -> LazyPickle:
 
 
 def _keep(value: Any, made: LazyPickle) -> None:
+    made.kept = True
     key, known = id(value), _named  # the module's own name is gone when the interpreter ends
     known[key] = (weakref.ref(value, lambda _: known.pop(key, None)), made)
 

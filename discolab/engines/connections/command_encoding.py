@@ -66,7 +66,7 @@ _TICKET_AT = {
 _SITE_AT = {DiscoAction.GET_GLOBAL_FUNC: 3, DiscoAction.CALL_PACKED: 6}
 _CALL_PACKED, _SYNC = int(DiscoAction.CALL_PACKED), int(DiscoAction.SYNC_WORKER)
 _MOST_KNOWN = 1024  # heads of calls that a worker knows by their bytes
-_LONGEST_KNOWN = 512  # bytes: room for a name; a function by value has more
+_LONGEST_KNOWN = 1024  # bytes
 _known: dict[bytes, tuple[Any, ...]] = {}
 # what pickle writes without calling any of Python's code; registers go as numbers
 _PLAIN = frozenset((Register, type(None), bool, int, float, str, bytes))
@@ -133,7 +133,8 @@ def encode_call(func: Any, args: Any, kwargs: Any, site: Any) -> EncodedArgument
         if type(func) not in serialize.USER_BY_CLASS:
             func = serialize.pickle_lazily(func)
     head = func, name, own_text, bind, site_for_people(site)
-    body, frames = _known_head(*head) if _comes_again(func) else serialize.encode(head)
+    comes_again = type(func) is Register or (type(func) is serialize.LazyPickle and func.kept)
+    body, frames = _known_head(*head) if comes_again else serialize.encode(head)
     parts = [_CALL.pack(len(body), len(frames)), body]
     if args or kwargs:
         rest = _encode_arguments(args, kwargs)
@@ -141,13 +142,6 @@ def encode_call(func: Any, args: Any, kwargs: Any, site: Any) -> EncodedArgument
         frames = [*frames, *rest.frames]
     encoded.message = serialize.Message(b"".join(parts), frames)
     return encoded
-
-
-def _comes_again(func: Any) -> bool:
-    """Whether the next call of this function has the same head: a register, or found by name."""
-    return type(func) is Register or (
-        type(func) is serialize.LazyPickle and not func.frames and len(func.data) < _LONGEST_KNOWN
-    )
 
 
 @functools.lru_cache(maxsize=4096)
