@@ -12,6 +12,7 @@ without saying so, as one that was stopped by `breakpoint()` in an ordinary call
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -383,6 +384,15 @@ class DebugController:
         lockstep = self.lockstep
         assert lockstep is not None
         return bool(lockstep.at) and bool(lockstep.ranks(RUNNING))
+
+    def look_now(self) -> None:
+        """See whether those that wait still do: they may have failed since the last look."""
+        with self.lock:
+            version = self.version
+            waiting = self.lockstep is not None and bool(self.lockstep.waits)
+        if waiting:
+            with contextlib.suppress(DiscoError):  # what was seen last is shown then
+                self._look(version, True)
 
     def _look(self, version: int, mixed: bool) -> None:
         edges = {edge.rank: edge for edge in waits(self.session)} if mixed else {}

@@ -391,6 +391,7 @@ class Debugger:
             raise DebuggerError(NOTHING)
         if isinstance(frame, bool) or not isinstance(frame, int) or frame < 0:
             raise ArgumentError(f"a frame is a number: 0 innermost, 1 its caller; got {frame!r}")
+        self._controller.look_now()
         return self._inspector.where(frame, ranks, timeout)
 
     def eval(
