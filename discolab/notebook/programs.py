@@ -8,6 +8,7 @@ or its error, as ``%%disco`` would have. How stepping is done is `debugger.Debug
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -195,14 +196,15 @@ class Programs:
             "the cell",
             out,
         )
-        with ending_on_stop(sess, interrupt):
+        shown = self._running.watching(sess, stream, progress_after, group_outputs)
+        # from before the program is sent: workers may print at once
+        with ending_on_stop(sess, interrupt), shown if block else nullcontext():
             started = self._begin(sess, program, Stepping(step, breaks, trace, pm, nan))
             if not block:
                 self._running.leave(started.run)
                 self._shell.user_ns.update({name: sess[name] for name in out})
                 return started.run
-            with self._running.watching(sess, stream, progress_after, group_outputs):
-                result = self._end_or_stop(started, timeout, interrupt)
+            result = self._end_or_stop(started, timeout, interrupt)
         self._inspector.show(sess, asked)
         return result
 
@@ -258,10 +260,10 @@ class Programs:
             ranks,
             words,
         )
-        with ending_on_stop(sess):
+        shown = self._running.watching(sess, stream, group_outputs=group_outputs)
+        with ending_on_stop(sess), shown:
             started = self._begin(sess, program, Stepping(step, breaks, trace, pm, nan))
-            with self._running.watching(sess, stream, group_outputs=group_outputs):
-                return self._end_or_stop(started, timeout)
+            return self._end_or_stop(started, timeout)
 
     # -- what may stop ---------------------------------------------------------------------------
 
