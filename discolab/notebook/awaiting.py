@@ -51,9 +51,11 @@ def run_code(body: CodeType, last: CodeType | None, names: dict[str, Any]) -> An
     task = loop.create_task(worker.awaits)
     try:
         return loop.run_until_complete(task)
-    except KeyboardInterrupt as stop:
-        if not task.done():  # the loop's own frames say nothing of where the cell was
-            stop.__traceback__ = _where(task.get_coro())
+    except BaseException as error:  # the loop's own frames say nothing of where the cell was
+        if task.done():
+            error.__traceback__ = _in_cell(error.__traceback__) or error.__traceback__
+        elif isinstance(error, KeyboardInterrupt):
+            error.__traceback__ = _where(task.get_coro())
         raise
     finally:
         worker.awaits = None
@@ -61,6 +63,13 @@ def run_code(body: CodeType, last: CodeType | None, names: dict[str, Any]) -> An
             task.cancel()
             with suppress(BaseException):
                 loop.run_until_complete(task)
+
+
+def _in_cell(frames: TracebackType | None) -> TracebackType | None:
+    """The frames from the one in which the cell awaits; None if it is not among them."""
+    while frames is not None and frames.tb_frame.f_code is not _awaited.__code__:
+        frames = frames.tb_next
+    return frames
 
 
 def _where(waits: Any) -> TracebackType | None:
