@@ -52,13 +52,13 @@ def format_tensor(record: Mapping[str, Any], shape: Sequence[int] | None = None)
     return f"{words} {record['layout']}" if "layout" in record else words
 
 
-def format_module(record: Mapping[str, Any]) -> str:
+def format_module(record: Mapping[str, Any], with_size: bool = True) -> str:
     """Name a module with the number of its parameters and its size."""
     count = record.get("parameters")
     number = f"{count:,}" if isinstance(count, int) else "?"
     plural = "" if count == 1 else "s"
-    size = format_bytes(record.get("nbytes"))
-    return f"{record.get('type', 'Module')} ({number} parameter{plural}, {size})"
+    size = f", {format_bytes(record.get('nbytes'))}" if with_size else ""
+    return f"{record.get('type', 'Module')} ({number} parameter{plural}{size})"
 
 
 def format_values(record: Mapping[str, Any]) -> str:

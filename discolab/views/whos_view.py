@@ -13,7 +13,7 @@ from .dref.contents import grouped
 from .dref.summary import ValueSummary, summarize_value
 from .formats import cut, format_bytes, format_ranks
 from .parts import Card, Column, Line, Part, Row, Table, Text
-from .summary import format_tensor, format_values, summarize
+from .summary import format_module, format_tensor, format_values, summarize
 
 _LIMIT = 44  # characters of a cell
 _MOST_ROWS = 250
@@ -138,7 +138,9 @@ def _type(summary: ValueSummary) -> str:
 
 def _short_type(record: Mapping[str, Any]) -> str:
     kind = record.get("kind")
-    if kind in ("tensor", "module"):
+    if kind == "module":
+        return cut(format_module(record, with_size=False), _LIMIT)  # a column has its bytes
+    if kind == "tensor":
         return summarize(record, _LIMIT)
     name = str(record.get("type", "NoneType" if kind == "none" else kind))
     length = record.get("length")
