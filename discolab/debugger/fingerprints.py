@@ -1,10 +1,11 @@
 """What the variables of cells were after each cell: the worker's record for `explain`.
 
 Kept are short digests and whether a value has NaN in it, never the value itself. Only what may have
-changed is read: a tensor is known by its identity and its version. Of large tensors some elements
-are read; tensors on other devices than the CPU, and of classes of their own such as DTensors, are
-not. A cell is given `_PATIENCE` seconds of the processor; what is not reached then is not known
-until it is read. The worker's own thread writes, at the end of a cell; a probe reads.
+changed is read: a tensor is known by its identity, its version and a few of its elements, as torch
+does not count what is written through ``.data`` or NumPy. Of large tensors some elements are read;
+tensors on other devices than the CPU, and of classes of their own such as DTensors, are not. A cell
+is given `_PATIENCE` seconds of the processor; what is not reached then is not known until it is
+read. The worker's own thread writes, at the end of a cell; a probe reads.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import hashlib
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
@@ -31,8 +32,8 @@ UNKNOWN = ""  # a digest: the variable is gone, or was not read
 
 Print = tuple[str, bool]
 """A digest, and whether NaN is among the numbers that were read."""
-Key = list[tuple[weakref.ref[Any], int]]
-"""Objects, and of a tensor how often it was written to."""
+Key = list[tuple[weakref.ref[Any], int, bytes]]
+"""Objects, and of a tensor how often it was written to, and some elements."""
 Entry = tuple[int, str, dict[str, Print]]
 """The ordinal of a cell, its file, and what it has changed."""
 
@@ -40,6 +41,9 @@ _SHARED = "discolab.debugger.fingerprints"
 _WHOLE = 2**16  # bytes of a tensor that is read as a whole
 _WHOLE_OF_MODULE = 2**12  # the same for the parameters and buffers of a module
 _SAMPLE = 64  # elements that are read of others
+_WHOLE_OF_KEY = 2**10  # bytes of a tensor that is read to see whether it was written past torch
+_SAMPLE_OF_KEY = 4  # elements that are read of others for that
+_TENSORS_OF_KEY = 8  # of a module, of which these elements are read
 _MOST_ENTRIES = 256
 _MOST_NAMES = 200
 _MOST_ITEMS = 32  # of a container
@@ -128,16 +132,19 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 def _key(value: Any) -> Key | None:
     """By what it is seen that a value is unchanged; None: it must be read."""
-    tensors: Iterable[torch.Tensor] = ()
+    tensors: Sequence[torch.Tensor] = ()
     found: Key = []
     if isinstance(value, torch.Tensor):
         tensors = (value,)
     elif isinstance(value, torch.nn.Module):
-        found, tensors = [(weakref.ref(value), 0)], _tensors(value)
-    for tensor in tensors:
+        found, tensors = [(weakref.ref(value), 0, b"")], list(_tensors(value))
+    step = max(1, len(tensors) // _TENSORS_OF_KEY)
+    for number, tensor in enumerate(tensors):
         if tensor.is_inference():  # torch does not count what is written to it
             return None
-        found.append((weakref.ref(tensor), tensor._version))
+        values = None if number % step else _read(tensor, _WHOLE_OF_KEY, _SAMPLE_OF_KEY)
+        some = b"" if values is None else values.tobytes()
+        found.append((weakref.ref(tensor), tensor._version, some))
     return found or None
 
 
@@ -147,8 +154,7 @@ def _is_same(before: Key | None, now: Key) -> bool:
         before is not None
         and len(before) == len(now)
         and all(
-            old is new and version == other
-            for (old, version), (new, other) in zip(before, now, strict=True)
+            old[0] is new[0] and old[1:] == new[1:] for old, new in zip(before, now, strict=True)
         )
     )
 
@@ -186,6 +192,16 @@ def _feed(value: Any, found: list[bytes], until: float, depth: int) -> bool | No
 
 
 def _feed_tensor(tensor: torch.Tensor, found: list[bytes], whole: int) -> bool | None:
+    values = _read(tensor, whole, _SAMPLE)
+    if values is None:
+        return None
+    found.append(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+    found.append(values.tobytes())
+    return values.dtype.kind == "f" and bool(np.isnan(values).any())
+
+
+def _read(tensor: torch.Tensor, whole: int, sample: int) -> Any:
+    """All elements, beyond `whole` bytes about `sample` of them; None if they can't be read."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or why_no_data(tensor):
         return None
     if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_quantized:
@@ -198,13 +214,10 @@ def _feed_tensor(tensor: torch.Tensor, found: list[bytes], whole: int) -> bool |
         flat = torch.view_as_real(flat.resolve_conj())
     flat = flat.resolve_neg().reshape(-1)
     if size > whole:
-        flat = flat[:: max(1, flat.numel() // _SAMPLE)]
+        flat = flat[:: max(1, flat.numel() // sample)]
     if flat.is_floating_point() and flat.dtype not in _OF_NUMPY:
         flat = flat.float()
-    values = array_of(flat)
-    found.append(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    found.append(values.tobytes())
-    return values.dtype.kind == "f" and bool(np.isnan(values).any())
+    return array_of(flat)
 
 
 def _digest(*parts: bytes) -> str:

@@ -269,6 +269,22 @@ def test_each_variable_is_told_of_its_own_worker_and_line(three: Kernel) -> None
     assert re.search(r"y: NaN on worker 2 first .*, line 4$", told, re.M), told
 
 
+def test_what_is_written_past_torchs_count_is_seen(three: Kernel) -> None:
+    three.ok("%disco_restart")
+    three.ok("%%disco\nx, y, large = torch.ones(8), torch.ones(8), torch.ones(9, 9, 9)")
+    three.ok("%%disco\nif rank == 1: x.data[5] = 2")
+    three.ok("%%disco\nif rank == 1: y.numpy()[3] = 2")
+    three.ok("%%disco\nif rank == 1: large.data.mul_(2)")
+    told = "\n".join(lines(three))
+    for name in ("x", "y", "large"):
+        assert re.search(rf"\. {name}: equal on .*, other on worker 1 since", told), told
+    three.ok("%disco_restart")
+    three.ok("%%disco\nnet = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(9)])\n"
+             "for p in net.parameters(): p.data.fill_(1)")  # fmt: skip
+    three.ok("%%disco\nif rank == 1:\n    for p in net.parameters(): p.data.mul_(2)")
+    assert "net, p: equal on all workers before, other on worker 1" in "\n".join(lines(three))
+
+
 def test_what_a_variable_held_may_live_on(three: Kernel) -> None:
     three.ok("%disco_restart")
     three.ok("%%disco\nx = torch.ones(3)\nhuge = 10**5000\nlater = 0\n"
