@@ -25,7 +25,7 @@ from ..runtime.errors import DiscoError, WorkerInterrupted
 from ..runtime.failures import safe_str
 from ..runtime.interrupts import raise_in_thread, run_steps, shield, take_back_exception
 from ..runtime.sources import place
-from ..runtime.worker import Worker
+from ..runtime.worker import Worker, current_worker
 from .breaks import BreakTable
 from .frames import EvaluationEnded
 from .records import Arrival, Order
@@ -228,6 +228,11 @@ def agent_of(worker: Worker) -> DebugAgent:
     if agent is None:
         agent = worker.process_state.setdefault(_AGENT, DebugAgent(worker))
     return agent
+
+
+def attach_here() -> None:
+    """On a worker that has just replaced another: a debugger leads its session."""
+    agent_of(current_worker()).attached = True
 
 
 def _function(name: str) -> Callable[..., Any]:

@@ -20,8 +20,10 @@ from ..runtime.errors import ArgumentError, WaitTimeoutError
 from ..runtime.failures import Failure, name_ranks
 from ..runtime.interrupts import TICK
 from ..runtime.ranks import parse_ranks
+from ..runtime.restart import at_restart
 from ..runtime.session import Session
 from ..views.formats import format_ranks
+from .agent import attach_here
 from .breakpoints import Breakpoints
 from .breaks import Break
 from .controller import NOTHING, DebugController, DebuggerError, Ranks
@@ -604,3 +606,10 @@ def known_debugger(session: Session) -> Debugger | None:
     """The debugger of a session, None if nobody has asked for it yet."""
     known = _debuggers.get(session)
     return known() if known is not None else None
+
+
+def _for_new_worker(session: Session) -> Sequence[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
+    return [("the debugger", attach_here, ())] if known_debugger(session) is not None else []
+
+
+at_restart.append(_for_new_worker)

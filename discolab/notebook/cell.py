@@ -197,6 +197,7 @@ class CellRun:
         self.session = session
         self.targets = targets
         self.ref: DRef = session.call_packed(func, *args)
+        self._call = session.calls_sent - 1
         self._shown = session.call_packed(has_value, self.ref)
         self._shown.name = OWN
         self._ticket = session.request(self._shown, tell=True, what=what)
@@ -238,6 +239,11 @@ class CellRun:
             self.session.wait(self._ticket, timeout, interrupt)
         except KeyboardInterrupt:
             raise self.interrupted() from None
+        except WaitTimeoutError:
+            raise
+        except DiscoError:
+            self.session.mark_reported(self._call)
+            raise
         failures = self.failures
         if failures and all(f.interrupted for f in failures):
             raise CellInterrupted(self._stops())

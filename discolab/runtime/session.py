@@ -406,6 +406,15 @@ class Session(Drawn, Controller):
                 self._broadcast((DiscoAction.REPORTED, 0, reported))
         return WorkerError(failures)
 
+    def mark_reported(self, call: int) -> None:
+        """A worker has died in this call, and that was told: no later wait raises for the call.
+
+        What the others say of it comes only when that is done, and nobody waits for it any more.
+        """
+        with self._lock:
+            if not self._closed and self._dead():
+                self._broadcast((DiscoAction.REPORTED, 0, ((call,), (), ())))
+
     def register_of(self, dref: DRef) -> int:
         """The number of a DRef's register.
 

@@ -157,6 +157,18 @@ def test_the_line_while_workers_start_leaves_nothing(nb: Any) -> None:
 
 
 @pytest.mark.slow
+def test_what_a_death_has_broken_is_told_once_and_the_new_worker_stops_too(nb: Any) -> None:
+    """A death was told; the collective that it had broken was raised again by a later wait."""
+    cell = "%%disco\nimport os\nif rank == 2: os._exit(7)\nccl.all_reduce(torch.ones(4))"
+    assert "worker 2 (pid" in nb.fails(cell).error["evalue"]
+    nb.ok("%disco_restart -t 2")
+    stop = nb.ok("%%disco\nif rank == 0: raise OSError('mine')\nbreakpoint()\nc = 3")
+    assert "skipped" not in stop.stdout
+    assert "1,2 → 3  breakpoint()" in stop.text
+    assert "OSError: mine" in nb.fails("%disco_continue").traceback
+    nb.ok("sess.sync_all()")
+
+
 @pytest.mark.parametrize("way", ["kill", "restart"])
 def test_a_kernel_that_goes_leaves_no_process(way: str) -> None:
     kernel = Kernel()
