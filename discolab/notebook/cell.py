@@ -158,7 +158,16 @@ def complete_in_frame(worker: Worker, frame: FrameType, text: str) -> list[str]:
 
 
 def completions(text: str, names: dict[str, Any]) -> list[str]:
-    """What `text`, a name or ``a.b``, may be completed to where these names are known."""
+    """What `text`, a name or ``a.b``, may be completed to where these names are known.
+
+    Of ``a.b[`` the keys that are strings; of nothing the names themselves.
+    """
+    if not text:
+        return sorted(name for name in names if not name.startswith("_"))
+    if text.endswith("["):
+        value = eval(text[:-1], names)
+        keys: Any = getattr(value, "_ipython_key_completions_", getattr(value, "keys", list))()
+        return sorted(key for key in keys if isinstance(key, str))
     import rlcompleter  # here: it sets up the terminal, which workers of other processes have not
 
     completer = rlcompleter.Completer(names)

@@ -9,6 +9,8 @@ the words of ``%disco_show`` and ``%disco_debug``, and after ``-t`` the axes of 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -34,6 +36,7 @@ _CONDITION = re.compile(
     r"(%disco_break\s+\S+|%%?disco(_run)?\s.*(-b|--break)\s+[\"'][^\"']*)\sif\s[^\"]*$"
 )
 _EXPRESSION = re.compile(r"[A-Za-z_][\w.]*(?:\[[\w'\"]*\][\w.]*)*$")
+_KEY = re.compile(_EXPRESSION.pattern.replace("$", r"\[([\"'])([^\"']*)$"))
 
 
 def _in_script(before: list[str]) -> bool:
@@ -122,15 +125,24 @@ class WorkerCompleter:
         if line.startswith("%disco_whos "):
             return self._ask(last), last
         if line.startswith(("%disco_eval ", "%disco_set ")) or _CONDITION.match(line):
-            match = _EXPRESSION.search(line)
-            return (self._ask_stopped(match[0]), match[0]) if match else ([], token)
+            return self._completed(line, token, self._ask_stopped)
         if line.startswith("%disco_pm ") and " -e " in line:
-            match = _EXPRESSION.search(line)
-            return (self._ask(match[0], complete_at_raise), match[0]) if match else ([], token)
-        if cell.startswith("%%disco") or line.startswith("%disco "):
-            match = _EXPRESSION.search(line)
-            return (self._ask(match[0]), match[0]) if match else ([], token)
+            return self._completed(line, token, partial(self._ask, func=complete_at_raise))
+        if cell.startswith("%%disco") or line.startswith(("%disco ", "%disco_break ")):
+            return self._completed(line, token, self._ask)
         return [], token
+
+    def _completed(
+        self, line: str, token: str, ask: Callable[[str], list[str]]
+    ) -> tuple[list[str], str]:
+        """The names, attributes or keys that may end a line, and the beginning that is there."""
+        key = _KEY.search(line)
+        if key:
+            return ask(key[0].rpartition(key[1])[0]), key[2]
+        match = _EXPRESSION.search(line)
+        if match:
+            return ask(match[0]), match[0]
+        return (ask(""), "") if line.endswith(" ") else ([], token)
 
     def _actions(self, line: str) -> list[Any]:
         """What argparse knows of the magic of a line."""
@@ -183,8 +195,10 @@ class WorkerCompleter:
             return self._names
         lists = [words for _, words in sorted(answers.items()) if isinstance(words, list) and words]
         found: list[str] = lists[0] if lists else []
-        if "." not in text and found and func is complete_on_worker:
-            self._names = found
+        if text.isidentifier() and func is complete_on_worker:
+            others = _names_of(session)  # which worker 0 may not have
+            self._names = sorted({*found, *(name for name in others if name.startswith(text))})
+            return self._names
         return found
 
     def _recorded(self) -> list[str]:

@@ -124,7 +124,7 @@ class Lab:
         self._output.uninstall()
         self._config.uninstall(self.shell)
 
-    def _after_cell(self, *_: Any) -> None:
+    def _after_cell(self, result: Any = None) -> None:
         self._output.install()  # a library may have replaced the streams
         # asked before the output is shown: what a cell has printed is there once it has ended
         ends = self._running.ends()
@@ -132,6 +132,7 @@ class Lab:
         self.panels.cell_ends()
         self.panels.flush_panels()
         self._running.tell_ends(ends)
+        self.variables.tell_of_namesake(getattr(result, "error_in_exec", None))
 
     def cell_name(self, filename: str) -> str | None:
         """``Cell In[3]`` for the file name of a ``%%disco`` or an ordinary cell."""

@@ -7,12 +7,13 @@ seconds at most.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Literal
 
-from ..runtime.errors import ArgumentError, WorkerError
+from ..runtime.errors import ArgumentError, DiscoError, WorkerError
 from ..runtime.failures import Failure, name_ranks
 from ..runtime.functions import worker_function
 from ..runtime.ranks import parse_ranks
@@ -99,6 +100,21 @@ class Variables:
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
         self._shell = sessions.shell
+
+    def tell_of_namesake(self, error: BaseException | None) -> None:
+        """Where a cell of the notebook lacks a name that workers have: how it is seen from here."""
+        name = error.name if type(error) is NameError else None
+        if name is None:
+            return
+        try:
+            there = self._sessions.get().look(names_made)
+        except DiscoError:
+            return
+        ranks = [rank for rank, names in sorted(there.items()) if name in names]
+        if ranks:
+            who = "the workers have" if len(ranks) > 1 else f"worker {ranks[0]} has"
+            text = f'{who} a variable {name}: {self._sessions.current}["{name}"] shows it here'
+            print(text, file=sys.stderr)
 
     def disco_push(
         self,

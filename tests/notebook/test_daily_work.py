@@ -122,6 +122,28 @@ def test_items_of_a_session_complete(two: Kernel) -> None:
     assert "model" in two.complete("%%disco\nmod")
 
 
+def test_keys_and_names_of_other_workers_complete(two: Kernel) -> None:
+    two.ok("%%disco\nrates = {'slow': 1, 'fast': 2, 3: 4}\nnested = [rates]\n"
+           "if rank == 1: only_there = 5")  # fmt: skip
+    for line in ("%%disco\nrates['sl", "%disco rates['sl", "%disco_eval rates['sl"):
+        assert two.complete(line) == ["slow"], line
+    assert two.complete('%%disco\nx = nested[0]["') == ["fast", "slow"]
+    assert two.complete("%%disco\nonly_th") == ["only_there"]
+    assert two.complete("%disco_break only_th") == ["only_there"]
+    assert {"rates", "nested"} <= set(two.complete("%disco_eval "))
+
+
+def test_a_name_that_only_workers_have_says_so(two: Kernel) -> None:
+    two.ok("%%disco\nonly_workers = 1\nif rank: only_one = 2")
+    assert (
+        'the workers have a variable only_workers: sess["only_workers"]'
+        in two.fails("only_workers + 1").stderr
+    )
+    assert 'worker 1 has a variable only_one: sess["only_one"]' in two.fails("only_one").stderr
+    assert not two.fails("nobody_has_it").stderr
+    assert not two.fails("%%disco\nnobody_has_it").stderr
+
+
 def test_await_in_a_cell(two: Kernel) -> None:
     two.ok("%%disco\nimport asyncio\nlock = asyncio.Lock()\nasync def add(a):\n    async with lock:"
            "\n        await asyncio.sleep(0.01)\n        return a + rank")  # fmt: skip
