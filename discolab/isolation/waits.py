@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import multiprocessing.pool
+import multiprocessing.process
 import os
 import selectors
 import signal
@@ -46,6 +48,7 @@ _programs: weakref.WeakKeyDictionary[
 _forks = threading.RLock()  # one at a time, or `filelock`, which torch imports, may raise
 _FORK_WITHIN = 3.0  # seconds that one waits for another
 _FAR = 1e6  # seconds; a deadline that is none
+_STOP_WITHIN = 0.1  # seconds for a program to stop; one that waits for a disk takes longer
 _END_WITHIN = 1.0  # seconds that a process which was killed may take to end
 
 
@@ -193,17 +196,65 @@ def _interrupt_programs(me: Interruptible) -> None:
         pids = [p.pid for p, by in _programs[me].items() if by is work and p.returncode is None]
     if not pids:
         return
+    for pid in pids:
+        with shield():  # none must stay stopped
+            processes = _stop_all_of(pid)
+            for number in (signal.SIGINT, signal.SIGCONT):
+                for process in reversed(processes):
+                    _send(process, number)
+
+
+def _stop_all_of(pid: int) -> list[Any]:
+    """Stop a program and all that it has started; these processes.
+
+    Else it may start another one after the look for them and before the interrupt ends it. Nobody
+    finds that one then, and it may hold the pipe that the worker reads from.
+    """
     import psutil  # few programs need it
 
-    for pid in pids:
+    found: list[Any] = []
+    with contextlib.suppress(psutil.Error):
+        new = [psutil.Process(pid)]
+        while new:
+            for process in new:
+                _send(process, signal.SIGSTOP)
+            found += new
+            wait_in_shield(functools.partial(_have_stopped, new), _STOP_WITHIN)
+            new = [p for p in found[0].children(recursive=True) if p not in found]
+    return found
+
+
+def _send(process: Any, number: int) -> None:
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        process.send_signal(number)
+
+
+def _have_stopped(processes: list[Any]) -> bool:
+    """Whether none of them runs; one that has ended does not."""
+    import psutil
+
+    for process in processes:
         with contextlib.suppress(psutil.Error):
-            first = psutil.Process(pid)
-            for process in (*first.children(recursive=True), first):
-                with contextlib.suppress(psutil.Error):
-                    process.send_signal(signal.SIGINT)
+            if process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
+                return False
+    return True
 
 
 at_interrupt.append(_interrupt_programs)
+
+
+def _kill_over(kill: Callable[[Any], None]) -> Callable[[Any], None]:
+    @functools.wraps(kill)
+    def interrupt_and_kill(self: Any) -> None:
+        # as `subprocess.run` does when it is interrupted: what the program has started lives on
+        me = waiter_here()
+        if me is not None and me.interrupts and self.poll() is None:
+            _interrupt_programs(me)
+        kill(self)
+
+    return interrupt_and_kill
 
 
 def _exit_over(leave: Callable[..., None]) -> Callable[..., None]:
@@ -242,17 +293,62 @@ _SELECTORS = ("SelectSelector", "_PollLikeSelector", "EpollSelector", "KqueueSel
 def _fork_over(fork: Callable[[], Any]) -> Callable[[], Any]:
     @functools.wraps(fork)
     def fork_whole() -> Any:
-        # interrupted, what it locks before, such as that of `logging`, might stay locked
-        with shield():
-            # what runs before another fork may wait for what this thread holds: not for ever
-            alone = _forks.acquire(timeout=_FORK_WITHIN)
-            try:
-                return fork()
-            finally:
-                if alone:
-                    _forks.release()
+        found: Any = None
+        try:
+            # interrupted, what it locks before, such as that of `logging`, might stay locked
+            with shield():
+                # what runs before another fork may wait for what this thread holds: not for ever
+                alone = _forks.acquire(timeout=_FORK_WITHIN)
+                try:
+                    found = fork()
+                finally:
+                    if alone:
+                        _forks.release()
+            return found
+        except WorkerInterrupted:
+            pid = found[0] if isinstance(found, tuple) else found
+            if pid == 0:  # the child, which the parent ends
+                return found
+            if pid is not None:  # nobody gets its number
+                with shield():
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+                    if isinstance(found, tuple):
+                        os.close(found[1])
+            raise
 
     return fork_whole
+
+
+def _start_process_over(start: Callable[[Any], None]) -> Callable[[Any], None]:
+    @functools.wraps(start)
+    def start_whole(self: Any) -> None:
+        try:
+            with shield():  # or it would run, and nobody know of it
+                start(self)
+        except WorkerInterrupted:  # nobody gets it
+            if self._popen is not None:
+                with shield():
+                    self.kill()
+                    wait_in_shield(lambda: not self.is_alive(), _END_WITHIN)
+            raise
+
+    return start_whole
+
+
+def _pool_over(begin: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(begin)
+    def begin_whole(self: Any, *args: Any, **named: Any) -> None:
+        try:
+            with shield():  # CPython leaves the processes that it has so far to themselves
+                begin(self, *args, **named)
+        except WorkerInterrupted:  # nobody gets it
+            if hasattr(self, "_terminate"):
+                with shield():
+                    self.terminate()
+            raise
+
+    return begin_whole
 
 
 def _install(patches: Patches) -> None:
@@ -263,8 +359,11 @@ def _install(patches: Patches) -> None:
     patches.replace(threading.Thread, "join", _join_over)
     patches.replace(subprocess.Popen, "__init__", _start_over)
     patches.replace(subprocess.Popen, "__exit__", _exit_over)
+    patches.replace(subprocess.Popen, "kill", _kill_over)
     patches.replace(subprocess.Popen, "wait", _process_over)
     patches.replace(subprocess.Popen, "communicate", _communicate_over)
+    patches.replace(multiprocessing.process.BaseProcess, "start", _start_process_over)
+    patches.replace(multiprocessing.pool.Pool, "__init__", _pool_over)
     for name in _SELECTORS:
         kind = getattr(selectors, name, None)
         if kind is not None and "select" in vars(kind):

@@ -7,10 +7,14 @@ import multiprocessing
 import os
 import queue
 import random
+import select
+import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -146,6 +150,39 @@ def test_an_interrupt_leaves_no_process(sess: Session) -> None:
         assert left == [[]] * sess.num_workers
 
 
+_KNOWN: set[int] = set()
+
+
+def _new_processes(*, now_known: bool) -> list[str]:
+    """Those that were forked from this process and run, but for those that were known before."""
+    gc.collect()
+    children = [c for c in psutil.Process(os.getpid()).children() if c.pid not in _KNOWN]
+    if now_known:
+        _KNOWN.update(child.pid for child in children)
+    return [f"{child.pid} {child.status()}" for child in children]
+
+
+def _start_pool() -> None:
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        pool.map(time.sleep, [1000.0] * 2)
+
+
+# an interrupt may land as CPython begins `__exit__`: the object then waits for the collector
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_an_interrupt_leaves_no_process_of_a_pool(pair: Session) -> None:
+    """However early it comes: as processes are forked, too."""
+    moments = random.Random(4)
+    pair.call_packed(_new_processes, now_known=True).debug_get_from_all()
+    for _ in range(15):
+        pair.call_packed(_start_pool)
+        time.sleep(moments.random() * 0.04)
+        assert pair.interrupt(timeout=10) == []
+    until = time.monotonic() + 10
+    while any(left := pair.call_packed(_new_processes, now_known=False).debug_get_from_all()):
+        assert time.monotonic() < until, left
+        time.sleep(0.05)
+
+
 def _read_pipe(seconds: str) -> None:
     with subprocess.Popen(f"echo; sleep {seconds}", shell=True, stdout=subprocess.PIPE) as program:
         assert program.stdout is not None
@@ -165,6 +202,63 @@ def _map_in_processes(seconds: str) -> None:
 def _sleeping_for(seconds: str) -> list[int]:
     found = psutil.process_iter(["pid", "cmdline"])
     return [p.info["pid"] for p in found if p.info["cmdline"] == ["sleep", seconds]]
+
+
+_real_children = psutil.Process.children
+
+
+def _look_slowly(gate: str) -> None:
+    """Have whoever looks for the children of a program see them as they were a moment ago."""
+
+    def children(self: psutil.Process, recursive: bool = False) -> list[psutil.Process]:
+        found = _real_children(self, recursive=recursive)
+        with open(gate, "w", encoding="ascii"):
+            select.select([], [], [], 0.2)  # an interrupt ends `time.sleep` on a worker
+        return found
+
+    psutil.Process.children = children
+
+
+def _look_as_usual() -> None:
+    psutil.Process.children = _real_children
+
+
+_STARTS_LATE = """
+import os, sys
+open(sys.argv[1] + ".awaited", "w").close()
+while not os.path.exists(sys.argv[1]):
+    pass
+os.spawnlp(os.P_WAIT, "sleep", "sleep", sys.argv[2])
+"""
+
+
+def _read_pipe_of_late_child(gate: str, seconds: str) -> None:
+    command = [sys.executable, "-ISc", _STARTS_LATE, gate, seconds]
+    if current_worker().worker_id == 1:
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as program:
+            assert program.stdout is not None
+            for _ in program.stdout:
+                pass
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_an_interrupt_reaches_what_a_program_starts_just_then(
+    sess: Session, tmp_path: Path
+) -> None:
+    seconds, gate = f"{99 + random.random():.9f}", str(tmp_path / "gate")
+    sess.call_packed(_look_slowly, gate).debug_get_from_all()
+    try:
+        sess.call_packed(_read_pipe_of_late_child, gate, seconds)
+        deadline = time.monotonic() + 20
+        while not os.path.exists(gate + ".awaited"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert sess.interrupt(timeout=10) == []
+        assert _sleeping_for(seconds) == []
+    finally:
+        for pid in _sleeping_for(seconds):
+            os.kill(pid, signal.SIGKILL)
+        sess.call_packed(_look_as_usual).debug_get_from_all()
 
 
 # an interrupt may land as CPython begins `__exit__`: the object then waits for the collector
