@@ -137,10 +137,9 @@ class Joiner:
         """The message that is complete with `frame` and those behind it; None if none is."""
         if not frame.more:
             self._parts = []  # of what was torn
-            size = len(frame)
-            if size > PIECE // 16:
-                return frame.buffer
-            return frame.bytes if size else None
+            # copied: where a zmq.Frame is freed, zmq handles signals, and a Ctrl-C that has just
+            # come is lost there; so the main thread must never have the last reference to one
+            return frame.bytes if len(frame) else None
         piece = sock.recv(copy=False)
         while piece.more:  # nothing of ours
             piece = sock.recv(copy=False)

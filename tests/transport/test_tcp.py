@@ -1,16 +1,22 @@
 """Connections between machines: that an address which is another process's by now is noticed."""
 
+import ctypes
+import operator
+import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
+import zmq
 
+from discolab.runtime.interrupts import run_steps
 from discolab.transport.connection import Connection
 from discolab.transport.frame import Frame
 from discolab.transport.handshake import Keys, new_token
 from discolab.transport.loop import EventLoop
-from discolab.transport.tcp import TcpPort
+from discolab.transport.tcp import PIECE, Joiner, TcpPort, Writer
 
 
 @pytest.fixture
@@ -61,3 +67,28 @@ def test_what_is_for_the_dead_is_not_for_who_has_its_port(loop: EventLoop, first
     right.close()
     for port in (sender, new):
         port.close()
+
+
+@pytest.mark.parametrize("size", [100, PIECE // 2, 3 * PIECE])
+def test_ctrl_c_is_not_lost_where_a_message_is_dropped(size: int) -> None:
+    press = partial(getattr(ctypes.CDLL(None), "raise"), signal.SIGINT)  # Python does not look yet
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with (
+            zmq.Context() as context,
+            context.socket(zmq.PAIR) as end,
+            context.socket(zmq.PAIR) as other,
+        ):
+            end.bind("inproc://here")
+            other.connect("inproc://here")
+            Writer(other).send(bytes(size))
+            joiner, held = Joiner(), list[Any]()
+            while not held:
+                message = joiner.take(end, end.recv(copy=False))
+                held += [message] if message is not None else []
+            assert len(held[0]) == size
+            del message
+            with pytest.raises(KeyboardInterrupt):
+                run_steps(map(operator.call, [press, held.clear]))
+    finally:
+        signal.signal(signal.SIGINT, before)
