@@ -236,9 +236,9 @@ class Controller:
         Returns
         -------
         list of int
-            The workers that did not stop within `timeout` seconds (they are inside a call
-            that Python can't interrupt), empty when all are ready again. One that has died
-            is not among them.
+            The workers that have not stopped, or not said so, within `timeout` seconds; empty
+            when all are ready again. They are inside a call that Python can't interrupt, or
+            late on a busy machine: `status` tells. One that has died is not among them.
         """
         limit = check_timeout(timeout)
         self._check_caller()
@@ -536,12 +536,25 @@ class Controller:
         vars(stop)[_ENDED_WORK] = True
         stuck = self.interrupt()
         if stuck:
-            states = [str(s) for s in self.status() if s.rank in stuck]
-            sys.stderr.write(
-                f"{name_ranks(stuck)} did not stop: inside a call that Python can't interrupt; "
+            sys.stderr.write(self._stuck_text(stuck))
+
+    def _stuck_text(self, stuck: list[int]) -> str:
+        states = [status for status in self.status() if status.rank in stuck]
+        idle = [status.rank for status in states if status.state == "idle"]
+        busy = [status.rank for status in states if status.state != "idle"]
+        lines = []
+        if busy:
+            lines.append(
+                f"{name_ranks(busy)} did not stop: inside a call that Python can't interrupt; "
                 "it stops when that returns, or is replaced with %disco_restart -t "
-                f"{','.join(map(str, stuck))}\n  " + "\n  ".join(states) + "\n"
+                f"{','.join(map(str, busy))}"
             )
+        if idle:
+            lines.append(
+                f"{name_ranks(idle)} did nothing when last heard, and has not confirmed the stop "
+                "yet, as happens on a busy machine; calls go on when it does"
+            )
+        return "\n  ".join([*lines, *map(str, states)]) + "\n"
 
     def _timeout_text(self, ticket: Ticket, timeout: float | None) -> str:
         lines = [

@@ -2,6 +2,7 @@
 
 import _thread
 import gc
+import os
 import signal
 import threading
 import time
@@ -11,7 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from discolab import DRef, ThreadedSession, WorkerError, WorkerInterrupted, current_worker
+from discolab import (
+    DRef,
+    ThreadedSession,
+    WorkerError,
+    WorkerInterrupted,
+    current_worker,
+    make_session,
+)
 from discolab.runtime.controller import _MOST_QUEUED
 
 
@@ -317,6 +325,27 @@ def test_ctrl_c_in_the_first_moments_of_a_fetch_ends_the_work(
         del ref, info
         pair.sync_all(timeout=20)
     assert within > 20
+
+
+@pytest.mark.usefixtures("ctrl_c_raises")
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no SIGSTOP here")
+def test_after_ctrl_c_an_idle_worker_that_is_late_is_not_said_to_be_in_a_call(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with make_session(2, "processes", devices="cpu", timeout=20) as session:
+        session.sync_all()
+        os.kill(session.processes()[1], signal.SIGSTOP)  # as one that gets no time
+        try:
+            ref = session.call_packed(time.sleep, 1000)
+            threading.Timer(0.2, _thread.interrupt_main).start()
+            with pytest.raises(KeyboardInterrupt):
+                ref.debug_get_from_remote(0)
+        finally:
+            os.kill(session.processes()[1], signal.SIGCONT)
+        words = capsys.readouterr().err
+        assert "worker 1 did nothing when last heard, and has not confirmed the stop" in words
+        assert "can't interrupt" not in words
+        assert session.call_packed(int, 3).debug_get_from_all() == [3, 3]
 
 
 @pytest.mark.usefixtures("ctrl_c_raises")
