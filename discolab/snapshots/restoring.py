@@ -88,6 +88,10 @@ class Job:
     token: str
     board: int
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Job:
+        """Itself: nobody changes it, and a copy for each thread takes long for many tensors."""
+        return self
+
     def source(self, rank: int) -> int:
         """The worker whose variables a worker gets."""
         return rank if len(self.bundles) > 1 or rank == 0 else 0

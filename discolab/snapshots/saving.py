@@ -46,6 +46,10 @@ class Job:
     mapped: bool
     board: int
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Job:
+        """Itself: nobody changes it, and a copy for each thread takes long for many tensors."""
+        return self
+
 
 def snapshot(
     session: Session,
