@@ -1,10 +1,25 @@
 #pragma once
 
 #include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/GeneratorImpl.h>
 #include <c10/core/Storage.h>
 
+#include "runtime.h"
+
 namespace sim {
+
+bool on_sim(const at::Tensor& t);
+
+// The same memory as a tensor on the CPU, which keeps the bytes but not the allocation.
+at::Tensor as_cpu(const at::Tensor& t);
+
+// What memory of devices an operation reads and writes.
+struct Touched {
+  std::vector<Use> uses;
+  std::vector<BlockPtr> blocks;
+  void add(const at::Tensor& t, bool write);
+};
 
 // Random numbers are a function of (seed, number of the draw), fixed when work is given.
 struct GeneratorImpl final : c10::GeneratorImpl {

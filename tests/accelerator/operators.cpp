@@ -19,37 +19,24 @@
 #include "runtime.h"
 
 namespace sim {
-namespace {
 
-using at::Tensor;
-using c10::IValue;
-using torch::jit::Stack;
+bool on_sim(const at::Tensor& t) { return t.defined() && t.is_privateuseone(); }
 
-bool on_sim(const Tensor& t) { return t.defined() && t.is_privateuseone(); }
-
-// -- what tensors touch ---------------------------------------------------------------------------
-
-struct Touched {
-  std::vector<Use> uses;
-  std::vector<BlockPtr> blocks;
-
-  void add(const Tensor& t, bool write) {
-    if (!on_sim(t) || !t.numel()) return;
-    auto block = block_at(t.storage().data());
-    TORCH_INTERNAL_ASSERT(block, "sim: a tensor without memory of a device");
-    int64_t low = 0, high = 0;
-    for (int64_t i = 0; i < t.dim(); ++i) {
-      int64_t reach = (t.size(i) - 1) * t.stride(i);
-      (reach < 0 ? low : high) += reach;
-    }
-    auto start = reinterpret_cast<uintptr_t>(t.storage().data()) + t.storage_offset() * t.itemsize();
-    uses.push_back({start + low * t.itemsize(), start + (high + 1) * t.itemsize(), write});
-    blocks.push_back(std::move(block));
+void Touched::add(const at::Tensor& t, bool write) {
+  if (!on_sim(t) || !t.numel()) return;
+  auto block = block_at(t.storage().data());
+  TORCH_INTERNAL_ASSERT(block, "sim: a tensor without memory of a device");
+  int64_t low = 0, high = 0;
+  for (int64_t i = 0; i < t.dim(); ++i) {
+    int64_t reach = (t.size(i) - 1) * t.stride(i);
+    (reach < 0 ? low : high) += reach;
   }
-};
+  auto start = reinterpret_cast<uintptr_t>(t.storage().data()) + t.storage_offset() * t.itemsize();
+  uses.push_back({start + low * t.itemsize(), start + (high + 1) * t.itemsize(), write});
+  blocks.push_back(std::move(block));
+}
 
-// The same memory as a tensor on the CPU, which keeps the bytes but not the allocation.
-Tensor as_cpu(const Tensor& t) {
+at::Tensor as_cpu(const at::Tensor& t) {
   auto options = t.options().device(at::kCPU).layout(at::kStrided);
   auto block = block_at(t.storage().data());
   size_t bytes = t.storage().nbytes();
@@ -68,6 +55,12 @@ Tensor as_cpu(const Tensor& t) {
   view._set_neg(t.is_neg());
   return view;
 }
+
+namespace {
+
+using at::Tensor;
+using c10::IValue;
+using torch::jit::Stack;
 
 c10::DeviceGuard guard_for(int device) {
   return c10::DeviceGuard(c10::Device(at::kPrivateUse1, static_cast<c10::DeviceIndex>(device)));

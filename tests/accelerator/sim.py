@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import importlib.machinery
+import importlib.util
 import os
 import types
 from collections.abc import Iterator
@@ -17,10 +19,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed
 
 from . import build
 
-NAME = "sim"
+NAME, COLLECTIVES = "sim", "simccl"
 Stream, Event = torch.Stream, torch.Event
 _lib: Any = None
 _peaks = ("limit", "allocated", "peak", "allocations")
@@ -43,8 +46,19 @@ def load() -> types.ModuleType:
         _lib.sim_limit_memory.argtypes = (ctypes.c_int, ctypes.c_size_t)
         torch._register_device_module(NAME, module)
         torch.utils.generate_methods_for_privateuse1_backend()
+        _register_collectives(path)
         atexit.register(_at_exit)
     return module
+
+
+def _register_collectives(path: str) -> None:
+    """Have torch know the collective library, by which it finds one for the device."""
+    loader = importlib.machinery.ExtensionFileLoader(NAME, path)
+    spec = importlib.util.spec_from_file_location(NAME, path, loader=loader)
+    assert spec is not None
+    library = importlib.util.module_from_spec(spec)
+    loader.exec_module(library)
+    torch.distributed.Backend.register_backend(COLLECTIVES, library.connect, devices=[NAME])
 
 
 def loaded() -> bool:
