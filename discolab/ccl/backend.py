@@ -35,6 +35,8 @@ class Backend(ABC):
     """
 
     name: str
+    devices_only = False
+    """Whether it is for tensors on the workers' devices, and others go another way."""
 
     @abstractmethod
     def start(self, call: Call, pattern: Pattern, srcs: Tensors, outs: Tensors) -> Work:

@@ -23,14 +23,19 @@ from ..runtime.worker import Worker, at_leave, current_worker
 from ..transport.addresses import machine_id
 from . import checks
 from .backend import Backend, BackendStatistics
+from .backends import libraries
 from .backends.local import LocalBackend
 from .call import Call, Signature, call_site
 from .groups import resolve
 from .rendezvous.client import has_coordinator
 from .rendezvous.local import LocalRendezvous
 
-BACKENDS = ("local", "gloo", "nccl", "mpi")
 _CHOSEN = "discolab.ccl"
+
+
+def backends() -> tuple[str, ...]:
+    """The names for `init_ccl`, among them that of the devices' library; ``"nccl"`` for CUDA."""
+    return ("local", "gloo", libraries.library_name(), "mpi")
 
 
 def backend_of(worker: Worker) -> Backend:
@@ -78,8 +83,8 @@ def init(name: Any, device_ids: tuple[Any, ...]) -> str:
                 f"init_ccl: 'rccl' needs a torch for ROCm, and this one is for {kind}; "
                 "'auto' chooses what it has"
             )
-    if name != "auto" and name not in BACKENDS:
-        names = ", ".join(map(repr, BACKENDS))
+    if name != "auto" and name not in backends():
+        names = ", ".join(map(repr, backends()))
         raise ArgumentError(
             f"init_ccl: there is no backend {name!r}; there are {names}, and 'auto' chooses"
         )
@@ -97,14 +102,15 @@ def init(name: Any, device_ids: tuple[Any, ...]) -> str:
 
 class PeerInfo(NamedTuple):
     """What one of the workers of several processes says of itself: its device, the machine that it
-    is on, its GPU's own name, and, where "mpi" is asked for, its `remote_mpi.Standing`.
+    is on, its GPU's own name, the library for that which it has ("": none), and, where "mpi" is
+    asked for, its `remote_mpi.Standing`.
     """
 
     rank: int
     device: str
     machine: str
     gpu: str
-    nccl: bool
+    library: str
     mpi: Sequence[Any] = ()
 
 
@@ -129,12 +135,13 @@ def _exchange(worker: Worker, about: str, text: str) -> list[str]:
 
 
 def _own_info(worker: Worker, name: str) -> PeerInfo:
-    gpu = ""
-    if worker.device.type == "cuda":
-        gpu = str(getattr(torch.cuda.get_device_properties(worker.device), "uuid", worker.device))
-    nccl = torch.distributed.is_nccl_available()
+    gpu, device = "", worker.device
+    if libraries.has_library(device):
+        properties = accelerators.module_of(device).get_device_properties(device)
+        gpu = str(getattr(properties, "uuid", device))
+    has = libraries.library_name() if libraries.is_available() else ""
     standing = _library("remote_mpi").standing(worker) if name == "mpi" else ()
-    return PeerInfo(worker.worker_id, str(worker.device), machine_id(), gpu, nccl, standing)
+    return PeerInfo(worker.worker_id, str(device), machine_id(), gpu, has, standing)
 
 
 def _library(name: str) -> Any:
@@ -148,12 +155,14 @@ def _automatic(worker: Worker, peers: Sequence[Any] = ()) -> str:
     Without `peers`, workers at a coordinator do not know which GPUs the others have.
     """
     if has_coordinator(worker):
-        several = worker.device.type == "cuda" and bool(peers)
-        return "nccl" if several and not _library("remote_nccl").obstacle(peers) else "gloo"
+        several = accelerators.on_accelerator(worker.device) and bool(peers)
+        fit = several and not _library("remote_device_library").obstacle(peers)
+        return libraries.library_name() if fit else "gloo"
     if len(worker.peers) < worker.num_workers:
         return "mpi"
-    several = worker.num_workers > 1 and worker.device.type == "cuda"
-    return "nccl" if several and not _library("nccl").obstacle(_workers(worker)) else "local"
+    several = worker.num_workers > 1 and accelerators.on_accelerator(worker.device)
+    fit = several and not _library("device_library").obstacle(_workers(worker))
+    return libraries.library_name() if fit else "local"
 
 
 def _obstacle(name: str, worker: Worker, peers: Sequence[Any]) -> str:
@@ -167,14 +176,16 @@ def _obstacle(name: str, worker: Worker, peers: Sequence[Any]) -> str:
         if name == "local":
             return (
                 "'local' reads the memory of all workers, and these have a process each; use "
-                "'gloo', or 'nccl' where each has a GPU of its own"
+                f"'gloo', or {libraries.library_name()!r} where each has a GPU of its own"
             )
-        return str(_library("remote_nccl").obstacle(peers)) if name == "nccl" else ""
+        return "" if name == "gloo" else str(_library("remote_device_library").obstacle(peers))
     if len(worker.peers) < worker.num_workers:
         return f"{name!r} needs all workers in one process; for one process each there is 'mpi'"
-    if name == "nccl":
-        return str(_library("nccl").obstacle(_workers(worker)))
-    return str(_library("gloo").obstacle()) if name == "gloo" else ""
+    if name == "local":
+        return ""
+    if name == "gloo":
+        return str(_library("gloo").obstacle())
+    return str(_library("device_library").obstacle(_workers(worker)))
 
 
 def _situation(worker: Worker, name: str, peers: Sequence[Any]) -> str:
@@ -228,7 +239,7 @@ at_restart.append(_for_new_worker)
 
 def _backends(worker: Worker) -> list[Backend]:
     """Those that the session has in this process."""
-    made = (worker.shared.get(f"{_CHOSEN}.{name}") for name in _MAKERS)
+    made = (worker.shared.get(f"{_CHOSEN}.{name}") for name in backends())
     return [backend for backend in made if backend is not None]
 
 
@@ -264,12 +275,21 @@ def _made(worker: Worker, name: str) -> Backend:
     key = f"{_CHOSEN}.{name}"
     backend = worker.shared.get(key)
     if backend is None:
-        backend = worker.shared.setdefault(key, _MAKERS[name](worker))
+        backend = worker.shared.setdefault(key, _MAKERS.get(name, _make_device_library)(worker))
     return cast(Backend, backend)
 
 
 def _local(worker: Worker) -> LocalBackend:
     return cast(LocalBackend, _made(worker, "local"))
+
+
+def _make_device_library(worker: Worker) -> Backend:
+    made: Backend
+    if has_coordinator(worker):
+        made = _library("remote_device_library").RemoteDeviceLibraryBackend(worker)
+    else:
+        made = _library("device_library").DeviceLibraryBackend(_local(worker))
+    return made
 
 
 _MAKERS: dict[str, Callable[[Worker], Backend]] = {
@@ -278,11 +298,6 @@ _MAKERS: dict[str, Callable[[Worker], Backend]] = {
         _library("remote_gloo").RemoteGlooBackend(worker)
         if has_coordinator(worker)
         else _library("gloo").GlooBackend(_local(worker))
-    ),
-    "nccl": lambda worker: (
-        _library("remote_nccl").RemoteNcclBackend(worker)
-        if has_coordinator(worker)
-        else _library("nccl").NcclBackend(_local(worker))
     ),
     "mpi": lambda worker: (
         _library("remote_mpi").connect(worker, functools.partial(_exchange, worker))

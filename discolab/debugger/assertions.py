@@ -231,8 +231,7 @@ class Members:
         self.worker, self.group, self.timeout = worker, group, timeout
         self.op = f"{NAME}({words})"
         self._backend = backend_of(worker)
-        gpu = self._backend.name == "nccl"  # which moves nothing else
-        self._device = worker.device if gpu else torch.device("cpu")
+        self._device = worker.device if self._backend.devices_only else torch.device("cpu")
 
     def facts(self, told: Told) -> list[Told]:
         """What each member tells, in the group's order."""

@@ -21,7 +21,7 @@ from IPython.core.completer import (
     context_matcher,
 )
 
-from ..ccl.choose import BACKENDS
+from ..ccl.choose import backends
 from ..debugger.debugger import debugger_of
 from ..engines import ENGINES
 from ..runtime.errors import DiscoError
@@ -101,7 +101,7 @@ class WorkerCompleter:
         if magic and before and before[-1] == "--engine":
             return list(ENGINES), last
         if magic and before and before[-1] == "--ccl":
-            return ["auto", *BACKENDS], last
+            return ["auto", *backends()], last
         if before == ["%disco_snapshot"] or (magic and before and before[-1] == "--restore"):
             return self._lab.snapshotting.snapshot_names(), last
         if magic and before and before[-1] in ("-s", "--session"):

@@ -12,7 +12,9 @@ from pathlib import Path
 import torch
 
 HERE = Path(__file__).parent
-SOURCES = [HERE / name for name in ("runtime.cpp", "device.cpp", "operators.cpp", "collectives.cpp")]
+SOURCES = [
+    HERE / name for name in ("runtime.cpp", "device.cpp", "operators.cpp", "collectives.cpp")
+]
 CACHE = "DISCOLAB_SIM_CACHE"  # the folder to build in
 
 

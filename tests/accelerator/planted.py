@@ -46,8 +46,12 @@ CALLS = ("tests/accelerator/test_rpc.py",)
 DEFAULT = "torch.get_device_module({0}).default_stream({0})"
 ON = "            stream = current_stream(device)\n"
 EVENTS = "for contribution in contributions for event in contribution.events"
-DONE = "collective.done = memory.record(tensors)"
-ADOPT = "memory.wait_for(collective.done, contribution.srcs, contribution.outs)"
+DONE = "                done = memory.record(tensors)\n"
+EARLY = (
+    "            for contribution in contributions:\n"
+    "                contribution.done = memory.record(tensors)\n"
+)
+ADOPT = "memory.wait_for(contribution.done, contribution.srcs, contribution.outs)"
 ENTER = "            if on_gpu:\n                memory.wait_for("
 INFERENCE = "            with torch.inference_mode():\n                chunks ="
 COPY = "        copy = memory.copy_of(src)\n"
@@ -76,13 +80,13 @@ FAULTS = [
     Fault(LOCAL, EVENTS, EVENTS.replace("contributions for", "contributions[:1] for")),
     Fault(LOCAL, EVENTS, EVENTS.replace("contributions for", "contributions[1:] for")),
     Fault(LOCAL, EVENTS, EVENTS.replace("contributions for", "contributions[:-1] for")),
-    Fault(LOCAL, DONE, "collective.done = ()"),
-    Fault(LOCAL, DONE, "collective.done = memory.record(tensors[:1])"),
-    Fault(LOCAL, DONE, "collective.done = memory.record(tensors[-1:])"),
-    Fault(LOCAL, INFERENCE, f"            {DONE}\n            on_gpu = False\n{INFERENCE}"),
+    Fault(LOCAL, DONE, DONE.replace("memory.record(tensors)", "()")),
+    Fault(LOCAL, DONE, DONE.replace("tensors", "tensors[:1]")),
+    Fault(LOCAL, DONE, DONE.replace("tensors", "tensors[-1:]")),
+    Fault(LOCAL, INFERENCE, f"{EARLY}            on_gpu = False\n{INFERENCE}"),
     Fault(LOCAL, ADOPT, "pass"),
-    Fault(LOCAL, ADOPT, ADOPT.replace("collective.done", "collective.done[:1]")),
-    Fault(LOCAL, ADOPT, "memory.wait_for(collective.done)"),
+    Fault(LOCAL, ADOPT, ADOPT.replace("contribution.done", "contribution.done[:1]")),
+    Fault(LOCAL, ADOPT, "memory.wait_for(contribution.done)"),
     Fault(LOCAL, "                    memory.keep(tensor)\n", "                    pass\n"),
     # messages
     Fault(P2P, "        memory.wait_for(message.events, (got, out))\n", "", MESSAGES),

@@ -227,7 +227,7 @@ def run(name: str, streams: str, turns: int = TURNS) -> int:
 def sess(request: pytest.FixtureRequest) -> Iterator[Session]:
     """Four workers on some devices."""
     with make_session(RANKS, "threads", devices=PLACES[request.param], timeout=30) as session:
-        assert session.init_ccl().startswith("local")
+        assert session.init_ccl("local").startswith("local")
         yield session
 
 

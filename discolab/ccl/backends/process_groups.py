@@ -172,13 +172,12 @@ class ProcessGroupBackend(Backend):
         self._members[call.rank].conductor.come_out()
 
         def execute(collective: PendingCollective, contributions: Sequence[Contribution]) -> None:
-            collective.abroad = True
             parts = _Parts(self, collective, contributions, pattern)
             patience = time.monotonic() + CLOSING_SECONDS
             while not self._hand_out(parts, call, time.monotonic() > patience):
                 time.sleep(TICK / 10)  # conductors close what was dropped to make room
 
-        return self._rendezvous.start(call, srcs, outs, execute)
+        return self._rendezvous.start(call, srcs, outs, execute, abroad=True)
 
     def _hand_out(self, parts: _Parts, call: Call, at_last: bool) -> bool:
         """Hand the parts of a collective out, or fail it `at_last`; False: there is no room yet."""
@@ -265,7 +264,7 @@ class _Parts:
         self._handle: GroupHandle | None = None
         self.values: SharedValues | None = None  # with which its process group is made
         self._broken = False  # a member could not do its part: the others need not wait for it
-        self._writes: list[Callable[[], Sequence[Event]]] = []
+        self._writes: list[tuple[Contribution, Callable[[], Sequence[Event]]]] = []
         self._left = len(contributions)  # under the backend's lock
 
     def has(self, rank: int) -> bool:
@@ -312,7 +311,7 @@ class _Parts:
             self._failed("" if isinstance(exc, Gone) else _text_of(backend.name, exc))
             raise
         with backend._lock:
-            self._writes.append(write)
+            self._writes.append((contribution, write))
 
     def _over(self) -> None:
         """A member's part is done; the last one writes all results."""
@@ -329,7 +328,8 @@ class _Parts:
             return
         try:
             with torch.inference_mode():  # or a result could be no inference tensor
-                collective.done = [event for write in self._writes for event in write()]
+                for contribution, write in self._writes:  # of no other member's device
+                    contribution.done = write()
         except Exception as exc:
             self._failed(_text_of(backend.name, exc))
             return

@@ -66,9 +66,12 @@ Key = tuple[tuple[int, ...], str, int, int]
 
 
 class Contribution:
-    """One worker's part in a collective; without its tensors once that has failed."""
+    """One worker's part in a collective; without its tensors once that has failed.
 
-    __slots__ = ("call", "events", "outs", "srcs")
+    On devices `events` are what it begins after, and `done` what is to be waited for then.
+    """
+
+    __slots__ = ("call", "done", "events", "outs", "srcs")
 
     def __init__(
         self,
@@ -78,6 +81,7 @@ class Contribution:
         events: Sequence[torch.Event] = (),
     ) -> None:
         self.call, self.srcs, self.outs, self.events = call, srcs, outs, events
+        self.done: Sequence[torch.Event] = ()
 
 
 class Wait:
@@ -128,7 +132,6 @@ class PendingCollective(Wait):
         "chunks",
         "contributions",
         "disagree",
-        "done",
         "executor",
         "first",
         "group",
@@ -143,7 +146,6 @@ class PendingCollective(Wait):
         self.state = WAITING
         self.executor = -1
         self.disagree = False
-        self.done: Sequence[torch.Event] = ()
         self.chunks: Chunks | None = None
         self.abroad = False
 

@@ -121,7 +121,7 @@ class WorkerGroup(_ProcessGroup):  # type: ignore[misc] # Any, see above
         if not self.registered:
             return []
         mine = self._worker.device.type
-        kinds = (mine,) if self._backend.name == "nccl" else ("cpu", mine)
+        kinds = (mine,) if self._backend.devices_only else ("cpu", mine)
         return [torch.device(kind) for kind in dict.fromkeys(kinds)]
 
     def _get_backend(self, device: Any) -> WorkerGroup:

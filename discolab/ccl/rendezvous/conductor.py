@@ -241,7 +241,7 @@ class _Ends:
         if held is not None and number in (None, held[0]):
             del self._held[ranks]
             for end in held[1].values():
-                if end.name() == "nccl":  # its end may wait for the device
+                if end.name() != "gloo":  # a device's: its end may wait for that
                     token = object()
                     _unfinished.add(token)
                     beside = threading.Thread(target=_abort, args=([end], token), daemon=True)

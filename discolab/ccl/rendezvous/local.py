@@ -43,10 +43,13 @@ class LocalRendezvous:
         self.board = Board()
         self.peers = peers
 
-    def start(self, call: Call, srcs: Tensors, outs: Tensors, execute: Execute) -> LocalWork:
+    def start(
+        self, call: Call, srcs: Tensors, outs: Tensors, execute: Execute, *, abroad: bool = False
+    ) -> LocalWork:
         """Join a collective; the last member executes it: at once, or by returning chunks to share.
 
-        If `execute` sets ``collective.abroad``, a library calls `finish` or `fail` later.
+        If it is done `abroad`, `execute` gives it to a library, which calls `finish` or `fail`
+        later. Then nothing waits here for devices.
         """
         worker, board = call.worker, self.board
         events = memory.record(srcs, outs) if call.on_gpu else ()
@@ -62,13 +65,14 @@ class LocalRendezvous:
                     board.fail(collective, CollectiveError, text)
         if mine:
             if collective.error is None:
+                collective.abroad = abroad
                 self._execute(collective, worker, execute)
             self.wake(collective, worker)
         return LocalWork(self, collective, contribution)
 
     def _execute(self, collective: PendingCollective, worker: Worker, execute: Execute) -> None:
         contributions = [collective.contributions[rank] for rank in collective.group.ranks]
-        on_gpu = collective.first.on_gpu
+        on_gpu = collective.first.on_gpu and not collective.abroad
         tensors = (
             [t for contribution in contributions for t in (*contribution.srcs, *contribution.outs)]
             if on_gpu
@@ -89,7 +93,9 @@ class LocalRendezvous:
             if chunks is not None:
                 self._share(chunks, collective, worker)
             if on_gpu:
-                collective.done = memory.record(tensors)
+                done = memory.record(tensors)
+                for contribution in contributions:
+                    contribution.done = done
             with self.board.lock:
                 self.board.finish(collective)
         except BaseException as exc:
@@ -272,8 +278,8 @@ class LocalWork(CallWork):
         if collective.error is not None:
             error, text = collective.error
             self._error = error(text)
-        elif collective.done:
-            memory.wait_for(collective.done, contribution.srcs, contribution.outs)
+        elif contribution.done:
+            memory.wait_for(contribution.done, contribution.srcs, contribution.outs)
         self.over = True
         del self._contribution  # the tensors are the worker's again
 
@@ -286,7 +292,7 @@ class LocalWork(CallWork):
         if not collective.settled():
             self._rendezvous.look(collective, self.call)
         return collective.settled() and (
-            self.over or all(event.query() for event in collective.done)
+            self.over or all(event.query() for event in self._contribution.done)
         )
 
     def _await(self, timeout: float | None) -> None:

@@ -1,8 +1,7 @@
-"""NCCL, or RCCL, between workers in several processes: collectives of tensors on their own GPUs.
+"""A device's library (NCCL, RCCL) between workers in several processes, on their own devices.
 
-Not run by this project's own tests, which have no two GPUs. Members meet at the coordinator as for
-Gloo; what they then do is done by their conductors as within one process (nccl.py). Everything else
-(CPU tensors, messages, barriers) is as for Gloo.
+Members meet at the coordinator as for Gloo; what they then do is done by their conductors as within
+one process (device_library.py). Everything else (CPU tensors, messages, barriers) is as for Gloo.
 """
 
 from __future__ import annotations
@@ -18,43 +17,47 @@ from ...runtime.worker import Worker
 from .. import memory
 from ..backend import Tensors
 from ..call import Call
+from ..coordinator import protocol
 from ..pattern import CROSSWISE, Pattern
 from ..rendezvous.client import CoordinatorClient
 from ..rendezvous.conductor import Connect, Gone, ProcessGroup, Ranks
 from ..rendezvous.remote import RemoteWork
 from ..rendezvous.store import GroupStore
 from ..work import Work
-from . import encoding, nccl, steps
+from . import device_library, encoding, libraries, nccl, steps
 from .process_groups import STEP_SECONDS, moves_nothing
 from .remote_gloo import RemoteGlooBackend
 
 
-class RemoteNcclBackend(RemoteGlooBackend):
-    """Collectives of tensors on the workers' own GPUs by NCCL, of others by Gloo."""
+class RemoteDeviceLibraryBackend(RemoteGlooBackend):
+    """Collectives of tensors on the workers' own devices by their library, of others by Gloo."""
 
-    name = "nccl"
+    devices_only = True
 
     def __init__(self, worker: Worker) -> None:
+        self.name = libraries.library_name()
         nccl.set_environment()
         super().__init__(worker)
-        self.stream = torch.cuda.Stream(worker.device)
-        self.connect_nccl: Connect = functools.partial(_connect, self.client, worker.device)
+        self.stream = torch.Stream(worker.device)
+        end_all = functools.partial(self.client.tell, protocol.DISMISS)
+        device_library.end_if_stuck(worker, end_all)
+        self.connect_library: Connect = functools.partial(_connect, self.client, worker.device)
 
     def start(self, call: Call, pattern: Pattern, srcs: Tensors, outs: Tensors) -> Work:
         """See `RemoteGlooBackend`."""
         if not call.on_gpu or len(call.group) == 1:
             return super().start(call, pattern, srcs, outs)
-        nccl.check_devices(call, (*srcs, *outs), "gloo")
+        device_library.check_devices(call, (*srcs, *outs), self.name, "gloo")
         work = _DeviceWork(self, call, pattern, srcs, outs)
         return self.join(work, None, (srcs, outs) if pattern.kind == CROSSWISE else None)
 
 
 class _DeviceWork(RemoteWork):
-    """A collective by NCCL."""
+    """A collective by the library."""
 
     def __init__(
         self,
-        backend: RemoteNcclBackend,
+        backend: RemoteDeviceLibraryBackend,
         call: Call,
         pattern: Pattern,
         srcs: Tensors,
@@ -66,7 +69,7 @@ class _DeviceWork(RemoteWork):
         self._begun = memory.record(srcs, outs)
         self._done: Sequence[memory.Event] = ()
         self.adopt = self._wait_for_device
-        super().__init__(backend.client, backend.conductor, backend.connect_nccl, call)
+        super().__init__(backend.client, backend.conductor, backend.connect_library, call)
 
     def carry_out(self, end: ProcessGroup) -> None:
         """See `RemoteWork`."""
@@ -75,12 +78,16 @@ class _DeviceWork(RemoteWork):
             if self.void():
                 raise Gone
             if not moves_nothing(step):
-                nccl.perform(end, step)
+                device_library.perform(end, step)
 
         stream, srcs, outs = self._stream, self._srcs, self._outs
-        with torch.cuda.device(stream.device), torch.cuda.stream(stream):
-            nccl.run(self._program, do, stream, self._begun, srcs, outs)()
+        with device_library.on(stream):
+            device_library.run(self._program, do, stream, self._begun, srcs, outs)()
             self._done = memory.record(srcs, outs)
+
+    def done(self) -> bool:
+        """See `Work`: once the device has done it; whoever has polled may not wait as well."""
+        return super().done() and all(event.query() for event in self._done)
 
     def _wait_for_device(self) -> None:
         """The worker's streams wait for what this one has been given."""
@@ -94,19 +101,20 @@ def _connect(
     number: int,
     unwanted: Callable[[], bool],
 ) -> ProcessGroup:
-    """This worker's end of a process group of NCCL."""
-    store = GroupStore(client, f"{number}/nccl/", STEP_SECONDS, unwanted)
-    made = nccl.connect(store, ranks.index(client.worker.worker_id), len(ranks), device)
+    """This worker's end of a process group of the library."""
+    store = GroupStore(client, f"{number}/device/", STEP_SECONDS, unwanted)
+    made = device_library.connect(store, ranks.index(client.worker.worker_id), len(ranks), device)
     store.connected = True
     return made
 
 
 def obstacle(peers: Sequence[Any]) -> str:
-    """Why workers can't use NCCL, "" if they can; from what they have said (`choose.PeerInfo`)."""
+    """Why workers can't use it, "" if they can; from what they have said (`choose.PeerInfo`)."""
     way_out = "; use 'gloo', which moves tensors on any devices"
-    gpus = {p.rank: (p.machine, p.gpu) if p.device.startswith("cuda") else () for p in peers}
-    text = nccl.lacking_gpus(gpus, way_out, named=False)
-    lacking = [peer.rank for peer in peers if not peer.nccl]
+    gpus = {peer.rank: (peer.machine, peer.gpu) if peer.gpu else () for peer in peers}
+    text = device_library.lacking_gpus(gpus, way_out, named=False)
+    name = libraries.library_name()
+    lacking = [peer.rank for peer in peers if peer.library != name]
     if not text and lacking:
-        text = f"torch was built without NCCL on {name_ranks(lacking)}{way_out}"
+        text = f"torch was built without {name.upper()} on {name_ranks(lacking)}{way_out}"
     return text

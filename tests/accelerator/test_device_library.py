@@ -1,0 +1,217 @@
+"""Workers with a device each, on whose library the collectives are: where NCCL would be.
+
+Threads and processes. What `test_ccl` runs on `local` runs here too: late input, results used at
+once, inputs overwritten right after the call.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from discolab import Session, WorkerError, ccl, current_worker, make_session
+from tests.accelerator import sim
+from tests.accelerator.test_ccl import PROGRAMS, RANKS, SIZE, polled, run
+
+pytestmark = pytest.mark.accelerator
+
+DEVICES = [f"sim:{rank}" for rank in range(RANKS)]
+ENGINES = ["threads", "processes"]
+STOP_WITHIN = 2.0  # seconds from an interrupt to a usable session
+
+
+def session_on(engine: str) -> Session:
+    """Four workers with a device each."""
+    made = make_session(RANKS, engine, devices=DEVICES, timeout=60)
+    told = made.init_ccl()
+    assert told.startswith(f"{sim.COLLECTIVES}: {RANKS} workers in "), told
+    return made
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def sess(request: pytest.FixtureRequest) -> Iterator[Session]:
+    """A session whose collectives go by the library unasked."""
+    with session_on(request.param) as session:
+        yield session
+
+
+@pytest.fixture(params=range(1, 3))
+def seed(request: pytest.FixtureRequest, sess: Session) -> Iterator[None]:
+    """Let the streams of all processes drift apart; no memory may be used out of order there."""
+    sess.call_packed(sim.set_delays, request.param)
+    yield
+    sess.call_packed(sim.set_delays, 0)
+    assert sess.call_packed(sim.faults).debug_get_from_all() == [[]] * RANKS
+
+
+@pytest.mark.parametrize("streams", ["default", "turns"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_collectives(sess: Session, seed: None, name: str, streams: str) -> None:
+    """The values of all are right, whatever runs late."""
+    assert sess.call_packed(run, name, streams, 4).debug_get_from_all() == [0] * RANKS
+
+
+def begun_late() -> tuple[bool, float, float]:
+    """Whether the host goes on while a device is late, and what comes of it."""
+    worker = current_worker()
+    x = torch.full((SIZE,), float(worker.rank), device=worker.device)
+    ccl.all_reduce(x).sum().item()
+    ccl.barrier()
+    if worker.rank == 2:
+        sim.sleep(1.5)
+    began = time.perf_counter()
+    out = ccl.all_reduce(x)
+    given = time.perf_counter() - began
+    return given < 1.0, float(out.sum()), time.perf_counter() - began
+
+
+def test_the_host_goes_on_while_a_device_is_late(sess: Session) -> None:
+    """The stream waits in its place."""
+    for early, total, taken in sess.call_packed(begun_late).debug_get_from_all():
+        assert early
+        assert total == SIZE * 6.0
+        assert taken > 1.2
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["default", "own"])
+def test_what_is_done_may_be_used(sess: Session, own: bool) -> None:
+    """Done is what the device has done, not what it was given."""
+    assert sess.call_packed(polled, own).debug_get_from_all() == [float(RANKS)] * RANKS
+
+
+# -- torch.distributed -----------------------------------------------------------------------------
+
+STEPS, ROWS, WIDTH = 3, 16, 32
+
+
+def model() -> nn.Sequential:
+    """The same on all ranks."""
+    made = torch.Generator().manual_seed(0)
+    layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+    with torch.no_grad():
+        for parameter in layers.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=made) / WIDTH**0.5)
+    return layers
+
+
+def learn(net: nn.Module, device: torch.device, rank: int, ranks: int) -> list[torch.Tensor]:
+    """Some steps without a look at the device, each rank with rows of its own; the losses."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    losses = []
+    for step in range(STEPS):
+        rows = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(step))
+        loss = net(rows.to(device).chunk(ranks)[rank]).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return losses
+
+
+def averaged(net: nn.Module) -> list[float]:
+    worker = current_worker()
+    losses = torch.stack(learn(net, worker.device, dist.get_rank(), RANKS))
+    dist.all_reduce(losses, dist.ReduceOp.AVG)
+    return losses.tolist()
+
+
+def ddp() -> list[float]:
+    """Gradients averaged in buckets."""
+    device = current_worker().device
+    return averaged(DistributedDataParallel(model().to(device), device_ids=[device]))
+
+
+def fsdp() -> list[float]:
+    """Parameters in shards."""
+    net = model().to(current_worker().device)
+    mesh = init_device_mesh(sim.NAME, (RANKS,))
+    for layer in net:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    return averaged(fully_shard(net, mesh=mesh))
+
+
+def dtensors() -> list[float]:
+    """Whole, sharded, multiplied, whole again."""
+    mesh = init_device_mesh(sim.NAME, (RANKS,))
+    whole = torch.arange(64.0).view(8, 8)
+    a = distribute_tensor(whole.to(current_worker().device), mesh, [Shard(0)])
+    b = a.redistribute(mesh, [Shard(1)])
+    product = (a @ b.redistribute(mesh, [Replicate()])).redistribute(mesh, [Replicate()])
+    assert isinstance(product, DTensor)
+    assert torch.equal(product.to_local().cpu(), whole @ whole)
+    return []
+
+
+@functools.cache
+def alone() -> list[float]:
+    """What one process learns."""
+    device = torch.device("sim:0")
+    return [float(loss) for loss in learn(model().to(device), device, 0, 1)]
+
+
+@pytest.mark.parametrize("program", [ddp, fsdp, dtensors])
+def test_distributed_programs(
+    sess: Session, seed: None, program: Callable[[], list[float]]
+) -> None:
+    """They learn what one process learns."""
+    expected = [] if program is dtensors else alone()
+    for found in sess.call_packed(program).debug_get_from_all():
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+# -- what goes wrong -------------------------------------------------------------------------------
+
+
+def summed() -> float:
+    """A collective that works."""
+    worker = current_worker()
+    return float(ccl.all_reduce(torch.full((SIZE,), float(worker.rank), device=worker.device))[-1])
+
+
+def spin() -> None:
+    """A collective whose kernel waits on all devices but one, which does not come to it; a look."""
+    worker = current_worker()
+    if worker.rank == 1:
+        sim.sleep(4)
+        out = ccl.all_reduce(torch.ones(SIZE, device=worker.device))
+        time.sleep(20)
+    else:
+        out = ccl.all_reduce(torch.ones(SIZE, device=worker.device))
+    out.sum().item()
+
+
+@pytest.mark.parametrize("where", ENGINES)
+def test_stop_while_a_kernel_spins(where: str) -> None:
+    """Workers wait for their devices, which wait for each other in the library."""
+    with session_on(where) as sess:
+        assert sess.call_packed(summed).debug_get_from_all() == [6.0] * RANKS
+        ref = sess.call_packed(spin)
+        time.sleep(1)
+        began = time.monotonic()
+        late = sess.interrupt(timeout=10)
+        taken = time.monotonic() - began
+        assert not late
+        assert taken < STOP_WITHIN
+        with pytest.raises(WorkerError):
+            ref.debug_get_from_all()
+        assert sess.call_packed(summed).debug_get_from_all() == [6.0] * RANKS
+
+
+def test_two_workers_on_one_device_are_refused() -> None:
+    """With a way out, which "auto" takes."""
+    for engine, way_out in zip(ENGINES, ("local", "gloo"), strict=True):
+        with make_session(2, engine, devices=["sim:1", "sim:1"], timeout=30) as sess:
+            with pytest.raises(Exception, match=f"'simccl' needs one for each .* use '{way_out}'"):
+                sess.init_ccl(sim.COLLECTIVES)
+            assert sess.init_ccl().startswith(way_out)
