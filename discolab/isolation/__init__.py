@@ -14,6 +14,7 @@ from . import (  # noqa: F401
     custom_ops,
     decimal_default,
     default_dtype,
+    fake_tensors,
     forking,
     forward_ad,
     fresh_random,

@@ -170,6 +170,26 @@ def test_distributed_programs(
         assert found == pytest.approx(expected, rel=1e-5)
 
 
+def made_in_turn() -> list[int]:
+    """Where tensors are that each worker makes, the same as the others before it."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    found = []
+    for turn in range(RANKS):
+        ccl.barrier()
+        if turn == current_worker().rank:
+            for _ in range(2):
+                with FakeTensorMode():
+                    found.append(torch.empty(7, 5, device=sim.NAME).device.index)
+    return found
+
+
+def test_fake_tensors_are_on_the_workers_device(sess: Session) -> None:
+    """By which DTensor works out shapes: else two devices would meet in one operator."""
+    found = sess.call_packed(made_in_turn).debug_get_from_all()
+    assert found == [[rank, rank] for rank in range(RANKS)]
+
+
 # -- what goes wrong -------------------------------------------------------------------------------
 
 
