@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from control_plane_report import table
+from gpu_places import SIMULATED, make_known
 
 HERE = Path(__file__).resolve().parent
 SECTIONS = ("local", "streams", "interrupts", "distributed", "nccl", "speed")
@@ -77,15 +78,17 @@ def describe_machine(device: str) -> list[str]:
     ]
     if device == "cpu":
         return [*lines, "Run on the CPU (`--device cpu`): says nothing about any GPU."]
-    if torch.version.hip:
+    if device == SIMULATED:
+        lines.append("Run on the simulated accelerator of the tests: its speed says nothing.")
+    elif torch.version.hip:
         lines.append(f"ROCm {torch.version.hip}")
-    else:
+    elif device == "cuda":
         lines.append(f"CUDA {torch.version.cuda}")
-    if torch.distributed.is_nccl_available():
+    if device == "cuda" and torch.distributed.is_nccl_available():
         lines[-1] += ", NCCL " + ".".join(map(str, torch.cuda.nccl.version()))
-    for index in range(torch.cuda.device_count()):
-        found = torch.cuda.get_device_properties(index)
-        lines.append(f"cuda:{index}: {found.name}, {found.total_memory / (1 << 30):.0f} GiB")
+    for index in range(torch.accelerator.device_count()):
+        found = torch.get_device_module(device).get_device_properties(index)
+        lines.append(f"{device}:{index}: {found.name}, {found.total_memory / (1 << 30):.0f} GiB")
     return lines
 
 
@@ -118,7 +121,9 @@ def _table(records: list[dict[str, Any]], columns: tuple[str, ...]) -> str:
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument(
+        "--device", help="cuda, xpu, ...; cpu; or sim, which tests have; else what torch has here"
+    )
     parser.add_argument("--quick", action="store_true", help="smaller, fewer, shorter")
     parser.add_argument(
         "--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="SECTION"
@@ -129,7 +134,12 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Run all sections, print what was found."""
     args = parse_arguments()
-    if args.device == "cuda" and not torch.cuda.is_available():
+    if args.device is not None:
+        make_known(args.device)
+    found = torch.accelerator.current_accelerator(check_available=True)
+    kind = None if found is None else found.type
+    args.device = args.device or kind
+    if args.device not in ("cpu", kind) or args.device is None:
         print(NO_GPU, file=sys.stderr)
         return 2
     records = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from gpu_places import SIMULATED
 
 from discolab import ccl, current_worker
 
@@ -249,16 +250,16 @@ class Lanes:
 
     def __init__(self, device: torch.device, others: bool) -> None:
         self._device = device
-        self._streams: list[torch.cuda.Stream] = []
-        if device.type == "cuda":
-            own = torch.cuda.current_stream(device)
-            self._streams = [torch.cuda.Stream(device) for _ in range(2)] if others else [own]
+        self._streams: list[torch.Stream] = []
+        if device.type != "cpu":
+            own = torch.accelerator.current_stream(device)
+            self._streams = [torch.Stream(device) for _ in range(2)] if others else [own]
             self._last = own
-            edge = 2048
+            edge = 256 if device.type == SIMULATED else 2048
             self._a = torch.ones(edge, edge, device=device)
             self._b = torch.empty_like(self._a)
 
-    def next(self) -> torch.cuda.StreamContext | None:
+    def next(self) -> torch.Stream | None:
         """Make the next stream the current one; what was queued on the last comes first."""
         if not self._streams:
             return None
@@ -266,7 +267,7 @@ class Lanes:
         self._streams.append(self._streams.pop(0))
         stream.wait_stream(self._last)
         self._last = stream
-        return torch.cuda.stream(stream)
+        return stream
 
     def delay(self) -> None:
         """Keep the current stream busy for some milliseconds; returns at once."""
@@ -306,8 +307,8 @@ def stream_program(op: str, others: bool, times: int) -> int:
         finally:
             if context is not None:
                 context.__exit__(None, None, None)
-    if worker.device.type == "cuda":
-        torch.cuda.synchronize(worker.device)
+    if worker.device.type != "cpu":
+        torch.accelerator.synchronize(worker.device)
     return int(wrong)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import torch
 from collectives_report import show_size
-from gpu_places import WAIT, Place, Setting
+from gpu_places import WAIT, Place, Setting, make_known
 from gpu_programs import COLLECTIVES, DISTRIBUTED, STREAM_OPS, Program, stream_program
 from gpu_speed import speed
 
@@ -64,7 +64,9 @@ def check_nccl(setting: Setting) -> None:
     check_programs(setting, place, backend, COLLECTIVES)
     tell(setting, place.name, f"{backend}: interrupt", lambda: stop(place, backend, "all_reduce"))
     crowded = Place(f"2 workers on {place.devices[0]}", (place.devices[0],) * 2)
-    tell(setting, crowded.name, "nccl is refused, with a way out", lambda: refuse_nccl(crowded))
+    library = setting.library()
+    refused = functools.partial(refuse, crowded, library)
+    tell(setting, crowded.name, f"{library} is refused, with a way out", refused)
 
 
 def check_programs(
@@ -96,11 +98,11 @@ def run_dtypes(
     return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
-def refuse_nccl(place: Place) -> str:
+def refuse(place: Place, library: str) -> str:
     """Two workers on one GPU, or on the CPU, must be told which backend to take."""
     sess = place.session()
     try:
-        sess.init_ccl("nccl")
+        sess.init_ccl(library)
     except DiscoError as exc:
         text = " ".join(str(exc).split())
         if "'local'" not in text or not re.search("cuda|gpu", text, re.IGNORECASE):
@@ -108,7 +110,7 @@ def refuse_nccl(place: Place) -> str:
         return text
     finally:
         sess.shutdown(cancel=True)
-    raise AssertionError("init_ccl('nccl') was accepted")
+    raise AssertionError(f"init_ccl({library!r}) was accepted")
 
 
 def check_streams(setting: Setting) -> None:
@@ -194,7 +196,7 @@ def check_speed(setting: Setting) -> None:
     """Time collectives beside copies."""
     cases = [(setting.shared_place(), "local")]
     if setting.gpus > 1:
-        cases += [(setting.spread_place(), "local"), (setting.spread_place(), "nccl")]
+        cases += [(setting.spread_place(), "local"), (setting.spread_place(), setting.library())]
     sizes = (1 << 16, 1 << 20) if setting.quick else (1 << 20, 1 << 26, 1 << 28)
     for place, backend in cases:
         for size in sizes:
@@ -218,9 +220,10 @@ def main() -> None:
         "speed": check_speed,
     }
     parser.add_argument("section", choices=sections)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--device", default="cuda")
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
+    make_known(args.device)
     sections[args.section](Setting(args.section, args.device, args.quick))
 
 

@@ -92,5 +92,5 @@ def timed(op: str, size: int, count: int) -> float:
 def finish(*devices: torch.device) -> None:
     """Wait for all that these devices were given."""
     for device in devices:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)

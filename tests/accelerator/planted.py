@@ -39,6 +39,9 @@ class Fault(NamedTuple):
 MEMORY, LOCAL = "discolab/ccl/memory.py", "discolab/ccl/rendezvous/local.py"
 P2P, WORKER = "discolab/ccl/rendezvous/p2p_client.py", "discolab/runtime/worker.py"
 READ, CHANNELS = "discolab/loader/read.py", "discolab/rpc/channels.py"
+DEVICE = "discolab/ccl/backends/device_library.py"
+REMOTE = "discolab/ccl/backends/remote_device_library.py"
+LIBRARY = ("tests/accelerator/test_device_library.py", "-k", "collectives or done")
 ACCELERATORS = "discolab/runtime/accelerators.py"
 MESSAGES = (*CCL, "-k", "messages")
 LOADER = ("tests/accelerator/test_loader.py",)
@@ -59,6 +62,7 @@ KEEP = "tensor.record_stream(current_stream(tensor.device))"
 WAIT = "        staging._stream.wait_stream(current_stream(staging._device))\n"
 SENT = "        staging._sent[staging._turn] = staging._stream.record_event()\n"
 STAGED = "    stream.wait_stream(accelerators.current_stream(tensor.device))\n"
+WRITE = "        def write() -> Sequence[memory.Event]:\n"
 FAULTS = [
     # events around a collective
     Fault(MEMORY, "                stream.wait_event(event)\n", "                pass\n"),
@@ -109,6 +113,31 @@ FAULTS = [
     Fault(CHANNELS, "    with stream:\n", "    if stream:\n", CALLS),
     Fault(CHANNELS, "        event.record(stream)\n", "", CALLS),
     Fault(CHANNELS, "    tensor.record_stream(stream)", "    pass", CALLS),
+    # by the device's own library
+    Fault(DEVICE, "    memory.wait_for(begun, srcs, outs)\n", "", LIBRARY),
+    Fault(DEVICE, "        tensor.record_stream(stream)\n", "        pass\n", LIBRARY),
+    Fault(DEVICE, "        work.wait()  #", "        pass  #", LIBRARY),
+    Fault(
+        DEVICE,
+        "                return memory.record(srcs, outs)",
+        "                return ()",
+        LIBRARY,
+    ),
+    Fault(
+        DEVICE,
+        f"{WRITE}            with on(stream):\n",
+        f"{WRITE}            if stream:\n",
+        LIBRARY,
+    ),
+    Fault(
+        REMOTE,
+        "        memory.wait_for(self._done, self._srcs, self._outs)",
+        "        pass",
+        LIBRARY,
+    ),
+    Fault(REMOTE, "self._begun = memory.record(srcs, outs)", "self._begun = ()", LIBRARY),
+    Fault(REMOTE, " and all(event.query() for event in self._done)", "", LIBRARY),
+    Fault(REMOTE, "        with device_library.on(stream):\n", "        if stream:\n", LIBRARY),
     # a worker's device
     Fault(WORKER, "    accelerators.set_current(worker.device)\n", "", CALLS),
     Fault(ACCELERATORS, "        current_stream(device).synchronize()\n", "        pass\n", CALLS),
