@@ -25,7 +25,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <list>
-#include <random>
+#include <map>
 #include <thread>
 
 #include "device.h"
@@ -463,7 +463,10 @@ class Library final : public c10d::Backend {
   }
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override {
     return run(OpType::BROADCAST, "broadcast", opts, [&](Plan& plan) {
-      from_one(plan, opts.rootRank, only(tensors), Tensors(size_, tensors[0]), "broadcast");
+      auto& tensor = only(tensors);
+      if (opts.rootRank != rank_) return plan.take(opts.rootRank, tensor, "broadcast");
+      for (int peer = 0; peer < size_; ++peer)
+        if (peer != rank_) plan.give(peer, tensor, "broadcast");
     });
   }
   WorkPtr _allgather_base(Tensor& out, Tensor& in, const c10d::AllgatherOptions& opts) override {
@@ -549,8 +552,7 @@ class Library final : public c10d::Backend {
     DEMAND(
         whole.numel() == part.numel() * size_ && whole.scalar_type() == part.scalar_type(),
         "the larger tensor must have the dtype of the other, and ", size_, " times its elements");
-    return whole.view({-1}).chunk(size_).size() == size_t(size_) ? whole.view({-1}).chunk(size_)
-                                                                 : Tensors(size_, part);
+    return whole.view({-1}).split_with_sizes(std::vector<int64_t>(size_, part.numel()));
   }
   Tensors split(const Tensor& whole, const std::vector<int64_t>& sizes) const {
     if (!sizes.empty()) return whole.split_with_sizes(sizes);
@@ -567,12 +569,6 @@ class Library final : public c10d::Backend {
         plan.reduce(size_, tensor, opts.reduceOp, what);
       }
     });
-  }
-  void from_one(Plan& plan, int root, Tensor& out, const Tensors& ins, const char* what) {
-    if (root != rank_) return plan.take(root, out, what);
-    plan.part(out, true);
-    for (int peer = 0; peer < size_; ++peer)
-      if (peer != rank_) plan.give(peer, ins[peer], what);
   }
   void all_gather(Plan& plan, const Tensors& outs, const Tensor& in) {
     for (int peer = 0; peer < size_; ++peer) plan.give(peer, in, "all_gather");
