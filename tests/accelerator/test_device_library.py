@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from discolab import Session, WorkerError, ccl, current_worker, make_session
 from tests.accelerator import sim
-from tests.accelerator.test_ccl import PROGRAMS, RANKS, SIZE, polled, run
+from tests.accelerator.test_ccl import PROGRAMS, RANKS, SIZE, never_waited, polled, run, total
 
 pytestmark = pytest.mark.accelerator
 
@@ -77,9 +77,9 @@ def begun_late() -> tuple[bool, float, float]:
 
 def test_the_host_goes_on_while_a_device_is_late(sess: Session) -> None:
     """The stream waits in its place."""
-    for early, total, taken in sess.call_packed(begun_late).debug_get_from_all():
+    for early, found, taken in sess.call_packed(begun_late).debug_get_from_all():
         assert early
-        assert total == SIZE * 6.0
+        assert found == SIZE * 6.0
         assert taken > 1.2
 
 
@@ -87,6 +87,12 @@ def test_the_host_goes_on_while_a_device_is_late(sess: Session) -> None:
 def test_what_is_done_may_be_used(sess: Session, own: bool) -> None:
     """Done is what the device has done, not what it was given."""
     assert sess.call_packed(polled, own).debug_get_from_all() == [float(RANKS)] * RANKS
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["default", "own"])
+def test_an_input_is_kept_until_it_has_been_read(sess: Session, own: bool) -> None:
+    """Though its owner never waits, and has given its memory back."""
+    assert sess.call_packed(never_waited, own).debug_get_from_all() == [total(0)] * RANKS
 
 
 # -- torch.distributed -----------------------------------------------------------------------------
