@@ -2,7 +2,7 @@
 
 The attributes of `sys` that tell a program how it was started are properties while these rows are
 installed, which answer a worker with its own; all others cost what they did. `_argv` is written by
-the workers' threads, each its own entry; `_handlers` too.
+the workers' threads, each its own entry; `_paths` and `_handlers` too.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from .patches import ModuleOfWorkers, Patches
 from .table import Row, Treatment
 
 _argv: weakref.WeakKeyDictionary[Worker, list[str]] = weakref.WeakKeyDictionary()
+_paths: weakref.WeakKeyDictionary[Worker, list[str]] = weakref.WeakKeyDictionary()
 _handlers: weakref.WeakKeyDictionary[Worker, dict[int, Any]] = weakref.WeakKeyDictionary()
 _at_end: weakref.WeakKeyDictionary[Worker, list[Callable[[], Any]]] = weakref.WeakKeyDictionary()
 
@@ -38,7 +39,7 @@ def _of_process(name: str) -> Any:
 
 
 class _SysOfWorkers(ModuleOfWorkers):
-    """`sys`, with a command line for each worker, and no prompt on workers."""
+    """`sys`, with a command line and a path for each worker, and no prompt on workers."""
 
     @property
     def argv(self) -> list[str]:
@@ -55,6 +56,21 @@ class _SysOfWorkers(ModuleOfWorkers):
             vars(sys)["argv"] = value
         else:
             _argv[worker] = value
+
+    @property
+    def path(self) -> list[str]:
+        """Where the worker's script finds modules; the process's while it runs none."""
+        own = own_path()
+        found: list[str] = _of_process("path") if own is None else own
+        return found
+
+    @path.setter
+    def path(self, value: list[str]) -> None:
+        worker = current_worker_or_none()
+        if worker is None or worker not in _paths:
+            vars(sys)["path"] = value
+        else:
+            _paths[worker] = value
 
     @property
     def ps1(self) -> Any:
@@ -76,6 +92,23 @@ def _install_sys(patches: Patches) -> None:
     patches.change_class(sys, type("SysOfWorkers", (_SysOfWorkers, type(sys)), {}))
 
 
+def own_path() -> list[str] | None:
+    """The calling worker's own `sys.path`, if it has one now."""
+    worker = current_worker_or_none()
+    return None if worker is None else _paths.get(worker)
+
+
+def use_path(worker: Worker, path: list[str] | None) -> None:
+    """Give a worker a `sys.path` of its own; None: the process's again.
+
+    A worker that has its process for itself has the process's anyway.
+    """
+    if path is None:
+        _paths.pop(worker, None)
+    elif not has_own_process(worker):
+        _paths[worker] = path
+
+
 def use_command_line(worker: Worker, argv: list[str] | None) -> None:
     """Give a worker a command line of its own; None: the process's again.
 
@@ -93,15 +126,20 @@ def use_command_line(worker: Worker, argv: list[str] | None) -> None:
         _argv[worker] = argv
 
 
+def _in_child(worker: Worker) -> None:
+    sys.argv, sys.path = _argv.get(worker, sys.argv), _paths.get(worker, sys.path)
+
+
 table.add(
     Row(
-        state="`sys.argv` and `sys.ps1`",
+        state="`sys.argv`, `sys.path` and `sys.ps1`",
         treatment=Treatment.PER_WORKER,
-        meaning="Each worker has the command line of its script. There is no prompt on a worker, "
-        "so that libraries don't take it for an interactive session.",
+        meaning="Each worker has the command line of its script, and its script's `sys.path`: what "
+        "it adds there goes at its end. There is no prompt on a worker, so that libraries don't "
+        "take it for an interactive session.",
         test="tests/isolation/test_programs.py::test_each_worker_has_its_own_command_line",
         install=_install_sys,
-        in_child=lambda worker: setattr(sys, "argv", _argv.get(worker, sys.argv)),
+        in_child=_in_child,
         library="Python",
     )
 )

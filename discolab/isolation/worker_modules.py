@@ -4,13 +4,14 @@ A script's helpers keep what is a rank's own in variables: ``RANK = int(os.envir
 registry, a model, a seed that they set when they are imported. So while scripts run, what Python
 finds in the script's folder, or in one that the script has added to `sys.path`, is a `WorkerModule`
 in `sys.modules`. It answers each worker from a module of its own, which the worker executes at its
-first import; a script begins without any. A module that the notebook imports, or has imported
-before, is the notebook's alone.
+first import, from where its own `sys.path` has it; a script begins without any. A module that the
+notebook imports, or has imported before, is the notebook's alone. The same holds for a folder from
+which a worker loads with `torch.hub`, which adds it to `sys.path` meanwhile.
 
 Modules in C, those of installed packages, and those that put another object in their place are the
 process's: rows of their own say what becomes of their state. notebook/script.py calls `begin` and
-`end` under its lock, and `forget` on each worker. A worker's RLock in `_locks` guards the making of
-its modules, which its other threads wait for; `_guard` guards `_locks`.
+`end` under its lock, and enters `fresh_imports` on each worker. A worker's RLock in `_locks` guards
+the making of its modules, which its other threads wait for; `_guard` guards `_locks`.
 """
 
 from __future__ import annotations
@@ -24,16 +25,22 @@ import re
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import module_from_spec, resolve_name
 from types import ModuleType
 from typing import Any, cast
 
+from torch import hub
+
+from ..runtime.errors import SessionError
 from ..runtime.interrupts import plain_lock, reentrant_lock
-from ..runtime.worker import Worker, current_worker_or_none
+from ..runtime.user_code import is_library_file
+from ..runtime.worker import Worker, current_worker_or_none, has_own_process
 from . import table
 from .patches import ModuleOfWorkers, Patches
+from .programs import own_path, use_path
 from .table import Row, Treatment
 
 Function = Callable[..., Any]
@@ -44,6 +51,9 @@ _OF_SHELL = frozenset({"__class__", "__reduce__", "__reduce_ex__"})
 _REPLACES_ITSELF = re.compile(r"sys\.modules\[__name__\]\s*(=|\.__class__)|modules\[__name__\]\s*=")
 
 _path_before: list[str] | None = None  # `sys.path` before scripts ran; None: none runs
+_in_use = False  # whether there may be any `WorkerModule`
+# what a worker's own `sys.path` had before its script or hub folder
+_own_before: weakref.WeakKeyDictionary[Worker, list[str]] = weakref.WeakKeyDictionary()
 _locks: weakref.WeakKeyDictionary[Worker, Any] = weakref.WeakKeyDictionary()
 _notebooks_lock = reentrant_lock()
 _guard = plain_lock()
@@ -78,7 +88,12 @@ class WorkerModule(ModuleOfWorkers):
                     if notebooks is None
                     else getattr(notebooks, name)
                 )
-            module = _make(self, worker)
+            try:
+                module = _make(self, worker)
+            except ModuleNotFoundError as exc:
+                if exc.name != _state(self, "_spec_of_own").name:
+                    raise
+                raise AttributeError(f"{exc} on this worker, so no {name!r} in it") from None
         return getattr(module, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -137,6 +152,7 @@ def _make(shell: WorkerModule, worker: Worker | None) -> ModuleType:
         module = _module_of(shell, worker)
         if module is not None:
             return module
+        spec = _spec_here(spec, package)
         module = module_from_spec(spec)
         _makers[key] = threading.get_ident()
         _keep(shell, worker, module)
@@ -153,9 +169,59 @@ def _make(shell: WorkerModule, worker: Worker | None) -> ModuleType:
         return module
 
 
+def _spec_here(known: ModuleSpec, package: ModuleType | None) -> ModuleSpec:
+    """Where who calls finds a module that somebody has found before.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If it is in no folder of this worker's.
+    SessionError
+        If this worker finds something that can't be its own.
+    """
+    path = list(package.__path__) if isinstance(package, WorkerModule) else None
+    found = PathFinder.find_spec(known.name, path)
+    if found is None:
+        raise ModuleNotFoundError(f"No module named {known.name!r}", name=known.name)
+    if _place(found) == _place(known):
+        return known
+    if not _is_source(found):
+        raise _another(known.name, _place(known), found)
+    return found
+
+
+def _place(spec: ModuleSpec) -> Any:
+    return spec.origin or list(spec.submodule_search_locations or ())
+
+
+def _another(name: str, known: Any, found: ModuleSpec) -> SessionError:
+    return SessionError(
+        f"import {name}: this worker finds it in {_place(found)}, another one has imported it from "
+        f"{known}, and a module in C, or one that puts another in its place, is one for all "
+        "workers: use other names, or engine='processes' (--engine processes)"
+    )
+
+
+def _own_in_place_of(name: str, module: ModuleType) -> None:
+    """Where a script has added a folder that has a module of a name that was imported before."""
+    spec = module.__spec__
+    if not (spec and spec.name == name and _added()) or is_library_file(spec.origin or ""):
+        return
+    found = PathFinder.find_spec(name)
+    if found is None or not _is_beside(found):
+        return
+    if name not in _of_process and isinstance(spec.loader, SourceFileLoader) and _is_source(found):
+        sys.modules[name] = WorkerModule(found, module)
+    elif _place(found) != _place(spec):
+        raise _another(name, _place(spec), found)
+
+
 def _make_by_name(name: str) -> None:
     """Execute for who calls what stands in `sys.modules` under a name, and what it is in."""
     module, worker = sys.modules.get(name), current_worker_or_none()
+    if worker is not None and type(module) is ModuleType and "." not in name:
+        _own_in_place_of(name, module)
+        module = sys.modules[name]
     parent, _, child = name.rpartition(".")
     package = sys.modules.get(parent)
     if isinstance(module, WorkerModule):
@@ -189,7 +255,7 @@ class _Finder:
     def find_spec(
         name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if _path_before is None:
+        if not _in_use:
             return None
         parent = name.rpartition(".")[0]
         if parent and not isinstance(sys.modules.get(parent), WorkerModule):
@@ -220,10 +286,9 @@ def _is_source(spec: ModuleSpec) -> bool:
 
 def _is_beside(spec: ModuleSpec) -> bool:
     """Whether a module is found in a folder that `sys.path` has because of a script."""
-    name = spec.name.partition(".")[0]
-    if _path_before is None or name == _HERE:
+    name, folders = spec.name.partition(".")[0], _added()
+    if name == _HERE:
         return False
-    folders = [place for place in sys.path if place not in _path_before] + [_folder]
     places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
     return any(
         place in (os.path.join(folder, f"{name}.py"), os.path.join(folder, name))
@@ -233,13 +298,24 @@ def _is_beside(spec: ModuleSpec) -> bool:
     )
 
 
+def _added() -> list[str]:
+    """The folders in `sys.path` that are there because of the caller's script or hub folder."""
+    worker, path = current_worker_or_none(), own_path()
+    before = None if worker is None or path is None else _own_before.get(worker)
+    before = _path_before if before is None else before
+    if before is None:
+        return []
+    added = [place for place in sys.path if place not in before]
+    return added if _path_before is None else [*added, _folder]
+
+
 _folder = ""  # of the script, which may have been in `sys.path` before
 
 
 def begin(folder: str) -> None:
     """The first script begins: modules in its folder are each worker's own from here on."""
-    global _path_before, _folder
-    _path_before, _folder = list(sys.path), folder
+    global _path_before, _folder, _in_use
+    _path_before, _folder, _in_use = list(sys.path), folder, True
     sys.path.insert(0, folder)
     if _Finder not in sys.meta_path:
         return
@@ -256,11 +332,27 @@ def begin(folder: str) -> None:
             sys.modules[name] = WorkerModule(spec, module)
 
 
-def forget(worker: Worker) -> None:
-    """A script begins on a worker, as in a new process: nothing is imported yet."""
+@contextmanager
+def _with_path(worker: Worker, before: list[str], path: list[str]) -> Iterator[None]:
+    """Within it a worker has a `sys.path` of its own, in which `before` is nobody's addition."""
+    _own_before[worker] = before
+    use_path(worker, path)
+    try:
+        yield
+    finally:
+        use_path(worker, None)
+        _own_before.pop(worker, None)
+
+
+@contextmanager
+def fresh_imports(worker: Worker) -> Iterator[None]:
+    """Around a script on a worker, as in a new process: nothing is imported yet."""
+    assert _path_before is not None
     for module in tuple(sys.modules.values()):
         if type(module) is WorkerModule:
             _keep(module, worker, None)
+    with _with_path(worker, list(_path_before), [_folder, *_path_before]):
+        yield
 
 
 def end() -> None:
@@ -271,6 +363,16 @@ def end() -> None:
     if _folder in sys.path:
         sys.path.remove(_folder)  # once, as it was added
     sys.path[:] = [place for place in sys.path if place in before]
+    _put_back()
+    while _of_process:
+        sys.modules.pop(_of_process.pop(), None)
+    importlib.invalidate_caches()
+
+
+def _put_back() -> None:
+    """Python finds the notebook's modules where each worker had its own."""
+    global _in_use
+    _in_use = False
     for name, module in tuple(sys.modules.items()):
         if type(module) is WorkerModule:
             notebooks = _state(module, "_notebooks")
@@ -278,16 +380,29 @@ def end() -> None:
                 sys.modules[name] = notebooks
             else:
                 del sys.modules[name]
-    while _of_process:
-        sys.modules.pop(_of_process.pop(), None)
-    importlib.invalidate_caches()
+
+
+def _hub_over(add: Function) -> Function:
+    """torch.hub's context manager: the folder is in the worker's `sys.path` alone."""
+
+    @functools.wraps(add)
+    def add_for_worker(path: str) -> AbstractContextManager[None]:
+        global _in_use
+        worker = current_worker_or_none()
+        if worker is None or own_path() is not None or has_own_process(worker):
+            own: AbstractContextManager[None] = add(path)
+            return own
+        _in_use = True
+        return _with_path(worker, list(sys.path), [path, *sys.path])
+
+    return add_for_worker
 
 
 def _install(patches: Patches) -> None:
     def load_over(load: Function) -> Function:
         @functools.wraps(load)
         def find_load_and_make(name: str, import_: Any) -> Any:
-            if _path_before is None:
+            if not _in_use:
                 return load(name, import_)
             parent = name.rpartition(".")[0]
             if parent and parent not in sys.modules:
@@ -303,7 +418,7 @@ def _install(patches: Patches) -> None:
         def import_and_make(
             name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
         ) -> Any:
-            if _path_before is None:
+            if not _in_use:
                 return import_(name, globals, locals, fromlist, level)
             package = (globals or {}).get("__package__") if level else ""
             whole = resolve_name("." * level + name, package) if package else name
@@ -323,6 +438,9 @@ def _install(patches: Patches) -> None:
 
     patches.replace(importlib._bootstrap, "_find_and_load", load_over)
     patches.replace(builtins, "__import__", import_over)
+    patches.replace(hub, "_add_to_sys_path", _hub_over)
+    process = os.getpid()  # a child has its worker's modules from `_in_child`
+    patches.at_undo(lambda: _put_back() if os.getpid() == process else None)
     at = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else len(sys.meta_path)
     sys.meta_path.insert(at, _Finder)
     patches.at_undo(lambda: sys.meta_path.remove(_Finder) if _Finder in sys.meta_path else None)
@@ -330,7 +448,8 @@ def _install(patches: Patches) -> None:
 
 def _in_child(worker: Worker) -> None:
     """The worker's modules become the process's."""
-    global _guard, _notebooks_lock
+    global _guard, _notebooks_lock, _in_use
+    _in_use = False
     _makers.clear()
     _guard, _notebooks_lock = plain_lock(), reentrant_lock()
     for name, shell in tuple(sys.modules.items()):
@@ -348,7 +467,8 @@ table.add(
         meaning="Each worker executes those that a script imports from its folder, and from "
         "folders that it adds to `sys.path`: their variables, classes and caches, and what they "
         "set when they are imported, are that worker's. They are forgotten at the script's end; "
-        "the notebook keeps what it has imported itself.",
+        "the notebook keeps what it has imported itself. So it is with a folder from which a "
+        "worker loads with `torch.hub`, until a script begins.",
         test="tests/isolation/test_worker_modules.py::test_each_worker_has_modules_of_its_own",
         install=_install,
         in_child=_in_child,

@@ -1,11 +1,10 @@
 """Run a script on every worker, as torchrun would in processes: a worker function.
 
-The script runs as ``__main__`` with its own globals, command line and end on each worker
-(isolation/main_module.py, programs.py), and so do the modules beside it (worker_modules.py).
-``sys.path``, the working folder and settings of the interpreter belong to the process: the first
-worker that begins sets the path; the last one that ends puts back what was there, and has modules
-of the script's folder forgotten, so that the next run reads them afresh. `_lock` guards `_running`
-and `_before`.
+The script runs as ``__main__`` with its own globals, command line, path and end on each worker
+(isolation/main_module.py, programs.py), and so do the modules beside it (worker_modules.py). The
+working folder and settings of the interpreter belong to the process: the last worker that ends puts
+back what was there, and has modules of the script's folder forgotten, so that the next run reads
+them afresh. `_lock` guards `_running` and `_before`.
 """
 
 from __future__ import annotations
@@ -113,8 +112,12 @@ def run_script(path: str, source: str, args: list[str], name: str = "") -> None:
     fresh_random_state()
     environ.publish(worker)
     try:
-        with _imports_beside(path), _as_new(worker), main_module.running(worker, module):
-            worker_modules.forget(worker)
+        with (
+            _imports_beside(path),
+            worker_modules.fresh_imports(worker),
+            _as_new(worker),
+            main_module.running(worker, module),
+        ):
             use_command_line(worker, [name or path, *args])
             try:
                 in_new_context(exec, code, names)

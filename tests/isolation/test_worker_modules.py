@@ -239,3 +239,133 @@ def test_the_path_does_not_grow(make: Callable[..., Session], project: Path) -> 
     for _ in range(3):
         run(sess, project, "result = 1")
     assert sys.path == before
+
+
+def test_each_worker_looks_in_folders_of_its_own(
+    make: Callable[..., Session], project: Path
+) -> None:
+    """A script may add another folder on each rank, with modules of the same names."""
+    for rank in range(4):
+        project.joinpath(str(rank)).mkdir()
+        write(
+            project / str(rank),
+            dl_config=f"""
+            value = 10 + {rank}
+            def later():
+                import dl_more
+                return dl_more.value
+            """,
+            dl_more=f"value = 20 + {rank}",
+            dl_kit__in__part=f"value = 30 + {rank}",
+            dl_kit__in____init__="from . import part",
+        )
+    sess = make(4)
+    text = """
+import sys, torch.distributed as dist
+rank = dist.get_rank()
+dist.barrier()
+sys.path.insert(0, f"{sys.path[0]}/{rank}")
+dist.barrier()
+import dl_config
+from dl_kit import part
+import dl_kit.part
+result = [dl_config.value, dl_config.later(), part.value, dl_kit.part.value, sys.path[0][-1]]
+dist.barrier()
+sys.path.remove(sys.path[0])
+try: import dl_nowhere
+except ModuleNotFoundError: result.append("none")
+"""
+    write(project / "3", dl_nowhere="")
+    assert run(sess, project, text) == [
+        [10 + r, 20 + r, 30 + r, 30 + r, str(r), "none"] for r in range(4)
+    ]
+    assert not [name for name in sys.modules if name.startswith("dl_")]
+
+
+def test_a_folder_that_a_script_adds_has_modules_of_its_own(project: Path) -> None:
+    """Though the notebook has imported the same module, or another one of that name."""
+    write(project, dl_count="value = 0", train="")
+    folder = project / "other"
+    folder.mkdir()
+    write(folder, dl_count="value = 5", dl_same="value = 0")
+    sys.path[:0] = [str(project)]
+    count: Any = importlib.import_module("dl_count")
+    sys.path.append(str(folder))
+    same: Any = importlib.import_module("dl_same")
+    sys.path.remove(str(folder))
+    same.value = count.value = 7
+    try:
+        with ThreadedSession(4, devices="cpu", timeout=60) as sess:
+            write(folder.parent, train="")
+            scripts = project / "scripts"
+            scripts.mkdir()
+            text = f"""
+import sys, torch.distributed as dist
+sys.path.insert(0, {str(folder)!r})
+import dl_count, dl_same
+dl_same.value += dist.get_rank()
+dist.barrier()
+result = [dl_count.value, dl_same.value]
+"""
+            assert run(sess, scripts, text) == [[5, rank] for rank in range(4)]
+        assert (count.value, same.value) == (7, 7)
+        assert sys.modules["dl_count"] is count
+        assert sys.modules["dl_same"] is same
+    finally:
+        sys.modules.pop("dl_count", None)
+        sys.modules.pop("dl_same", None)
+
+
+def test_each_worker_loads_a_hub_folder_of_its_own(project: Path) -> None:
+    """Whose modules have the same names; in cells and in scripts."""
+    for rank in range(4):
+        folder = project / f"hub{rank}"
+        folder.mkdir()
+        write(
+            folder,
+            hubconf="from dl_models.net import Net\ndef net(): return Net()",
+            dl_models__in____init__="",
+            dl_models__in__deep=f"scale = {rank} + 1",
+            dl_models__in__net="""
+            import torch
+            class Net(torch.nn.Module):
+                def forward(self, x):
+                    from . import deep
+                    return x * deep.scale
+            """,
+        )
+
+    def program() -> list[Any]:
+        import pickle
+
+        import torch
+        import torch.distributed as dist
+
+        path = list(sys.path)
+        dist.barrier()
+        load = torch.hub.load
+        net = load(str(project / f"hub{current_worker().rank}"), "net", source="local")
+        dist.barrier()
+        again = pickle.loads(pickle.dumps(net))
+        return [int(net(torch.ones(()))), type(again) is type(net), sys.path == path]
+
+    text = f"""
+import pathlib, sys, torch, torch.distributed as dist
+dist.barrier()
+net = torch.hub.load(f"{project}/hub{{dist.get_rank()}}", "net", source="local")
+dist.barrier()
+result = [int(net(torch.ones(()))), True, True]
+"""
+    with ThreadedSession(4, devices="cpu", timeout=60) as sess:
+        for _ in range(3):
+            found = sess.call_packed(program).debug_get_from_all()
+            assert found == [[rank + 1, True, True] for rank in range(4)]
+        assert run(sess, project, text) == [[rank + 1, True, True] for rank in range(4)]
+        write(project, dl_models="name = 'the notebook'")
+        assert sess.call_packed(program).debug_get_from_all() == found
+        sys.path.insert(0, str(project))
+        importlib.invalidate_caches()
+        assert importlib.import_module("dl_models").name == "the notebook"
+        assert sess.call_packed(program).debug_get_from_all() == found
+    assert sys.modules.pop("dl_models").name == "the notebook"
+    assert not [name for name in sys.modules if name.startswith("dl_")]
