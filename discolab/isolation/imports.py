@@ -21,6 +21,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.machinery import ExtensionFileLoader
+from importlib.util import resolve_name
 from types import FunctionType, ModuleType
 from typing import Any, cast
 
@@ -28,7 +29,7 @@ import torch
 
 from ..runtime.interrupts import shield, waiter_here, waiting_threads
 from ..runtime.worker import Worker, current_worker_or_none
-from . import table
+from . import import_effects, table
 from .patches import Patches
 from .table import Row, Treatment
 from .turns import Turn
@@ -72,14 +73,16 @@ def _install(patches: Patches) -> None:
             module = sys.modules.get(name)
             if module is not None and not table.is_half_made(module):
                 table.imported(name, module)
+                import_effects.take_effect(name)
                 return module
             with import_turn.taken(name, by_all=True), _shielded():
                 if _is_half_made_by_one_that_waits(name):
                     return sys.modules[name]
-                with _cleaned_up(name):
+                with _cleaned_up(name), import_effects.noted(name):
                     module = load(name, import_)
                 module = sys.modules.get(name) or module
                 table.imported(name, module)
+                import_effects.take_effect(name)  # another thread may have made it meanwhile
                 return module
 
         return find_and_load
@@ -126,9 +129,15 @@ def _install_again(patches: Patches) -> None:
         ) -> Any:
             while True:
                 try:
-                    return import_(name, globals, locals, fromlist, level)
+                    module = import_(name, globals, locals, fromlist, level)
                 except _Replaced:
                     continue
+                if import_effects.are_there():
+                    package = (globals or {}).get("__package__") if level else ""
+                    if package or not level:
+                        whole = resolve_name("." * level + name, package) if package else name
+                        import_effects.take_effect(whole, fromlist)
+                return module
 
         _again.add(import_again.__code__)
         return functools.wraps(import_)(import_again)

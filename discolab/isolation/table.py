@@ -86,6 +86,9 @@ class Row:
     library: str = "torch"
 
 
+# In `Worker.process_state`: names of what a script's end puts back as it was begin with this.
+OF_SCRIPT = "of the script: "
+
 _rows: dict[str, Row] = {}
 _installed: dict[str, Patches] = {}
 _bound = BoundNames()

@@ -28,7 +28,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data._utils import collate
 
 from ..runtime.worker import Worker, current_worker_or_none
-from . import table
+from . import import_effects, table
 from .imports import worker_unless_importing
 from .patches import Patches, refused
 from .table import Row, Treatment
@@ -555,6 +555,24 @@ class _HooksOfCaller(OrderedDict[int, Any]):
 _hooks: dict[str, _HooksOfCaller] = {}
 
 
+_look_who_asks: Callable[[], None] | None = None  # while the row is installed
+
+
+def _hooks_here() -> dict[str, dict[int, Any]]:
+    return {name: dict(hooks.items()) for name, hooks in _hooks.items()}
+
+
+def _add_hooks(before: dict[str, dict[int, Any]], after: dict[str, dict[int, Any]]) -> None:
+    assert _look_who_asks is not None
+    _look_who_asks()
+    for name, hooks in after.items():
+        for number in hooks.keys() - before.get(name, {}).keys():
+            _hooks[name][number] = hooks[number]
+
+
+import_effects.also("hooks", _hooks_here, _add_hooks)
+
+
 def _own_hooks(original: OrderedDict[int, Any], name: str) -> _HooksOfCaller:
     if name not in _hooks:
         _hooks[name] = _HooksOfCaller(name, original)
@@ -568,6 +586,7 @@ def _install_optimizer_hooks(patches: Patches) -> None:
 
 def _install_hooks(patches: Patches) -> None:
     """Look who asks as soon as there are any: without hooks a module is called as fast as ever."""
+    global _look_who_asks
 
     def look_who_asks() -> None:
         for name in _DICTS:
@@ -582,6 +601,7 @@ def _install_hooks(patches: Patches) -> None:
 
         return register_for_caller
 
+    _look_who_asks = look_who_asks
     if any(getattr(nn_module, name) for name in _DICTS):
         look_who_asks()
     for name in _REGISTER:

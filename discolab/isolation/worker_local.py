@@ -17,14 +17,12 @@ from typing import Any, Generic, TypeVar
 
 from ..runtime.interrupts import plain_lock
 from ..runtime.worker import Worker, current_worker_or_none
-from . import table
+from . import import_effects, table
 from .imports import worker_unless_importing
 from .patches import Patches
+from .table import OF_SCRIPT as OF_SCRIPT
 
 T = TypeVar("T")
-
-# In `Worker.process_state`: names of what a script's end puts back as it was begin with this.
-OF_SCRIPT = "of the script: "
 
 _guard = plain_lock()
 
@@ -111,6 +109,8 @@ class OwnSetting(Generic[T]):
     def __init__(self, name: str, *, imports_share: bool = False) -> None:
         self._key = f"{OF_SCRIPT}{name}"
         self._imports_share = imports_share
+        if not imports_share:
+            import_effects.of_worker(self._key)
 
     def get(self, notebooks: Callable[[], T]) -> T:
         """The worker's own value if it has set one, else what `notebooks()` gives."""

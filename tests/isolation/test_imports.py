@@ -1,6 +1,7 @@
 """First imports by several threads at once, whole in spite of interrupts and failures."""
 
 import importlib
+import json
 import subprocess
 import sys
 import textwrap
@@ -12,10 +13,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from discolab import Session, ThreadedSession, current_worker
 from discolab.isolation import table
 from discolab.isolation.patches import Patches
+from discolab.notebook.script import read_script, run_script
 from tests.selection import slow
 
 AT_ONCE = """
@@ -275,3 +278,104 @@ def test_two_workers_may_need_the_first_storage_at_once(request: pytest.FixtureR
     program = [sys.executable, "-c", FIRST_STORAGE, str(request.config.getoption("--without-row"))]
     done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+SETS = """
+import decimal, numpy as np, torch
+torch.set_default_dtype(torch.float64)
+torch.set_default_device("meta")
+torch.set_grad_enabled(False)
+torch.distributions.Distribution.set_default_validate_args(False)
+torch.set_autocast_enabled("cpu", True)
+torch.set_flush_denormal(True)
+np.seterr(divide="raise")
+decimal.getcontext().prec = 7
+torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+import dl_seeds
+"""
+SEEDS = """
+import random, numpy, torch
+for seed in (random.seed, numpy.random.seed, torch.manual_seed):
+    seed(4)
+"""
+DRAWS = """
+import random, numpy, torch
+values = random.random(), numpy.random.rand(), torch.rand((), device="cpu")
+"""
+IMPORTS = """
+import decimal, importlib, random, numpy as np, torch
+
+def draw():
+    number = torch.rand((), dtype=torch.float32, device="cpu").item()
+    return [random.random(), np.random.rand(), number]
+
+def seed(value):
+    for function in (random.seed, np.random.seed, torch.manual_seed):
+        function(value)
+
+def look():
+    tiny = torch.tensor(1e-40, dtype=torch.float32, device="cpu")
+    return [
+        str(torch.get_default_dtype()), torch.get_default_device().type, torch.is_grad_enabled(),
+        torch.distributions.Distribution._validate_args, torch.is_autocast_enabled("cpu"),
+        bool((tiny * 1).item() == 0), np.geterr()["divide"], decimal.getcontext().prec,
+        len(torch.nn.modules.module._global_forward_hooks), draw(),
+    ]
+
+def program():
+    seed(1)
+    importlib.import_module("dl_draws")
+    found = [draw()]
+    import dl_sets
+    found.append(look())
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+    torch.set_flush_denormal(False)
+    import dl_sets, dl_seeds  # a module is executed once
+    found.append(look())
+    return found
+"""
+
+
+@pytest.mark.parametrize("who", ["workers", "notebook"])
+def test_each_worker_has_what_a_module_sets(
+    who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In processes of their own all workers would execute it."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, text in {"sets": SETS, "seeds": SEEDS, "draws": DRAWS, "imports": IMPORTS}.items():
+        tmp_path.joinpath(f"dl_{name}.py").write_text(text)
+    alone = "import json, dl_imports; print(json.dumps(dl_imports.program()))"
+    wanted = json.loads(subprocess.check_output([sys.executable, "-c", alone], cwd=tmp_path))
+
+    def program() -> Any:
+        return importlib.import_module("dl_imports").program()
+
+    script = tmp_path / "scripts" / "train.py"
+    script.parent.mkdir()
+    script.write_text("import dl_imports\nresult = dl_imports.program()\n")
+    full, source = read_script(str(script))
+
+    def run_both() -> list[Any]:
+        run_script(full, source, [], "train.py")
+        return [current_worker().namespace["result"], program()]
+
+    try:
+        with ThreadedSession(3, devices="cpu", timeout=60) as sess:
+            if who == "notebook":
+                with torch.random.fork_rng(), torch.device("cpu"):
+                    importlib.import_module("dl_imports")
+                    in_thread(lambda: importlib.import_module("dl_sets"))
+            assert sess.call_packed(program).debug_get_from_all() == [wanted] * 3
+        with ThreadedSession(3, devices="cpu", timeout=60) as sess:
+            assert sess.call_packed(run_both).debug_get_from_all() == [[wanted, wanted]] * 3
+    finally:
+        for name in [name for name in sys.modules if name.startswith("dl_")]:
+            del sys.modules[name]
+
+
+def in_thread(function: Callable[[], Any]) -> None:
+    """On one of the notebook's threads, whose settings end with it."""
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
