@@ -154,6 +154,12 @@ def _set_decimal_context(value: Any) -> None:
     here.prec, here.rounding, here.Emin, here.Emax = value
 
 
+def _change_start_method(before: str | None, after: str | None) -> None:
+    """A module that makes a lock decides for the default one, where none is set yet."""
+    if before is not None or multiprocessing.get_start_method(allow_none=True) is None:
+        multiprocessing.set_start_method(after, force=True)
+
+
 def _device() -> Any:
     """As `torch.get_default_device`, which makes a tensor to know a GPU's number."""
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
@@ -187,16 +193,16 @@ _settings: dict[str, tuple[Get, Set]] = {
     ),
     "numpy's errors": (lambda: np.geterr(), lambda v: np.seterr(**v)),
     "decimal": (_decimal_context, _set_decimal_context),
-    "start method": (
-        lambda: multiprocessing.get_start_method(allow_none=True),
-        lambda v: multiprocessing.set_start_method(v, force=True),
-    ),
 }
 
 # by what sets it where it is found, given what the module has found and left
 _changes: dict[str, tuple[Get, Callable[[Any, Any], None]]] = {
     "torch's random numbers": (_random_of_torch, _draw_as_in_torch),
     "numpy's random numbers": (_random_of_numpy, _draw_as_in_numpy),
+    "start method": (
+        lambda: multiprocessing.get_start_method(allow_none=True),
+        _change_start_method,
+    ),
     "Python's random numbers": (_random_of_python, _draw_as_in_python),
 }
 

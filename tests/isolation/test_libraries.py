@@ -1,6 +1,7 @@
 """State that single libraries keep for the process is each worker's own."""
 
 import contextlib
+import importlib
 import pickle
 import random
 import threading
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from discolab import Session, SessionError, ThreadedSession, ccl, current_worker
+from discolab import Session, SessionError, ThreadedSession, WorkerError, ccl, current_worker
 
 
 @pytest.fixture
@@ -1122,3 +1123,22 @@ def test_each_worker_has_layers_of_torch_geometric(four: Session) -> None:
 
     seen = four.call_packed(program).debug_get_from_all()
     assert seen == [[1.0] * 2, [10.0] * 2, [3.0] * 2, [10.0] * 2]
+
+
+def test_a_worker_may_not_change_the_order_of_optree(four: Session) -> None:
+    optree = pytest.importorskip("optree")
+
+    def program() -> Any:
+        import optree
+
+        with optree.dict_insertion_ordered(True, namespace="dl"):
+            return optree.tree_leaves({"b": 1, "a": 2}, namespace="dl")
+
+    def import_torchs() -> None:
+        importlib.import_module("torch.utils._cxx_pytree")  # sets it for a namespace of its own
+
+    four.call_packed(import_torchs).debug_get_from_all()
+    with pytest.raises(WorkerError, match="dict_insertion_ordered changes the order"):
+        four.call_packed(program).debug_get_from_all()
+    with optree.dict_insertion_ordered(True, namespace="dl"):
+        assert optree.tree_leaves({"b": 1, "a": 2}, namespace="dl") == [1, 2]

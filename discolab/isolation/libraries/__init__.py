@@ -20,6 +20,7 @@ from . import (  # noqa: F401
     monai,
     mpmath,
     numba,
+    optree,
     pandas,
     polars,
     pyro,
