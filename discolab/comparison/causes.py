@@ -152,7 +152,10 @@ def _as_sum(e: Evidence) -> Iterator[str]:
         return
     stacked = torch.stack(list(e.local.values()))
     expected = e.expected[e.ranks[0]]
-    if e.close(stacked.sum(0), expected, 2.0 * e.count):
+    groups = alike_groups(e.local, e.close)
+    if len(groups) < e.count and min(map(len, groups)) > 1:
+        yield from _within_groups(e, groups)
+    elif e.close(stacked.sum(0), expected, 2.0 * e.count):
         yield missing_sum(e.gradient, e.parameter)
     elif e.close(stacked.mean(0), expected, 2.0):
         what = "the all-reduce of this gradient" if e.gradient and e.parameter else "an all-reduce"
@@ -186,6 +189,41 @@ def _as_sum(e: Evidence) -> Iterator[str]:
                 f"equals the reference once summed over the workers, but for the {name}: it is "
                 "added on every worker, so a sum counts it once for each of them"
             )
+
+
+def alike_groups(
+    values: Tensors, close: Callable[[torch.Tensor, torch.Tensor], bool]
+) -> list[list[int]]:
+    """The workers that hold the same, for each value that some hold."""
+    groups: list[list[int]] = []
+    for rank, value in values.items():
+        known = next((group for group in groups if close(value, values[group[0]])), None)
+        if known is None:
+            groups.append([rank])
+        else:
+            known.append(rank)
+    return groups
+
+
+def _within_groups(e: Evidence, groups: Sequence[Sequence[int]]) -> Iterator[str]:
+    """Groups of workers hold the same each, and these values sum up to the reference.
+
+    That is how a sum over a part of the workers ends, and how terms look of which there are copies.
+    """
+    stacked = torch.stack([e.local[group[0]] for group in groups])
+    expected = e.expected[e.ranks[0]]
+    if e.close(stacked.sum(0), expected, 2.0 * e.count):
+        done = "add up to"
+    elif e.close(stacked.mean(0), expected):
+        done = "average to"
+    else:
+        return
+    told = ", ".join(f"{format_workers(group)} another" for group in groups[1:4])
+    rest = " and so on" if len(groups) > 4 else ""
+    yield (
+        f"{format_workers(groups[0])} hold one value, {told}{rest}, and these {done} the "
+        "reference: an all-reduce between the groups is missing, or it was over the wrong group"
+    )
 
 
 def missing_sum(gradient: bool, parameter: bool, known_before: bool = True) -> str:
@@ -474,8 +512,20 @@ def _order(e: Evidence) -> Iterator[str]:
             return
         if sorted(places) == list(range(n)) and places != list(range(n)):
             told = ", ".join(map(str, places))
-            yield f"its parts along dim {dim} are in the order {told}: gathered in a wrong order"
+            what, why = "parts", "gathered in a wrong order"
+            if size == n:  # then a part is one element
+                what, why = "elements", f"{why}, or {_rearranged(places)}"
+            yield f"its {what} along dim {dim} are in the order {told}: {why}"
             return
+
+
+def _rearranged(places: Sequence[int]) -> str:
+    """What may have put single elements in this order, but for a gather."""
+    n = len(places)
+    steps = {(place - at) % n for at, place in enumerate(places)}
+    if len(steps) == 1 and steps <= {1, n - 1}:
+        return "shifted by one place"
+    return "flipped" if list(places) == list(range(n))[::-1] else "permuted"
 
 
 def _cut_otherwise(e: Evidence) -> Iterator[str]:

@@ -16,8 +16,16 @@ from typing import Any
 
 import torch
 
+from ..layouts.infer import copies_on, partial_layouts
 from ..views.formats import format_workers
-from .causes import Evidence, Tensors, causes_of, is_observation, missing_sum
+from .causes import (
+    Evidence,
+    Tensors,
+    alike_groups,
+    causes_of,
+    is_observation,
+    missing_sum,
+)
 from .matcher import Matcher
 from .measure import MOST_SAMPLES, sample
 from .pairs import Pair
@@ -141,9 +149,11 @@ def _first(matcher: Matcher, compared: Compared, end: Point | None) -> Finding |
                 continue
             later = _summed_later(points, number, end)
             lacks = _may_lack_sum(points, number) and (later is not True or "Shard" in point.layout)
-            earlier = _unsummed(matcher, points, number, otherwise) if lacks else None
-            if earlier is None and not lacks and not point.gradient:
-                earlier = _averaged(matcher, points, number)
+            earlier = _averaged(matcher, points, number)
+            if earlier is None and lacks:
+                earlier = _unsummed(matcher, points, number, otherwise)
+                if earlier is not None and _in_groups(matcher, point, points[earlier]):
+                    earlier = None
             if earlier is not None:
                 return _finding(matcher, compared, points, earlier, points[earlier], True, later)
             return _finding(matcher, compared, points, number, point, False, later)
@@ -252,28 +262,71 @@ def _may_lack_sum(points: Sequence[Point], number: int) -> bool:
 
 
 def _averaged(matcher: Matcher, points: Sequence[Point], number: int) -> int | None:
-    """The first value before a difference that is the reference / n, on all workers alike.
+    """The first value up to a difference that is the reference / n, on all workers alike.
 
     Numbers that are alike on all workers are no terms of a sum, though n of them have that sum.
     """
     found = None
-    for place in range(number - 1, -1, -1):
+    for place in range(number, -1, -1):
         point = points[place]
         if point.problem or point.kind in ("parameter", "buffer"):
             continue
         if not point.partial or point.source != "inferred":
+            if place == number:
+                continue
             break
         if not _whole_later(matcher, points, place, number) and _alike(matcher, point):
             found = place
     return found
 
 
+def _equal_terms(matcher: Matcher, points: Sequence[Point], place: int) -> bool:
+    """Whether what all hold alike may still be terms, as those of constant weights are.
+
+    They are made of parts then that are alike themselves.
+    """
+    for point in reversed(points[:place]):
+        if point.problem or point.kind in ("parameter", "buffer"):
+            continue
+        if not point.partial:
+            return "Shard" in point.layout and _alike(matcher, point)
+        if not _alike(matcher, point):
+            break
+    return False
+
+
 def _alike(matcher: Matcher, point: Point) -> bool:
-    """Whether all workers that hold a value hold the same."""
+    """Whether all workers whose terms make one value hold the same."""
     (taken,) = matcher.workers.samples([point.theirs])
-    first, *others = (taken[r] for r in taken if r in matcher.pairs[point.key].held)
-    near = 1e-6 * float(first.abs().max()) if first.numel() else 0.0
-    return all(o.shape == first.shape and bool(((o - first).abs() <= near).all()) for o in others)
+    pair = matcher.pairs[point.key]
+    sums = (s for copies in copies_on(pair.layouts, matcher.meshes) for s in partial_layouts(copies))
+    layout = next((each for each in sums if each.words == point.layout), None)
+    ranks = tuple(rank for rank in taken if rank in pair.held)
+    teams = [ranks] if layout is None else layout.teams(ranks)
+    return all(_same(taken[rank], taken[team[0]]) for team in teams for rank in team)
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two workers hold the same, but for rounding in another order."""
+    if one.shape != other.shape:
+        return False
+    near = 1e-6 * float(other.abs().max()) if other.numel() else 0.0
+    return bool(((one - other).abs() <= near).all())
+
+
+def _in_groups(matcher: Matcher, wrong: Point, terms: Point) -> bool:
+    """Whether groups of workers hold the same of a value, and each worker its own of its terms.
+
+    A sum has been made between the two, though not over all workers.
+    """
+    if "Shard" in wrong.layout:
+        return False
+    taken = matcher.workers.samples([wrong.theirs, terms.theirs])
+    after, before = (
+        alike_groups({r: t for r, t in each.items() if r in matcher.pairs[p.key].held}, _same)
+        for each, p in zip(taken, (wrong, terms), strict=True)
+    )
+    return min(map(len, after), default=0) > 1 and len(after) < len(before)
 
 
 def _unsummed(
@@ -449,8 +502,10 @@ def _finding(
         return Finding(point, (point.problem,), place)
     pair = matcher.pairs[point.key]
     own = [words for path in _near_modules(point) for words in matcher.settings(path)]
+    end = ""
     if unsummed or (point.partial and point.agrees):
-        causes.append(_unsummed_words(matcher, points, number, point))
+        words, end = _unsummed_words(matcher, points, number, point)
+        causes.append(words)
         point = replace(point, ranks=tuple(sorted(pair.held)), agrees=False)
     else:
         causes += _dtypes(pair)
@@ -461,16 +516,24 @@ def _finding(
             if point.kind == "parameter" and not point.gradient:
                 known = [*_other_parameter(matcher, compared, pair, evidence), *known]
             causes += known
-    return Finding(point, (*own, *causes), _place(points, number, point, unsummed))
+    return Finding(point, (*own, *causes), _place(points, number, point, end))
 
 
-def _unsummed_words(matcher: Matcher, points: Sequence[Point], number: int, point: Point) -> str:
-    """What to say of terms that nothing sums up; what all hold alike may be an average as well."""
+def _unsummed_words(
+    matcher: Matcher, points: Sequence[Point], number: int, point: Point
+) -> tuple[str, str]:
+    """What to say of terms that nothing sums up, and what happens at the end of their module.
+
+    What all hold alike is an average, or terms of parts that are alike.
+    """
     if _alike(matcher, point):
-        return (
+        words = (
             f"is the reference / {len(matcher.pairs[point.key].held)} on all workers alike: "
             "averaged where a sum belongs, or divided twice"
         )
+        if _equal_terms(matcher, points, number):
+            return f"{words}, or terms that are equal and an all-reduce is missing", "it goes wrong"
+        return words, ""
     parameter = point.kind == "parameter"
     owner = point.module.rpartition(".")[0]
     known = [
@@ -479,7 +542,7 @@ def _unsummed_words(matcher: Matcher, points: Sequence[Point], number: int, poin
     ]  # fmt: skip
     whole = bool(known) and all(p.agrees and not p.partial for p in known)
     whole = whole or _agrees_around(points, number)
-    return missing_sum(point.gradient, parameter, whole)
+    return missing_sum(point.gradient, parameter, whole), "nothing adds its terms up,"
 
 
 def _other_parameter(
@@ -553,8 +616,11 @@ def _coarser_inside(matcher: Matcher, before: Sequence[Point], point: Point) -> 
 # -- place -----------------------------------------------------------------------------------------
 
 
-def _place(points: Sequence[Point], number: int, point: Point, unsummed: bool) -> str:
-    """What is known of where in the program a value goes wrong."""
+def _place(points: Sequence[Point], number: int, point: Point, end: str) -> str:
+    """What is known of where in the program a value goes wrong.
+
+    `end`: what happens at the end of the module that puts it out, or after that; else empty.
+    """
     if point.kind in ("parameter", "buffer") and not point.gradient:
         return "before the program ran: the model was made or loaded wrongly"
     before = [p for p in points[:number] if not p.problem and p.kind not in ("buffer",)]
@@ -564,10 +630,10 @@ def _place(points: Sequence[Point], number: int, point: Point, unsummed: bool) -
     inputs = [p for p in before if p.module == point.module and p.kind == "input"]
     if point.gradient:
         return _place_of_gradient(before, point)
-    if point.kind == "output" and unsummed and not inside:
+    if point.kind == "output" and end and not inside:
         return (
-            "its input agrees: nothing adds its terms up, at the end of "
-            f"{point.module or 'the model'}.forward or after it"
+            f"its input agrees: {end} at the end of {point.module or 'the model'}.forward or "
+            "after it"
         )
     if point.kind == "output" and inputs and all(p.agrees for p in [*inputs, *inside]):
         if not inside:
@@ -754,6 +820,27 @@ def value_notes(pairs: Mapping[str, Pair], points: Iterable[Point]) -> list[str]
     if unknown:
         notes.append(f"NaN on both sides, which says nothing of their values: {_few(unknown)}")
     return notes
+
+
+def zero_notes(
+    value: Callable[[str], torch.Tensor], gradients: Iterable[Point]
+) -> Iterator[str]:
+    """Gradients of parameters that agree since there is nothing in them, as behind zeros of LoRA.
+
+    `value` gives the reference's by key.
+    """
+    zero = [
+        p.module for p in gradients
+        if p.kind == "parameter" and p.agrees and not p.problem and p.size
+        and not value(p.key).any()
+    ]  # fmt: skip
+    if zero:
+        one = len(zero) == 1
+        yield (
+            f"the gradient{'s' * (not one)} of {len(zero)} parameter{'s' * (not one)} "
+            f"{'is' if one else 'are'} zero on both sides and show{'s' * one} nothing: {_few(zero)} "
+            "(compare with other values in the parameters, or other inputs)"
+        )
 
 
 def _few(words: Sequence[str]) -> str:

@@ -31,6 +31,7 @@ from .diagnose import (
     known_causes,
     settings_notes,
     value_notes,
+    zero_notes,
 )
 from .looking import Operations
 from .matcher import FORWARD, PARAMETERS, Matcher
@@ -306,6 +307,7 @@ class _Run:
         presence.tell_parameters(matcher.pairs)
         yield from presence.skipped
         yield from value_notes(matcher.pairs, self.compared.every)
+        yield from zero_notes(matcher.ours.value, self.compared.gradients)
         known = () if first is None else first.causes
         yield from settings_notes(recorder.modules, matcher.settings, known)
         yield from detour_notes((self.compared.points, self.compared.gradients), first)
