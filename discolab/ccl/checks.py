@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from ..runtime.errors import ArgumentError, CollectiveError, SessionError
 from ..runtime.sources import place
 from ..runtime.worker import Worker, current_worker, current_worker_or_none
 from .board.ledger import enter
-from .call import Call, Kind, Signature, call_site, kind, kind_of, timeout_of
+from .call import Call, Kind, Signature, Site, call_site, kind, kind_of, timeout_of
 from .groups import Group
 from .reductions import MOVABLE
 
@@ -85,6 +85,9 @@ def make_call(
     if seconds is not None:
         call.due = worker.clock.now() + seconds
     enter(call)
+    notice: Callable[[str, str], None] | None = getattr(_noticed, "notice", None)
+    if notice is not None:
+        notice(name, place(*_file_and_line(call.site)))
     if Call.watch is not None:
         Call.watch(call)
     return call
@@ -104,8 +107,7 @@ def warn_of_gradient(name: str, worker: Worker) -> None:
     What this thread notices (`noticing_lost_gradients`) is told each time.
     """
     site = call_site(worker)
-    code, line = ("", 0) if site is None else site
-    filename = str(getattr(code, "co_filename", code))
+    filename, line = _file_and_line(site)
     places: list[tuple[str, str]] | None = getattr(_noticed, "places", None)
     if places is not None and (name, place(filename, line)) not in places:
         places.append((name, place(filename, line)))
@@ -120,6 +122,22 @@ def warn_of_gradient(name: str, worker: Worker) -> None:
         filename or "<unknown>",
         line,
     )
+
+
+def _file_and_line(site: Site | None) -> tuple[str, int]:
+    code, line = ("", 0) if site is None else site
+    return str(getattr(code, "co_filename", code)), line
+
+
+@contextmanager
+def noticing_calls(notice: Callable[[str, str], None]) -> Iterator[None]:
+    """Tell of each collective that this thread calls: its name and place."""
+    before = getattr(_noticed, "notice", None)
+    _noticed.notice = notice
+    try:
+        yield
+    finally:
+        _noticed.notice = before
 
 
 @contextmanager

@@ -299,7 +299,9 @@ def _alike(matcher: Matcher, point: Point) -> bool:
     """Whether all workers whose terms make one value hold the same."""
     (taken,) = matcher.workers.samples([point.theirs])
     pair = matcher.pairs[point.key]
-    sums = (s for copies in copies_on(pair.layouts, matcher.meshes) for s in partial_layouts(copies))
+    sums = (
+        s for copies in copies_on(pair.layouts, matcher.meshes) for s in partial_layouts(copies)
+    )
     layout = next((each for each in sums if each.words == point.layout), None)
     ranks = tuple(rank for rank in taken if rank in pair.held)
     teams = [ranks] if layout is None else layout.teams(ranks)
@@ -822,9 +824,7 @@ def value_notes(pairs: Mapping[str, Pair], points: Iterable[Point]) -> list[str]
     return notes
 
 
-def zero_notes(
-    value: Callable[[str], torch.Tensor], gradients: Iterable[Point]
-) -> Iterator[str]:
+def zero_notes(value: Callable[[str], torch.Tensor], gradients: Iterable[Point]) -> Iterator[str]:
     """Gradients of parameters that agree since there is nothing in them, as behind zeros of LoRA.
 
     `value` gives the reference's by key.
@@ -836,10 +836,11 @@ def zero_notes(
     ]  # fmt: skip
     if zero:
         one = len(zero) == 1
+        what = "the gradient of a parameter" if one else f"the gradients of {len(zero)} parameters"
+        verbs = ("is", "shows") if one else ("are", "show")
         yield (
-            f"the gradient{'s' * (not one)} of {len(zero)} parameter{'s' * (not one)} "
-            f"{'is' if one else 'are'} zero on both sides and show{'s' * one} nothing: {_few(zero)} "
-            "(compare with other values in the parameters, or other inputs)"
+            f"{what} {verbs[0]} zero on both sides and {verbs[1]} nothing: {_few(zero)} (compare "
+            "with other values in the parameters, or other inputs)"
         )
 
 

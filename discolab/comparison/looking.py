@@ -19,7 +19,9 @@ from .operations import (
     OperationRecorder,
     match_operations,
     mixed_parts,
+    only_there,
     other_operations,
+    settled,
     sources,
 )
 from .pairs import Names
@@ -28,6 +30,7 @@ from .rounding import measure_noise
 from .sides import Side, WorkerSides, hold, on_shelf
 
 _NO_BACKWARD = None
+_MOST = 4  # operations that are named
 
 
 class Operations:
@@ -60,7 +63,8 @@ class Operations:
         workers = self.workers.looking_into(
             rename(self.window, "output") if self.window else "", inputs, seed, cuts
         )
-        theirs = [each for each in workers.operations() if each is not None]
+        known = [each for each in workers.operations() if each is not None]
+        theirs = [operations for operations, _ in known]
         if not recorder.operations or len(theirs) < self.matcher.num_workers:
             return self.first
         names = match_operations(recorder.operations, theirs)
@@ -74,6 +78,7 @@ class Operations:
             noise = measure_noise(self.side, args, kwargs, seed, _NO_BACKWARD)
             if noise is not None:
                 points = [matcher.judged_by_noise(point, noise) for point in points]
+            points = settled(points, recorder.calls, self._agreeing_calls(compared))
             points = sources(points, recorder.parents)
             found = first_divergence(
                 matcher, Compared(compared.parameters, points, []), self.first.point
@@ -86,8 +91,16 @@ class Operations:
             line = lines.get(found.module, "")
             where = f"{found.point.words}{f' at {line}' if line else ''}"
             causes = causes or [f"{where}: {cause}" for cause in known_causes(found)]
-        place = f"{self.first.place}; the first operation that differs: {where}"
+        rank = min(found.ranks, default=0)
+        between = only_there(theirs[rank], names[rank], known[rank][1], found.module)
+        place = f"{self.first.place}; {_where(where, between)}"
         return replace(self.first, causes=(*causes, *self.first.causes), place=place)
+
+    def _agreeing_calls(self, compared: Compared) -> set[str]:
+        """The calls of modules inside the window of which all that comes out agrees."""
+        outputs = [p for p in compared.points if p.kind == "output" and p.module != self.window]
+        wrong = {p.module for p in outputs if p.problem or not p.agrees}
+        return {p.module for p in outputs} - wrong
 
     @staticmethod
     def _rearranged(matcher: Matcher, points: list[Point], found: Finding) -> list[str]:
@@ -123,6 +136,18 @@ class Operations:
                     f"others have {usual}"
                 )
         return words
+
+
+def _where(where: str, between: list[Operation]) -> str:
+    """Which operation is the first that differs; of both sides, if workers run others before it."""
+    if not between:
+        return f"the first operation that differs: {where}"
+    told = ", ".join(f"{name} at {line}" if line else name for _, name, line in between[-_MOST:])
+    more = f"{len(between) - _MOST} more, " if len(between) > _MOST else ""
+    return (
+        f"of the operations that both run the first that differs: {where}; before it the workers "
+        f"alone run {more}{told}"
+    )
 
 
 def _lines(

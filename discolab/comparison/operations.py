@@ -10,9 +10,11 @@ though all it is made of agrees is the operation to look at.
 from __future__ import annotations
 
 import difflib
+import itertools
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -20,6 +22,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ..ccl.checks import noticing_calls
 from ..layouts.layout import ShardLayout
 from ..runtime.sources import is_installed, place
 from .recorder import ActivationRecorder, Entry, plain_path
@@ -57,7 +60,10 @@ class OperationRecorder(ActivationRecorder):
         self.parents: dict[str, list[str]] = {}  # by key, the keys of what a value is made of
         self.weights: dict[str, list[str]] = {}  # and the names of parameters
         self._names: dict[int, str] = {}  # of parameters, by identity
-        self._inside = not window
+        self.calls: dict[
+            str, tuple[str, ...]
+        ] = {}  # by key, the calls of modules in the window it is in
+        self._stack: list[str] = []
         self._bytes = 0
         self._made: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
 
@@ -67,26 +73,36 @@ class OperationRecorder(ActivationRecorder):
         hooks: list[Any] = []
         if module is not None:
             self._names = {id(p): plain_path(name) for name, p in module.named_parameters()}
-        path, _, number = self.window.partition("#")
-        calls = [int(number or 1)]
-
-        def enter(*_: Any) -> None:
-            calls[0] -= 1
-            self._inside = calls[0] == 0
-
-        def leave(*_: Any) -> None:
-            self._inside = False
-
-        for name, inner in module.named_modules() if module is not None and self.window else ():
-            if plain_path(name) == path:
-                hooks = [inner.register_forward_pre_hook(enter), inner.register_forward_hook(leave)]
+        for path, inner in module.named_modules() if module is not None else ():
+            hooks += self._watch_calls(plain_path(path), inner)
         try:
-            with _Watch(self):
+            with _Watch(self), noticing_calls(self.enter_collective):
                 yield
         finally:
             for hook in hooks:
                 hook.remove()
             self._made.clear()
+
+    def _watch_calls(self, path: str, module: torch.nn.Module) -> list[Any]:
+        calls = itertools.count(1)
+
+        def before(*_: Any) -> None:
+            if not torch.compiler.is_compiling():
+                number = next(calls)
+                self._stack.append(path if number == 1 else f"{path}#{number}")
+
+        def after(*_: Any) -> None:
+            if not torch.compiler.is_compiling() and self._stack:
+                self._stack.pop()
+
+        return [
+            module.register_forward_pre_hook(before, prepend=True),
+            module.register_forward_hook(after),
+        ]
+
+    @property
+    def _inside(self) -> bool:
+        return not self.window or self.window in self._stack
 
     def take(self, kind: str, name: str, value: Any) -> None:
         """Enter nothing: inputs and results are known."""
@@ -99,8 +115,7 @@ class OperationRecorder(ActivationRecorder):
         tensors = [t for t in outputs if isinstance(t, torch.Tensor) and t.is_floating_point()]
         if not tensors or len(tensors) < len(outputs):
             return
-        label = f"{len(self.operations)}:{name}"
-        self.operations.append((f"operation|{label}", name, _user_line()))
+        label = self._listed(name, _user_line())
         parents = [key for tensor in _tensors(args) if (key := self._key_of(tensor)) is not None]
         weights = [self._names[id(t)] for t in _tensors(args) if id(t) in self._names]
         for number, tensor in enumerate(tensors):
@@ -110,8 +125,20 @@ class OperationRecorder(ActivationRecorder):
             entry = Entry("operation", label, leaf, snapshot, snapshot.gradient)
             self._add(entry)
             self.parents[entry.key] = parents
+            start = self._stack.index(self.window) + 1 if self.window else 0
+            self.calls[entry.key] = tuple(self._stack[start:])
             self.weights[entry.key] = weights
             self._made[id(tensor)] = weakref.ref(tensor), entry.key
+
+    def enter_collective(self, name: str, line: str) -> None:
+        """Enter that a collective runs, of which no value is taken."""
+        if self._inside and len(self.operations) < _MOST:
+            self._listed(name, line)
+
+    def _listed(self, name: str, line: str) -> str:
+        label = f"{len(self.operations)}:{name}"
+        self.operations.append((f"operation|{label}", name, line))
+        return label
 
     def _key_of(self, tensor: torch.Tensor) -> str | None:
         known = self._made.get(id(tensor))
@@ -260,6 +287,60 @@ def sources(points: Sequence[Point], parents: Mapping[str, Sequence[str]]) -> li
             point = replace(point, agrees=True, problem="computed another way")
         found.append(point)
     return found
+
+
+def settled(
+    points: Sequence[Point], calls: Mapping[str, Sequence[str]], agreeing: AbstractSet[str]
+) -> list[Point]:
+    """The points where what runs inside calls of modules that agree counts as agreeing.
+
+    What such a call puts out is right, or terms that were found to be in order.
+    """
+    return [
+        replace(point, agrees=True, partial=False, ranks=(), unlike=False)
+        if not point.problem and agreeing & set(calls.get(point.key, ()))
+        else point
+        for point in points
+    ]
+
+
+def only_there(
+    operations: Sequence[Operation],
+    names: Mapping[str, str],
+    parents: Mapping[str, Sequence[str]],
+    end: str,
+) -> list[Operation]:
+    """What a worker runs before an operation of both, since the last of both or on the way to it.
+
+    Parameters
+    ----------
+    operations, parents
+        The worker's.
+    names
+        Of those that both run: labels there to labels here.
+    end
+        The label here of the operation.
+    """
+    labels = [key.partition("|")[2] for key, _, _ in operations]
+    last = next((n for n, label in enumerate(labels) if names.get(label) == end), None)
+    if last is None:
+        return []
+    first = max((n for n in range(last) if labels[n] in names), default=-1)
+    found = set(range(first + 1, last))
+    at = {label: n for n, label in enumerate(labels)}
+    todo = [labels[last]]
+    while todo:
+        label = todo.pop()
+        made_of = (
+            key.split("|")[1]
+            for made, keys in parents.items() if made.split("|")[1] == label
+            for key in keys
+        )  # fmt: skip
+        for parent in made_of:
+            if parent in at and parent not in names and at[parent] not in found:
+                found.add(at[parent])
+                todo.append(parent)
+    return [operations[n] for n in sorted(found)]
 
 
 def mixed_parts(point: Point, parent: Point, layout: ShardLayout, weights: Sequence[str]) -> str:

@@ -625,11 +625,11 @@ def run_operations(
 
 
 @worker_function("a look at what was recorded")
-def operations(side: Side | None) -> list[Operation] | None:
-    """What was recorded of them."""
+def operations(side: Side | None) -> tuple[list[Operation], dict[str, list[str]]] | None:
+    """What was recorded of them, and of each what it is made of."""
     if side is None or not isinstance(side.recorder, OperationRecorder):
         return None
-    return side.recorder.operations
+    return side.recorder.operations, side.recorder.parents
 
 
 @worker_function("a look at what was recorded")
@@ -758,8 +758,8 @@ class WorkerSides:
         other._sides = self.call(run_operations, self._sides, window, inputs, seed, plain)
         return other
 
-    def operations(self) -> list[list[Operation] | None]:
-        """Of each worker the operations that it has run."""
+    def operations(self) -> list[tuple[list[Operation], dict[str, list[str]]] | None]:
+        """Of each worker the operations that it has run, and by key the keys of their origins."""
         return self._ask(operations)
 
     def rename_operations(self, names: list[dict[str, str]]) -> list[list[Fact]]:
