@@ -30,16 +30,15 @@ class Stacked(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(8, 16, bias=False), nn.Linear(16, 8, bias=False)
-        self.wide, self.out = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.wide, self.out = nn.Linear(8, 16), nn.Linear(16, 8, bias=False)
         self.mode = ""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.mode:
             return self.out(self.wide(self.down(self.up(x).relu())).relu())
         h = self.summed(self.down(self.up(dist_fn.copy_to_region(x)).relu()))
-        y = self.wide(dist_fn.copy_to_region(h)).relu() @ self.out.weight.T
-        y = dist_fn.reduce_from_region(y) / (4 if self.mode == "late" else 1)
-        return y + (0 if self.mode == "late" else self.out.bias)
+        y = dist_fn.reduce_from_region(self.out(self.wide(dist_fn.copy_to_region(h)).relu()))
+        return y / 4 if self.mode == "late" else y
 
     def summed(self, h: torch.Tensor) -> torch.Tensor:
         if self.mode == "divided":
@@ -68,8 +67,6 @@ def stacked(session: Session, mode: str, constant: bool = False) -> ProgramCompa
     model = Stacked()
     for parameter in model.parameters() if constant else ():
         nn.init.constant_(parameter, 0.5)
-    if mode == "late":
-        nn.init.zeros_(model.out.bias)
     return compare(
         model, session.call_packed(_stacked, model.state_dict(), mode), torch.randn(6, 8)
     )
