@@ -2,16 +2,14 @@
 
 The sources: the failed calls that each worker keeps, the ledger and the board of collectives (by
 the doctor), what the workers do now, where they stand in the debugger, and what their variables
-were after each cell (`fingerprints`). All of them are read from beside the workers, so this works
-while they hang. A line says what is known; what is inferred says "perhaps".
+were after each cell (`fingerprints`, `differing`). All of them are read from beside the workers, so
+this works while they hang. A line says what is known; what is inferred says "perhaps".
 """
 
 from __future__ import annotations
 
-import ast
-import linecache
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,14 +20,15 @@ from ..runtime.failures import Failure, fold, name_ranks
 from ..runtime.frames import frame_of
 from ..runtime.services import probe
 from ..runtime.session import Session
-from ..runtime.sources import is_cell, place
+from ..runtime.sources import place
 from ..runtime.status import WorkerStatus
 from ..runtime.user_code import is_user_file
 from ..runtime.worker import Worker
 from ..views.parts import Line, Part, Role, Text, VStack
 from .agent import STANDS
 from .debugger import known_debugger
-from .fingerprints import RANDOM, UNKNOWN, Entry, record_of
+from .differing import Fact, Failing, Records, cell_of, differing
+from .fingerprints import prints_now, record_of
 from .frames import user_frames
 from .lockstep import PAUSED
 
@@ -37,34 +36,18 @@ _WITH_FRAMES = ("the cell", "the script")  # commands of which the frames are ke
 _MOST_LINES = 5
 _PATIENCE = 2.0  # seconds in which workers of other processes must answer
 _MOST_WORDS = 300  # characters of an error
-_MOST_DIFFERENCES = 3
-_MOST_NAMES = 3
+_MOST_CAUSES = 3  # errors that are told of one call
+_MOST_FRAMES = 8  # of a stack
 _LATE = "WaitTimeoutError"
-_SEEDS = {"manual_seed", "manual_seed_all", "seed"}  # called with the rank, each is to draw its own
+_GONE = ("dead", "ended")
+_FROZEN = "has given no sign of life"
+_IN_THE_CELL = ("while it ran the cell", "while it ran the script")
+_NOT_DEFINED = re.compile(r"name '(\w+)' is not defined")
 _ACCOUNTED = ("CollectiveError", _LATE)  # whose text says what each member did
 _SITE = re.compile(r", line \d+|:\d+")
 _FAILED_THERE = {"assert": " failed ", "raised": " raised ", "non-finite": ": "}
 _WHERE_THEY_STAND = "%disco_where shows the variables there, %disco_continue goes on"
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
-
-
-@dataclass(frozen=True)
-class Fact:
-    """One thing that is known.
-
-    Attributes
-    ----------
-    text
-        ``worker 1 raised ValueError: x``.
-    place
-        ``Cell In[3], line 4``; "" if it has none.
-    sure
-        Whether it was recorded; else it is inferred, and says "perhaps".
-    """
-
-    text: str
-    place: str = ""
-    sure: bool = True
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,18 +78,20 @@ class Explanation(Pictured):
 
 
 @probe
-def recorded_on(worker: Worker) -> tuple[list[Failure], list[Entry], int, int, Any]:
-    """A worker's failed calls, its fingerprints, the last cell that ended, and what runs now.
+def recorded_on(worker: Worker) -> tuple[Any, ...]:
+    """A worker's failed calls, its fingerprints, its last cell, and what runs now.
 
-    Of what runs, the ordinal (-1: nothing runs) and the file and line at which it is.
+    The last cell that ended, the call at which it was restarted (0: it was not), the ordinal of
+    what runs (-1: nothing does), and ``(file, line)`` of the user's frames in it.
     """
     kept = {failure.number: failure for _, failure in worker.failed_calls.copy()}
     failures = [replace(failure, exception=None) for failure in kept.values()]
-    call, here = -1, None
+    call, stack = -1, []
     if worker.current is not None:
-        call, stack = worker.executed, user_frames(frame_of(worker.thread_id))
-        here = (stack[-1].f_code.co_filename, stack[-1].f_lineno) if stack else None
-    return failures, *record_of(worker), call, here
+        call, frames = worker.executed, user_frames(frame_of(worker.thread_id))
+        stack = [(frame.f_code.co_filename, frame.f_lineno) for frame in frames]
+        del stack[1:-_MOST_FRAMES]
+    return failures, *record_of(worker), worker.joined_at, call, stack
 
 
 def explain(session: Session) -> Explanation:
@@ -122,36 +107,89 @@ def explain(session: Session) -> Explanation:
     """
     found = doctor(session, n=4)
     told = {} if session.closed else session.look(recorded_on, timeout=_PATIENCE)
-    failures = _last_failures(session, [f for kept, *_ in told.values() for f in kept])
-    entries = {rank: entries for rank, (_, entries, *_) in sorted(told.items())}
-    places = {rank: place(*here) for rank, (*_, here) in told.items() if here}
+    recorded = [failure for kept, *_ in told.values() for failure in kept]
+    failures = _last_failures(session, recorded)
+    stacks = {rank: stack for rank, (*_, stack) in told.items() if stack}
     running = {call for *_, call, _ in told.values()}
-    failing, stands = _standing(session)
-    deaths, hang = _deaths(session, found.workers), _hang(found, places)
+    failing, stands, spots = _standing(session)
+    replaced = _replaced(failures, found.workers)
+    cell = _cell(failures, stacks.values())
+    deaths, hang = _deaths(session, found.workers, cell), _hang(found, stacks)
+    frozen, unheard = _unheard(found.workers, told, cell) if not session.closed else ([], [])
     over = max((last for _, _, last, *_ in told.values()), default=-1)
-    earlier = any(over > failure.call for failure in failures)
+    earlier = bool(replaced) or any(over > failure.call for failure in failures)
     stopped = earlier and all(failure.interrupted for failure in failures)
     failed_calls: list[Fact] = []
+    others = deaths + failing + stands + frozen + hang
     if running & {failure.call for failure in failures}:  # some have failed, others go on or stand
-        most = max(1, _MOST_LINES - len(deaths) - len(failing) - len(stands) - len(hang))
-        failed_calls = _failure(failures, found)[:most]
+        failed_calls = _failure(failures, found)[: max(1, _MOST_LINES - len(others))]
     elif not (hang or failing or stands or stopped):
         failed_calls = _failure(failures, found)
         if failed_calls and earlier:  # other cells have ended since
             failed_calls[0] = replace(failed_calls[0], text=f"earlier: {failed_calls[0].text}")
-    facts = [*deaths, *failing, *failed_calls, *stands, *hang]
+    facts = [*deaths, *failing, *failed_calls, *stands, *frozen, *hang]
     # who waits for one that stands in the debugger has not failed
     failed = bool(failing or failed_calls or deaths or found.deadlocks or (facts and not stands))
-    if not session.closed:
-        facts += _unheard(found.workers, told)
-    values = _with_nan(entries) + _differences(entries)
-    facts += values + _drawn_apart(entries)
+    facts += unheard
+    if told:
+        if hang and not (failing or failed_calls):
+            spots = list(stacks.values())
+        shown = _Shown(failures if failed_calls else [], spots, recorded)
+        facts += _of_variables(session, told, shown)
     if not failed:
         facts.insert(0, Fact("nothing has failed"))
     advice = _WHERE_THEY_STAND if failing or stands else ""
     if failed and not earlier and not advice:
         advice = _advice(failures, found)
     return Explanation(found.title, tuple(facts[:_MOST_LINES]), advice, failed)
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """What is explained: the failed calls, the places where workers stand for a failure, and all
+    failed calls that are recorded."""
+
+    failures: Sequence[Failure]
+    spots: Sequence[Sequence[tuple[str, int]]]
+    recorded: Sequence[Failure]
+
+
+def _of_variables(session: Session, told: Mapping[int, Any], shown: _Shown) -> list[Fact]:
+    """What is recorded of the variables, as far as it has to do with what failed."""
+    ranks = sorted(told)
+    records = Records(
+        entries={rank: told[rank][1] for rank in ranks},
+        last={rank: told[rank][2] for rank in ranks},
+        joined={rank: told[rank][3] for rank in ranks},
+    )
+
+    def ask(names: Sequence[str]) -> dict[int, dict[str, Any] | None]:
+        return session.look(prints_now, list(names), ranks=ranks, timeout=_PATIENCE)
+
+    return differing(records, ask, _failing(told, shown))
+
+
+def _failing(told: Mapping[int, Any], shown: _Shown) -> Failing | None:
+    """Which calls and lines the explanation is of; None: nothing has failed."""
+    causes = [failure for failure in shown.failures if not failure.victim] or shown.failures
+    stacks = [[(file, line) for file, line, _ in f.frames] for f in causes] + list(shown.spots)
+    stacks = [stack for stack in stacks if stack]
+    if not stacks:
+        return None
+    call = max(failure.call for failure in causes) if causes else max(told[r][4] for r in told)
+    missing: dict[str, list[int]] = {}
+    for failure in causes:
+        name = _NOT_DEFINED.fullmatch(failure.message.partition(". ")[0])
+        if failure.type_name == "NameError" and name:
+            missing.setdefault(name[1], []).append(failure.rank)
+    return Failing(
+        call,
+        stacks[0][0][0],
+        tuple(dict.fromkeys(spot for stack in stacks for spot in stack if is_user_file(spot[0]))),
+        apart=bool(causes) and len(causes) < len(told),
+        missing=missing,
+        before=tuple({f.call for f in shown.recorded if f.call < call and not f.interrupted}),
+    )
 
 
 def _last_failures(session: Session, recorded: Sequence[Failure]) -> list[Failure]:
@@ -167,33 +205,67 @@ def _last_failures(session: Session, recorded: Sequence[Failure]) -> list[Failur
 # -- who is dead, or hangs ------------------------------------------------------------------------
 
 
-def _deaths(session: Session, workers: Sequence[WorkerStatus]) -> list[Fact]:
-    """How workers have died, and what they ran."""
-    dead = [status.rank for status in workers if status.state == "dead"]
-    return [Fact(session._deaths([rank]).splitlines()[0]) for rank in dead]
+def _cell(failures: Sequence[Failure], stacks: Iterable[Sequence[tuple[str, int]]]) -> str:
+    """The cell or script that runs, or that failed last; "" if that is not known."""
+    files = [stack[0][0] for stack in stacks] + [f.frames[0][0] for f in failures if f.frames]
+    return next((cell_of(file) for file in files if is_user_file(file)), "")
 
 
-def _unheard(workers: Sequence[WorkerStatus], told: Mapping[int, Any]) -> list[Fact]:
-    """Whose record is not told here, because they have not answered: nothing is known of it."""
-    gone = ("dead", "ended")
-    silent = [one.rank for one in workers if one.rank not in told and one.state not in gone]
-    if not silent:
-        return []
-    verb = "has" if len(silent) == 1 else "have"
+def _deaths(session: Session, workers: Sequence[WorkerStatus], cell: str) -> list[Fact]:
+    """How workers have died, what they ran, and the last line that they have put out."""
+    facts = []
+    for rank in [status.rank for status in workers if status.state == "dead"]:
+        text, _, output = session._deaths([rank]).partition("; its last output:\n")
+        text = text.partition("\n")[0]
+        lines = [line for line in output.splitlines() if line.startswith("    ")]
+        more = f"; its last line of output: {_brief(lines[-1].strip())}" if lines else ""
+        facts.append(Fact(text + more, cell if text.endswith(_IN_THE_CELL) else ""))
+    return facts
+
+
+def _replaced(failures: Sequence[Failure], workers: Sequence[WorkerStatus]) -> list[int]:
+    """The workers of whose death a failure tells, and whose place another one has now."""
+    lives = [one.rank for one in workers if one.state not in ("dead", "ended")]
+    return [rank for rank in lives if any(_tells_death(f.message, rank) for f in failures)]
+
+
+def _tells_death(message: str, rank: int) -> bool:
+    return re.search(rf"^\s*worker {rank}: has died", message, re.MULTILINE) is not None
+
+
+def _unheard(
+    workers: Sequence[WorkerStatus], told: Mapping[int, Any], cell: str
+) -> tuple[list[Fact], list[Fact]]:
+    """Who does not run, as is known; and whose record is not told, as they have not answered."""
+    silent = [one for one in workers if one.rank not in told and one.state not in _GONE]
+    frozen = [one for one in silent if _FROZEN in one.detail]
+    facts = [Fact(f"worker {one.rank} {one.detail}", cell) for one in frozen]
+    ranks = [one.rank for one in silent if one not in frozen]
+    if not ranks:
+        return facts, []
+    verb = "has" if len(ranks) == 1 else "have"
     words = f"{verb} not answered in {_PATIENCE:g} s: what is recorded there is not told"
-    return [Fact(f"{name_ranks(silent)} {words}")]
+    return facts, [Fact(f"{name_ranks(ranks)} {words}")]
 
 
-def _standing(session: Session) -> tuple[list[Fact], list[Fact]]:
-    """Who stands where in the debugger, and why: where something has failed, and elsewhere."""
+def _standing(session: Session) -> tuple[list[Fact], list[Fact], list[list[tuple[str, int]]]]:
+    """Who stands where in the debugger, and why: where something has failed, and elsewhere.
+
+    And the stacks of the former, ``(file, line)`` from the outermost frame on.
+    """
     debugger = known_debugger(session)
     stop = debugger.stop if debugger is not None and debugger.is_paused else None
     groups: dict[tuple[str, str, str], list[int]] = {}
+    spots = []
     for worker in stop.workers if stop is not None else ():
         if worker.state == PAUSED:
             here = place(worker.stack[-1].file, worker.stack[-1].line) if worker.stack else ""
-            key = (worker.reason, worker.note[:_MOST_WORDS], here)
-            groups.setdefault(key, []).append(worker.rank)
+            note = _brief(worker.note)
+            if worker.error:
+                note += f"; its condition raised {_brief(worker.error)}"
+            groups.setdefault((worker.reason, note, here), []).append(worker.rank)
+            if worker.reason in _FAILED_THERE:
+                spots.append([(spot.file, spot.line) for spot in worker.stack])
     failing, stands = [], []
     for (reason, note, site), ranks in groups.items():
         if reason in _FAILED_THERE:
@@ -202,10 +274,16 @@ def _standing(session: Session) -> tuple[list[Fact], list[Fact]]:
         verb, why = "stands" if len(ranks) == 1 else "stand", note or reason
         text = f"{name_ranks(ranks)} {verb} in the debugger" + (f": {why}" if why else "")
         stands.append(Fact(text, site))
-    return failing, stands
+    return failing, stands, spots
 
 
-def _hang(found: Diagnosis, places: Mapping[int, str]) -> list[Fact]:
+def _brief(words: str) -> str:
+    """The first line, "…" behind it if that is not all."""
+    head, more, _ = words.strip().partition("\n")
+    return head[:_MOST_WORDS] + (" …" if more or len(head) > _MOST_WORDS else "")
+
+
+def _hang(found: Diagnosis, stacks: Mapping[int, Sequence[tuple[str, int]]]) -> list[Fact]:
     """Who waits for whom now, and what those do that are waited for."""
     facts: list[Fact] = []
     edges: dict[Any, list[Edge]] = {}
@@ -216,11 +294,13 @@ def _hang(found: Diagnosis, places: Mapping[int, str]) -> list[Fact]:
     waiting = {edge.rank for edge in found.waits}
     busy: dict[tuple[str, str], list[WorkerStatus]] = {}
     for status in found.workers:
-        if status.state in ("idle", "dead", "ended") or status.rank in waiting:
+        if status.state == "idle" or status.state in _GONE or status.rank in waiting:
             continue
         if (edges and status.rank not in waited) or status.detail.startswith(STANDS):
             continue
-        site = places.get(status.rank, "")
+        if _FROZEN in status.detail:
+            continue
+        site = place(*stacks[status.rank][-1]) if status.rank in stacks else ""
         doing = f"{status.state} {status.detail.removesuffix(f' at {site}')}".strip()
         busy.setdefault((doing, site), []).append(status)
     for (doing, site), alike in busy.items():
@@ -247,13 +327,27 @@ def _failure(failures: Sequence[Failure], found: Diagnosis) -> list[Fact]:
         return []
     stopped = [failure for failure in failures if failure.interrupted]
     causes = [f for f in failures if not f.victim and not f.interrupted]
-    facts: list[Fact] = []
-    together: dict[Any, list[Failure]] = {}  # where collectives don't fit all are told the same
+    dead = {status.rank for status in found.workers if status.state == "dead"}
+    replaced = _replaced(failures, found.workers)
+    together: dict[Any, list[Failure]] = {}
     for number, group in enumerate(fold(causes)):
-        key = group[0].headline if group[0].type_name in _ACCOUNTED else number
+        first = group[0]
+        # where collectives don't fit all are told the same
+        key: Any = first.headline if first.type_name in _ACCOUNTED else number
+        if first.type_name not in _ACCOUNTED and not _is_out_of_memory(first):
+            key = first.type_name, _place_of(first)
         together.setdefault(key, []).extend(group)
-    for alike in together.values():
-        facts += _cause(alike)
+    facts: list[Fact] = []
+    groups = list(together.values())
+    most = _MOST_CAUSES if len(groups) > _MOST_CAUSES + 1 else len(groups)
+    for alike in groups[:most]:
+        facts += _cause(alike, dead, replaced)
+    if groups[most:]:
+        ranks = [failure.rank for alike in groups[most:] for failure in alike]
+        words = f"{name_ranks(ranks)} raised {len(groups[most:])} other errors"
+        facts.append(
+            Fact(words, cell_of(groups[most][0].frames[0][0]) if groups[most][0].frames else "")
+        )
     victims = [f for f in failures if f.victim and not f.interrupted]
     late = [f.headline.partition(" waiting for ")[2] for f in causes if f.type_name == _LATE]
     given_up = [title.partition("\n")[0] for title in late if title]
@@ -270,29 +364,48 @@ def _failure(failures: Sequence[Failure], found: Diagnosis) -> list[Fact]:
     return facts
 
 
-def _cause(group: Sequence[Failure]) -> list[Fact]:
+def _cause(group: Sequence[Failure], dead: Collection[int], replaced: Sequence[int]) -> list[Fact]:
     """What a failure is, in a line; of collectives that don't fit also what each member did."""
     first = group[0]
     ranks = name_ranks(failure.rank for failure in group)
     head, *more = first.headline.splitlines() or [first.type_name]
-    head = head[:_MOST_WORDS]
     where = _place_of(first)
-    accounts = [_account(line.strip()) for line in more if line.strip()][:4]
-    if first.type_name == "CollectiveError":
-        return [Fact(head.removeprefix("CollectiveError: "), where), *accounts]
-    if first.type_name == _LATE and accounts:
-        return [Fact(f"{ranks} {head.removeprefix(f'{_LATE}: ')}", where), *accounts]
+    if first.type_name in _ACCOUNTED:
+        lines = [line.strip() for line in more if line.strip()][:4]
+        # of the dead it is told anyway how they died
+        lines = [line for line in lines if not any(_tells_death(line, rank) for rank in dead)]
+        accounts = [_account(line, where, replaced) for line in lines]
+        if first.type_name == "CollectiveError":
+            return [Fact(_brief(head.removeprefix("CollectiveError: ")), where), *accounts]
+        if accounts:
+            return [Fact(f"{ranks} {_brief(head.removeprefix(f'{_LATE}: '))}", where), *accounts]
+    head = _brief(first.headline)
     if _is_out_of_memory(first):
         return [Fact(f"{ranks} ran out of memory: {head}", where)]
-    return [Fact(f"{ranks} raised {head}", where)]
+    words = list(dict.fromkeys(_brief(failure.headline) for failure in group))
+    if len(words) < 3:
+        return [
+            Fact(
+                f"{name_ranks(f.rank for f in group if _brief(f.headline) == one)} raised {one}",
+                where,
+            )
+            for one in words
+        ]
+    own = "each with words of its own" if len(words) == len(group) else f"in {len(words)} wordings"
+    return [Fact(f"{ranks} raised {first.type_name}, {own}: {_brief(first.message)}", where)]
 
 
-def _account(line: str) -> Fact:
-    """What a member did, and where: ``worker 2: called barrier at Cell In[3], line 4, in f``."""
+def _account(line: str, where: str, replaced: Sequence[int]) -> Fact:
+    """What a member did, and where: ``worker 2: called barrier at Cell In[3], line 4, in f``.
+
+    Of one that was at no place of its own, the cell or file of `where`, in which the others were.
+    """
     text, at, site = line.rpartition(" at ")
-    if not at or not _SITE.search(site):
-        return Fact(line)
-    return Fact(text, site.removesuffix(", in <module>"))
+    if at and _SITE.search(site):
+        return Fact(text, site.removesuffix(", in <module>"))
+    if any(_tells_death(line, rank) for rank in replaced):
+        line += "; another worker has its place now"
+    return Fact(line, _SITE.sub("", where))
 
 
 def _is_out_of_memory(failure: Failure) -> bool:
@@ -339,176 +452,7 @@ def _place_of(failure: Failure) -> str:
     return place(frames[-1][0], frames[-1][1]) if frames else failure.call_site
 
 
-# -- since when workers differ --------------------------------------------------------------------
-
-Values = dict[int, dict[str, tuple[str, bool]]]
-
-
-def _timeline(entries: Mapping[int, Sequence[Entry]]) -> list[tuple[str, Values]]:
-    """After each cell what each worker's variables were: the file, and rank -> name -> print."""
-    cells = {ordinal: file for line in entries.values() for ordinal, file, _ in line}
-    now: Values = {rank: {} for rank in entries}
-    at = dict.fromkeys(entries, 0)
-    moments = []
-    for ordinal, file in sorted(cells.items()):
-        for rank, line in entries.items():
-            while at[rank] < len(line) and line[at[rank]][0] <= ordinal:
-                for name, found in line[at[rank]][2].items():
-                    if found[0] == UNKNOWN:
-                        now[rank].pop(name, None)
-                    else:
-                        now[rank][name] = found
-                at[rank] += 1
-        moments.append((file, {rank: dict(values) for rank, values in now.items()}))
-    return moments
-
-
-def _classes(values: Values, name: str) -> list[list[int]]:
-    """The workers by what they hold under a name, the most first; [] if one has none."""
-    found: dict[str, list[int]] = {}
-    for rank, held in values.items():
-        if name not in held:
-            return []
-        found.setdefault(held[name][0], []).append(rank)
-    return sorted(found.values(), key=lambda ranks: (-len(ranks), ranks))
-
-
-def _differences(entries: Mapping[int, Sequence[Entry]]) -> list[Fact]:
-    """The variables that were equal on all workers once, and differ now: since which cell."""
-    moments = _timeline(entries)
-    if len(entries) < 2 or not moments:
-        return []
-    end = moments[-1][1]
-    since: dict[tuple[int, bool, str], list[str]] = {}
-    for name in sorted({name for values in end.values() for name in values}):
-        if len(_classes(end, name)) < 2:
-            continue
-        counts = [len(_classes(values, name)) for _, values in moments]
-        if 1 in counts:  # of what was never equal nobody knows whether it should be
-            equal = len(counts) - 1 - counts[::-1].index(1)
-            number = next(at for at in range(equal, len(counts)) if counts[at] > 1)
-            how = _in_words(_classes(moments[number][1], name))
-            since.setdefault((number, number == equal + 1, how), []).append(name)
-    facts = []
-    for (number, sure, how), names in sorted(since.items())[:_MOST_DIFFERENCES]:
-        file = moments[number][0]
-        words = f"{_name(names)}: {how}" + ("" if sure else ", perhaps before")
-        facts.append(Fact(words, _place_in(file, names), sure))
-    return facts
-
-
-def _name(names: Sequence[str]) -> str:
-    variables = sorted(name for name in names if name != RANDOM)
-    shown = [*variables[:_MOST_NAMES], *([RANDOM] if RANDOM in names else [])]
-    more = len(variables) - len(variables[:_MOST_NAMES])
-    return ", ".join(shown) + (f" and {more} more" if more else "")
-
-
-def _in_words(classes: Sequence[Sequence[int]]) -> str:
-    if len(classes) == 2 and len(classes[0]) > len(classes[1]):
-        return f"equal on all workers before, other on {name_ranks(classes[1])} since"
-    return f"equal on all workers before, {len(classes)} different values since"
-
-
-def _with_nan(entries: Mapping[int, Sequence[Entry]]) -> list[Fact]:
-    """Since which cell some variable has held NaN, and on whom it did first."""
-    first: tuple[str, dict[str, list[int]], int] | None = None
-    for file, values in reversed(_timeline(entries)):
-        odd: dict[str, list[int]] = {}
-        for rank, held in values.items():
-            for name in sorted(name for name, (_, has_nan) in held.items() if has_nan):
-                odd.setdefault(name, []).append(rank)
-        if not odd:
-            break
-        first = file, odd, len(values)
-    if first is None:
-        return []
-    file, odd, count = first
-    whose: dict[str, list[str]] = {}
-    for name, ranks in odd.items():
-        whom = "all workers" if len(ranks) == count else f"{name_ranks(ranks)} first"
-        whose.setdefault(whom, []).append(name)
-    return [
-        Fact(f"{_name(names)}: NaN on {whom}", _place_in(file, names))
-        for whom, names in list(whose.items())[:_MOST_DIFFERENCES]
-    ]
-
-
-def _drawn_apart(entries: Mapping[int, Sequence[Entry]]) -> list[Fact]:
-    """Variables that were made with random numbers while the workers' random states differed."""
-    moments = _timeline(entries)
-    if len(entries) < 2:
-        return []
-    before: Values = {rank: {} for rank in entries}
-    meant = False  # a cell has given each worker a seed of its own
-    for file, values in moments:
-        states = [values[rank].get(RANDOM) for rank in entries]
-        own = _meant_to_differ(file)
-        meant = len(set(states)) > 1 and (meant or bool(own & _SEEDS))
-        drawn = all(before[rank].get(RANDOM) not in (None, values[rank].get(RANDOM))
-                    for rank in entries)  # fmt: skip
-        if drawn and len(set(states)) > 1:
-            made = {name for held in values.values() for name in held} - {RANDOM}
-            names = sorted(
-                name
-                for name in made
-                if len(_classes(values, name)) == len(entries)
-                and name not in own
-                and any(before[rank].get(name) != values[rank].get(name) for rank in entries)
-            )
-            if names and not meant:
-                words = (
-                    f"{', '.join(names[:_MOST_NAMES])}: another value on each worker, perhaps made "
-                    "with random numbers of its own: is torch.manual_seed(seed) missing?"
-                )
-                return [Fact(words, _place_in(file, names), sure=False)]
-        before = values
-    return []
-
-
-def _meant_to_differ(file: str) -> set[str]:
-    """The names that a cell makes of `rank`, and the functions that it calls with it."""
-    found: set[str] = set()
-    for node in ast.walk(_tree(file)):
-        if not isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Call):
-            continue
-        inner = list(ast.walk(node))
-        if not any(isinstance(one, ast.Name) and one.id == "rank" for one in inner):
-            continue
-        if isinstance(node, ast.Call):
-            found.add(ast.unparse(node.func).rpartition(".")[2])
-        found |= {one.id for one in inner if isinstance(one, ast.Name) and _is_set(one)}
-    return found
-
-
-def _is_set(node: ast.AST) -> bool:
-    return isinstance(getattr(node, "ctx", None), ast.Store)
-
-
-def _tree(file: str) -> ast.Module:
-    try:
-        return ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:
-        return ast.Module([], [])
-
-
-def _place_in(file: str, names: Sequence[str]) -> str:
-    """The line of a cell that sets all of these, if there is just one; else the cell."""
-    lines: dict[str, set[int]] = {name: set() for name in names if name != RANDOM}
-    for node in ast.walk(_tree(file)):
-        target: ast.AST = node
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            target = node.value.func  # a method of it, as `x.add_(1)`
-        elif not _is_set(node):
-            continue
-        while isinstance(target, ast.Attribute | ast.Subscript):
-            target = target.value
-        if isinstance(target, ast.Name) and target.id in lines:
-            lines[target.id].add(target.lineno)
-    found = list(lines.values())
-    if found and all(len(one) == 1 and one == found[0] for one in found):
-        return place(file, found[0].pop())
-    return place(file, None).partition(", line")[0] if is_cell(file) else file
+# -- in words --------------------------------------------------------------------------------------
 
 
 def _advice(failures: Sequence[Failure], found: Diagnosis) -> str:

@@ -5,12 +5,14 @@ changed is read: a tensor is known by its identity, its version and a few of its
 does not count what is written through ``.data`` or NumPy. Of large tensors some elements are read;
 tensors on other devices than the CPU, and of classes of their own such as DTensors, are not. A cell
 is given `_PATIENCE` seconds of the processor; what is not reached then is not known until it is
-read. The worker's own thread writes, at the end of a cell; a probe reads.
+read. The worker's own thread writes, at the end of a cell; a probe reads. What variables are at
+this moment a probe reads of workers that write to nothing (`prints_now`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import operator
 import time
 import weakref
 from collections import deque
@@ -23,12 +25,15 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..runtime.regions import array_of
+from ..runtime.services import probe
 from ..runtime.worker import Worker
 from ..views.facts.tensors import why_no_data
+from .agent import STANDS
 from .frames import GIVEN
 
 RANDOM = "the state of torch's random numbers"
-UNKNOWN = ""  # a digest: the variable is gone, or was not read
+GONE = ""  # a digest: there is no such variable
+UNREAD = "?"  # a digest: what the variable holds was not read
 
 Print = tuple[str, bool]
 """A digest, and whether NaN is among the numbers that were read."""
@@ -76,29 +81,26 @@ class Book:
         changed: dict[str, Print] = {}
         names = worker.namespace
         for name in [name for name in self._prints if name != RANDOM and name not in names]:
-            changed[name] = (UNKNOWN, False)
+            changed[name] = (GONE, False)
             self._keys.pop(name, None)
         for name, value in list(names.items())[:_MOST_NAMES]:
-            if name.startswith("_") or name in GIVEN or issubclass(type(value), _LEFT_OUT):
+            if name.startswith("_") or name in GIVEN:
                 continue
             try:
                 key = _key(value)
                 if key is not None and _is_same(self._keys.get(name), key):
                     continue
-                found = _print(value, until)
             except Exception:  # a value that does not let itself be looked at
-                found = None
-            self._keys[name] = key if found is not None else None
-            if found is None and name in self._prints:
-                changed[name] = (UNKNOWN, False)
-            elif found is not None and self._prints.get(name) != found:
+                key = None
+            found = _print_of(value, until)
+            self._keys[name] = key if found[0] != UNREAD else None
+            if self._prints.get(name) != found:
                 changed[name] = found
-        state = torch.get_rng_state()
-        found = _digest(state.numpy().tobytes()), False
+        found = _print_of_random(worker)
         if self._prints.get(RANDOM) != found:
             changed[RANDOM] = found
         self._prints.update(changed)
-        for name in [name for name, (digest, _) in changed.items() if digest == UNKNOWN]:
+        for name in [name for name, (digest, _) in changed.items() if digest == GONE]:
             del self._prints[name]
         if changed:
             self.entries.append((worker.executed, file, changed))
@@ -122,6 +124,43 @@ def record_of(worker: Worker) -> tuple[list[Entry], int]:
     """What is recorded of a worker, and its last cell's ordinal, or -1; from any thread."""
     book: Book | None = worker.shared.get(_SHARED, {}).get(worker.worker_id)
     return ([], -1) if book is None else (list(book.entries.copy()), book.last)
+
+
+@probe
+def prints_now(worker: Worker, names: Sequence[str]) -> dict[str, Print] | None:
+    """What some variables are at this moment; None of a worker that may be writing to them.
+
+    One that is idle does not, nor one that stands in the debugger; it is looked again afterwards
+    whether it still is so, for a probe runs beside it.
+    """
+    before = worker.executed, worker.current, worker.waiting_for
+    if before[1] is not None and not f"for {before[2]}".startswith(STANDS):
+        return None
+    until = time.thread_time() + _PATIENCE
+    found: dict[str, Print] = {}
+    with _disable_current_modes(), torch.no_grad():
+        for name in names:
+            if name == RANDOM:
+                found[name] = _print_of_random(worker)
+            elif name not in worker.namespace:
+                found[name] = GONE, False
+            else:
+                found[name] = _print_of(worker.namespace.get(name), until)
+    now = worker.executed, worker.current, worker.waiting_for
+    return found if all(map(operator.is_, before[1:], now[1:])) and before[0] == now[0] else None
+
+
+def _print_of_random(worker: Worker) -> Print:
+    return _digest(worker.generator.get_state().numpy().tobytes()), False
+
+
+def _print_of(value: Any, until: float) -> Print:
+    """The digest of a value, `UNREAD` if there is none."""
+    try:
+        found = None if issubclass(type(value), _LEFT_OUT) else _print(value, until)
+    except Exception:  # a value that does not let itself be looked at
+        found = None
+    return (UNREAD, False) if found is None else found
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

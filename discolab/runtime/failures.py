@@ -237,7 +237,8 @@ def explain(
     groups = _groups(failures)
     lines: list[str] = []
     hints = iter([f" ({hint})"] if hint else [])
-    stacks = _alike(groups[:_MOST_GROUPS], lambda f: (f.summary, f.earlier, f.frames))
+    most = len(groups) if whole else _MOST_GROUPS
+    stacks = _alike(groups[:most], lambda f: (f.summary, f.earlier, f.frames))
     for alike, after in zip(stacks, [*stacks[1:], None], strict=True):
         first = alike[0][0]
         lines.append(f"{name_ranks(f.rank for group in alike for f in group)} · {first.summary}")
@@ -252,6 +253,9 @@ def explain(
             lines.append("")
         elif after is None or _end_of(first) != _end_of(after[0][0]):  # or it is shown once, below
             lines += [*_painted(_end_of(first), paint), ""]
+    if groups[most:]:
+        others = name_ranks(f.rank for group in groups[most:] for f in group)
+        lines += [f"… and {others} with {len(groups) - most} more{next(hints, '')}", ""]
     causes = {f.rank for group in groups for f in group}
     victims = [f for f in failures if f.rank not in causes]
     for group in fold(victims)[:_MOST_GROUPS]:

@@ -186,7 +186,7 @@ class RestartedWorker(Pictured):
     def __str__(self) -> str:
         """One line."""
         counts = [f"{len(self.restored)} restored", f"{len(self.lost)} lost"]
-        return f"worker {self.rank} {self.why.splitlines()[0]}; a new one has its place: " + (
+        return f"worker {self.rank} {_reason(self.why)}; a new one has its place: " + (
             f"of its registers {' and '.join(counts)}"
             if self.restored or self.lost
             else "it held no registers"
@@ -478,14 +478,18 @@ def _plan(
     )
 
 
+def _reason(why: str) -> str:
+    """How a worker has died, without what it has put out last."""
+    return why.splitlines()[0].partition("; its last output")[0]
+
+
 def _lost_text(rank: int, reg: int, name: str, what: str, why: str, how: str) -> str:
     title = f"{name!r}, r{reg}" if name else f"r{reg}"
     kind = f" ({what} on the other workers)" if what else ""
-    reason = why.splitlines()[0].partition("; its last output")[0]
     return (
-        f"what worker {rank} held in {title}{kind} was lost with it: worker {rank} {reason}, and "
-        f"a new one has its place{f'; {how}' if how else ''}. Make it again by that call, or "
-        f"assign it: ref.debug_copy_from({rank}, value)"
+        f"what worker {rank} held in {title}{kind} was lost with it: worker {rank} "
+        f"{_reason(why)}, and a new one has its place{f'; {how}' if how else ''}. Make it again by "
+        f"that call, or assign it: ref.debug_copy_from({rank}, value)"
     )
 
 

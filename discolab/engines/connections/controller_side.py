@@ -157,7 +157,9 @@ class RemoteChannel:
         where = site_text(site)
         text = f"{text} (called at {where})" if where else text
         later = len(open_ones) - 1
-        return text if self._exact or not later else f"{text} or one of {later} later calls"
+        if self._exact or not later:
+            return text
+        return f"{text} or {f'one of the {later} calls' if later > 1 else 'the call'} after it"
 
 
 def _drop(_frame: Frame) -> None:
