@@ -105,9 +105,9 @@ def differing(records: Records, ask: Asked, failing: Failing | None) -> list[Fac
     far = distances(sorted(direct), dict.fromkeys(files))
     end = moments[-1].values
     names = {name for held in end.values() for name in held}
-    asked = {name for name in names if len(_classes(end, name)) > 1 or _nan(end, name)}
-    asked |= direct | {name for name in names if name in far} | {RANDOM}
-    found = ask(sorted(asked))
+    suspect = {name for name in names if len(_classes(end, name)) > 1 or _nan(end, name)}
+    others = direct | {RANDOM} | {name for name in names if failing is None or name in far}
+    found = ask([*sorted(suspect), *sorted(others - suspect)])  # there may not be time for all
     busy = [rank for rank in records.entries if found.get(rank) is None]
     if busy:  # what they have written since their last cell is not known
         until = min(records.last[rank] for rank in busy)

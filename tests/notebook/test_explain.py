@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import html
+import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -94,7 +96,7 @@ def test_one_never_comes(three: Kernel) -> None:
     three.fails("%%disco\nif rank: ccl.all_reduce(torch.ones(3))")
     told = lines(three)
     assert "all_reduce #1 of float32[3] in workers 0-2 can't complete" in told[0]
-    assert "worker 0: finished the call without it" in told[1]
+    assert re.fullmatch(r"2. worker 0: finished the call without it · Cell In\[\d+\]", told[1])
     assert "workers 1-2: called all_reduce(sum)" in told[2]
 
 
@@ -218,7 +220,7 @@ def test_a_worker_that_hangs_outside_any_collective(three: Kernel) -> None:
 def test_it_was_stopped(three: Kernel) -> None:
     three.fails("%%disco\n" + HANG.format(100), interrupt_after=1.5)
     told = lines(three)
-    assert told[0].startswith("1. worker 2 was stopped, outside any collective · Cell In[")
+    assert told[0].startswith("1. worker 2 was stopped, outside any collective · Cell In["), told
     assert told[0].endswith("line 4")
     assert told[1].startswith("2. workers 0-1 waited for worker 2 in all_reduce(sum) of float32[3]")
     assert "line 5" in told[1]
@@ -285,6 +287,80 @@ def test_what_is_written_past_torchs_count_is_seen(three: Kernel) -> None:
     assert "net, p: equal on all workers before, other on worker 1" in "\n".join(lines(three))
 
 
+def test_what_is_equal_again_is_not_said_to_differ(three: Kernel) -> None:
+    three.ok("%disco_restart")
+    three.ok("%%disco\nlarge, small = torch.ones(9, 9, 9), torch.ones(3)\nx = torch.ones(9, 9, 9)")
+    three.ok("%%disco\nlarge[0, 0, 1] += rank\nsmall += rank")
+    three.ok(
+        "%%disco\nlarge.data[0, 0, 1] = 1; small.data.fill_(1)\nif rank == 2: x.data[0, 0, 1] = 3"
+    )
+    told = lines(three)
+    assert re.fullmatch(
+        r"2. x: equal on all workers after this cell, other on worker 2 now · Cell In\[\d+\]",
+        told[1],
+    ), told
+    assert len(told) == 2, told
+
+
+def test_what_a_busy_worker_may_have_changed_is_told_with_perhaps(three: Kernel) -> None:
+    three.ok("%disco_restart")
+    three.ok("%%disco\nimport time\nw = torch.ones(3)\ngo = False")
+    three.ok("%%disco\nw[0] += rank == 1")
+    three.ok("%%disco -a\nif rank == 2: time.sleep(60)")
+    told = lines(three)
+    while not any("sleep(60)" in line for line in told):
+        told = lines(three)
+    assert any(
+        re.search(r"w: .*, other on worker 1 since, perhaps no longer · Cell", line)
+        for line in told
+    ), told
+    three.ok("sess.interrupt()")
+
+
+def test_what_the_failing_line_reads_comes_first(three: Kernel) -> None:
+    three.ok("%disco_restart")
+    three.ok("%%disco\nmask, b, c = torch.full((1,), float('nan')), torch.zeros(2), 0\n"
+             "model = torch.nn.Linear(2, 1)\nwith torch.no_grad():\n"
+             "    for p in model.parameters(): p.fill_(1)\np = 0")  # fmt: skip
+    three.ok("%%disco\nb[0] += rank == 2")
+    three.ok("%%disco\nc += rank == 0")
+    three.ok("%%disco\nif rank == 1: model.weight.data[0, 0] = 5.0")
+    cell = number(three.fails("%%disco\nloss = model(torch.ones(2)).sum()\nassert loss < 4, 'no'"))
+    told = lines(three)
+    assert told[:2] == [
+        f"1. worker 1 raised AssertionError: no · {cell}, line 3",
+        f"2. loss: other on worker 1 · {cell}, line 2",
+    ]
+    assert told[2].startswith("3. model: equal on all workers before, other on worker 1 since · Ce")
+    assert told[3].startswith("4. c: equal on all workers before, other on worker 0 since · Cell I")
+    assert len(told) == 5  # with the advice
+    three.fails("%%disco\nraise ValueError('v')")
+    assert len(lines(three)) == 2  # those were told of before
+
+
+def test_what_is_not_there_on_some_workers(three: Kernel) -> None:
+    three.ok("%disco_restart")
+    three.ok("%%disco\nx0, f = torch.ones(2), lambda: 1\nif rank == 2: del x0, f")
+    for code in ("x0 + 1", "f()"):
+        three.fails(f"%%disco\n{code}")
+        name = code.partition(" ")[0].partition("(")[0]
+        assert re.match(rf"2. {name}: not on worker 2 since · Cell In\[\d+\]$", lines(three)[1])
+    three.ok("%%disco -t 0-1\nu = torch.ones(1)")
+    three.fails("%%disco\nu += 1")
+    assert re.match(r"2. u: not on worker 2 since · Cell In\[\d+\]$", lines(three)[1])
+
+
+def test_random_numbers_drawn_by_one_in_the_cell_that_fails(three: Kernel) -> None:
+    three.ok("%disco_restart")
+    three.ok("%%disco\ntorch.manual_seed(0)")
+    three.fails("%%disco\nif rank == 1: c = torch.rand(3)\nd = torch.rand(9)\n"
+                "disco_assert(d, 'replicated')")  # fmt: skip
+    told = lines(three)
+    state = "2. the state of torch's random numbers: equal on all workers before, other on worker 1"
+    assert told[1].startswith(f"{state} since · Cell In["), told
+    three.ok("%disco_abort")
+
+
 def test_what_a_variable_held_may_live_on(three: Kernel) -> None:
     three.ok("%disco_restart")
     three.ok("%%disco\nx = torch.ones(3)\nhuge = 10**5000\nlater = 0\n"
@@ -347,10 +423,31 @@ def test_an_earlier_failure_says_so(three: Kernel) -> None:
     assert told.startswith("1. earlier: workers 0-2 raised ZeroDivisionError: division by zero")
 
 
+def test_errors_of_many_words(three: Kernel) -> None:
+    three.ok("%disco_restart")
+    cell = number(three.fails("%%disco\nraise ValueError(f'w{rank} has\\nfailed')"))
+    (told, _) = lines(three)
+    assert told == (
+        f"1. workers 0-2 raised ValueError, each with words of its own: w0 has … · {cell}, line 2"
+    )
+    three.fails("%%disco\nif rank < 2: raise ValueError('a')\nraise ValueError('a\\nb')")
+    assert lines(three)[1].startswith("2. worker 2 raised ValueError: a … · Cell In[")
+
+
+def test_a_condition_that_has_raised_is_told(three: Kernel) -> None:
+    three.ok("%disco_restart")
+    three.ok("%%disco -b '2 if nothing > 2'\nx = 1\ny = 2")
+    told = lines(three)
+    assert re.match("2. workers 0-2 stand in the debugger: breakpoint 1; its condition raised Name"
+                    "Error: name 'nothing' is not defined · Cell", told[1]), told  # fmt: skip
+    three.ok("%disco_abort")
+
+
 def test_a_dead_worker(three: Kernel) -> None:
     three.ok("%disco_restart --engine processes")
-    three.fails("%%disco\nimport os\nif rank == 1: os.kill(os.getpid(), 9)\n"
-                "ccl.all_reduce(torch.ones(1))")  # fmt: skip
+    # the others come to the collective before it dies
+    three.fails("%%disco\nimport os, time\nif rank == 1: print('one\\ntwo'); time.sleep(1)\n"
+                "if rank == 1: os.kill(os.getpid(), 9)\nccl.all_reduce(torch.ones(1))")  # fmt: skip
     waits, until = (
         "workers 0, 2: called all_reduce(sum) of float32[1] · Cell In[",
         time.monotonic() + 20,
@@ -359,8 +456,20 @@ def test_a_dead_worker(three: Kernel) -> None:
     while not any(waits in line for line in told) and time.monotonic() < until:
         told = lines(three)  # the others may not have come there yet
     assert told[0].startswith("1. worker 1 (pid ")
-    assert "was killed by SIGKILL while it ran the cell" in told[0]
-    assert any(waits in line for line in told)
+    assert "killed by SIGKILL while it ran the cell; its last line of output: two · C" in told[0]
+    assert any(waits in line for line in told), told
+    assert not any("has died" in line for line in told)
+    shown = three.ok("%disco_restart -t 1").text
+    assert re.match(r"worker 1 \(pid \d+\) was killed .* ran the cell · a new one has it", shown)
+    told = lines(three)
+    assert told[0].startswith("1. earlier: all_reduce #1 of float32[1] in workers 0-2 can't compl")
+    account = r"\d. worker 1: has died; another worker has its place now · Cell In\[\d+\]"
+    assert any(re.fullmatch(account, line) for line in told), told
+    three.fails("%%disco\ntime.time()")
+    told = lines(three)
+    assert re.fullmatch(r"2. time: not on worker 1 since its restart, made .* · C.*\]", told[1]), (
+        told
+    )
     three.ok("%disco_restart")
 
 
@@ -379,3 +488,18 @@ def test_a_session_without_a_notebook() -> None:
         assert found.facts[0].text == "workers 0-1 raised ValueError: alone"
         assert "test_explain.py:" in found.facts[0].place
     assert sess.explain().facts[0].text == "workers 0-1 raised ValueError: alone"
+
+
+def test_a_worker_that_is_stopped_is_told_as_the_error_tells_it() -> None:
+    from discolab import ProcessSession
+    from discolab.debugger.explaining import explain
+
+    with ProcessSession(2, heartbeat=0.5) as sess:
+        pid = sess.call_packed(os.getpid).debug_get_from_remote(1)
+        os.kill(pid, signal.SIGSTOP)
+        until = time.monotonic() + 20
+        first = explain(sess).facts[0].text
+        while "SIGSTOP" not in first and time.monotonic() < until:
+            first = explain(sess).facts[0].text
+        os.kill(pid, signal.SIGCONT)
+    assert re.match(r"worker 1 \(pid \d+\) has given no sign of life for .* \(SIGSTOP\)$", first)
