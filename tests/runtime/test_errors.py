@@ -24,6 +24,7 @@ from discolab import (
     current_worker,
     current_worker_or_none,
 )
+from discolab.runtime.failures import explain
 
 
 def repr_of_type(value: object) -> str:
@@ -187,6 +188,15 @@ def test_equal_failures_are_folded_and_different_ones_are_not(sess: ThreadedSess
     first, second = str(info.value).splitlines()
     assert first.startswith("workers 0-1, 3 failed")
     assert second.startswith("worker 2 failed")
+
+
+def test_of_more_errors_than_are_shown_the_workers_are_named() -> None:
+    failures = [Failure(rank, "call of 'f'", "", "ValueError", f"w{rank}") for rank in range(8)]
+    shown = explain(failures, hint="more shows all")
+    assert "worker 3: ValueError: w3" in shown
+    assert "worker 4: ValueError: w4" not in shown
+    assert shown[-1] == "… and workers 4-7 with 4 more (more shows all)"
+    assert "worker 7: ValueError: w7" in explain(failures, whole=True)
 
 
 def test_what_was_called_without_result_is_told_by_the_next_fetch(pair: ThreadedSession) -> None:
