@@ -223,12 +223,13 @@ class _Weights:
         if self._failing is None:
             return 0, number
         ordinal = self._moments[number].ordinal
-        is_recent = ordinal >= self._recent
+        before = self._failing.before
+        is_recent = ordinal >= self._recent and not any(call > ordinal for call in before)
         if name in self._far or (name == RANDOM and is_recent):
             return self._far.get(name, 1), number
         if is_recent:
             return _RECENT, -number
-        if any(ordinal <= call for call in self._failing.before):
+        if any(call >= ordinal for call in before):
             return None
         return _OLD, -number
 

@@ -335,6 +335,7 @@ def test_what_the_failing_line_reads_comes_first(three: Kernel) -> None:
     assert told[3].startswith("4. c: equal on all workers before, other on worker 0 since · Cell I")
     assert len(told) == 5  # with the advice
     three.fails("%%disco\nraise ValueError('v')")
+    three.fails("%%disco\nraise ValueError('v')")
     assert len(lines(three)) == 2  # those were told of before
 
 
