@@ -199,9 +199,10 @@ def _interrupt_programs(me: Interruptible) -> None:
     for pid in pids:
         with shield():  # none must stay stopped
             processes = _stop_all_of(pid)
-            for number in (signal.SIGINT, signal.SIGCONT):
-                for process in reversed(processes):
-                    _send(process, number)
+            for process in reversed(processes):
+                _send(process, _interrupt_of(process.pid))
+            for process in reversed(processes):
+                _send(process, signal.SIGCONT)
 
 
 def _stop_all_of(pid: int) -> list[Any]:
@@ -229,6 +230,20 @@ def _send(process: Any, number: int) -> None:
 
     with contextlib.suppress(psutil.Error):
         process.send_signal(number)
+
+
+def _interrupt_of(pid: int) -> int:
+    """The signal that ends a program as Ctrl-C does: SIGTERM where it would not get SIGINT.
+
+    Ray blocks SIGINT in its actors, so whatever they start begins with that blocked.
+    """
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
+            blocked = next(line for line in status if line.startswith("SigBlk:")).split()[1]
+    except (OSError, StopIteration):  # it has ended, or this is no Linux
+        return signal.SIGINT
+    is_blocked = int(blocked, 16) & (1 << (signal.SIGINT - 1))
+    return signal.SIGTERM if is_blocked else signal.SIGINT
 
 
 def _have_stopped(processes: list[Any]) -> bool:
