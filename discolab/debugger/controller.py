@@ -216,6 +216,8 @@ class DebugController:
             if self.lockstep is not None:
                 for rank in self.lockstep.ranks(RUNNING, HELD, PAUSED, "collective"):
                     self.lockstep.end(rank, ABORTED, STUCK if rank in stuck else "")
+                if self._still:
+                    self._stand(False)
                 self.has_changed()
 
     # -- workers -----------------------------------------------------------------------------

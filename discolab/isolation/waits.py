@@ -197,38 +197,39 @@ def _interrupt_programs(me: Interruptible) -> None:
     if not pids:
         return
     for pid in pids:
-        with shield():  # none must stay stopped
-            processes = _stop_all_of(pid)
-            for process in reversed(processes):
-                _send(process, _interrupt_of(process.pid))
-            for process in reversed(processes):
-                _send(process, signal.SIGCONT)
+        processes: list[Any] = []
+        with shield():
+            try:
+                _stop_all_of(pid, processes)
+            finally:  # none must stay stopped
+                for process in reversed(processes):
+                    _send(process, _interrupt_of(process.pid))
+                for process in reversed(processes):
+                    _send(process, signal.SIGCONT)
 
 
-def _stop_all_of(pid: int) -> list[Any]:
-    """Stop a program and all that it has started; these processes.
+def _stop_all_of(pid: int, found: list[Any]) -> None:
+    """Stop a program and all that it has started, and enter them in `found`.
 
     Else it may start another one after the look for them and before the interrupt ends it. Nobody
     finds that one then, and it may hold the pipe that the worker reads from.
     """
     import psutil  # few programs need it
 
-    found: list[Any] = []
-    with contextlib.suppress(psutil.Error):
+    with contextlib.suppress(psutil.Error, OSError):  # it has ended, or too many files are open
         new = [psutil.Process(pid)]
         while new:
+            found += new
             for process in new:
                 _send(process, signal.SIGSTOP)
-            found += new
             wait_in_shield(functools.partial(_have_stopped, new), _STOP_WITHIN)
             new = [p for p in found[0].children(recursive=True) if p not in found]
-    return found
 
 
 def _send(process: Any, number: int) -> None:
     import psutil
 
-    with contextlib.suppress(psutil.Error):
+    with contextlib.suppress(psutil.Error, OSError):
         process.send_signal(number)
 
 
@@ -335,11 +336,16 @@ def _fork_over(fork: Callable[[], Any]) -> Callable[[], Any]:
     return fork_whole
 
 
+def _shield_of_worker() -> contextlib.AbstractContextManager[None]:
+    """Nothing on the main thread: a forked child would keep the shield's handlers of signals."""
+    return contextlib.nullcontext() if waiter_here() is None else shield()
+
+
 def _start_process_over(start: Callable[[Any], None]) -> Callable[[Any], None]:
     @functools.wraps(start)
     def start_whole(self: Any) -> None:
         try:
-            with shield():  # or it would run, and nobody know of it
+            with _shield_of_worker():  # or it would run, and nobody know of it
                 start(self)
         except WorkerInterrupted:  # nobody gets it
             if self._popen is not None:
@@ -355,7 +361,9 @@ def _pool_over(begin: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(begin)
     def begin_whole(self: Any, *args: Any, **named: Any) -> None:
         try:
-            with shield():  # CPython leaves the processes that it has so far to themselves
+            with (
+                _shield_of_worker()
+            ):  # CPython leaves the processes that it has so far to themselves
                 begin(self, *args, **named)
         except WorkerInterrupted:  # nobody gets it
             if hasattr(self, "_terminate"):

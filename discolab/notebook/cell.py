@@ -160,8 +160,16 @@ def complete_in_frame(worker: Worker, frame: FrameType, text: str) -> list[str]:
 def completions(text: str, names: dict[str, Any]) -> list[str]:
     """What `text`, a name or ``a.b``, may be completed to where these names are known.
 
-    Of ``a.b[`` the keys that are strings; of nothing the names themselves.
+    Of ``a.b[`` the keys that are strings; of nothing the names themselves. Nothing that this meets
+    is an error: there are no such words then.
     """
+    try:
+        return _completions(text, names)
+    except Exception:
+        return []
+
+
+def _completions(text: str, names: dict[str, Any]) -> list[str]:
     if not text:
         return sorted(name for name in names if not name.startswith("_"))
     if text.endswith("["):
@@ -206,7 +214,6 @@ class CellRun:
         self.session = session
         self.targets = targets
         self.ref: DRef = session.call_packed(func, *args)
-        self._call = session.calls_sent - 1
         self._shown = session.call_packed(has_value, self.ref)
         self._shown.name = OWN
         self._ticket = session.request(self._shown, tell=True, what=what)
@@ -251,7 +258,7 @@ class CellRun:
         except WaitTimeoutError:
             raise
         except DiscoError:
-            self.session.mark_reported(self._call)
+            self.session.mark_reported(self.ref)
             raise
         failures = self.failures
         if failures and all(f.interrupted for f in failures):

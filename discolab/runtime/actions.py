@@ -15,9 +15,9 @@ A command is a plain tuple whose first item is the action and whose second is a 
     (END_INTERRUPT, 0, ticket)                  everything before this was cancelled
     (REPORTED, 0, reported)                     these failures were raised
 
-`reported` is ``calls, victims, others``: ordinals of calls; ordinals of calls of which only those
-failures were raised that came of another worker's; and ``(rank, number)`` of failures of what is no
-call. A call that fails on several workers is one failure.
+`reported` is ``calls, victims, others, regs``: ordinals of calls; ordinals of calls of which only
+those failures were raised that came of another worker's; ``(rank, number)`` of failures of what is
+no call; and registers that hold a failure. A call that fails on several workers is one failure.
 Register 0 means "no result". With `tell` an orphan failure (see errors.py) is the reply.
 `func` is a `Register` or a callable; `bind` says, in bits, whether the function
 (BIND_FUNCTION) or the arguments (BIND_ARGUMENTS) must be looked up or copied on the worker, and

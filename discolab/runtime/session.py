@@ -402,18 +402,18 @@ class Session(Drawn, Controller):
         others = {(f.rank, f.number) for f in failures if f.call < 0 and f.number}
         with self._lock:
             if not self._closed:
-                reported = tuple(causes), tuple(calls - causes), tuple(others)
+                reported = tuple(causes), tuple(calls - causes), tuple(others), ()
                 self._broadcast((DiscoAction.REPORTED, 0, reported))
         return WorkerError(failures)
 
-    def mark_reported(self, call: int) -> None:
-        """A worker has died in this call, and that was told: no later wait raises for the call.
+    def mark_reported(self, ref: DRef) -> None:
+        """A worker died in the call that fills `ref`, which was told: no later wait raises it again.
 
-        What the others say of it comes only when that is done, and nobody waits for it any more.
+        The others say how it failed there once that is done; nobody waits for this any more.
         """
         with self._lock:
             if not self._closed and self._dead():
-                self._broadcast((DiscoAction.REPORTED, 0, ((call,), (), ())))
+                self._broadcast((DiscoAction.REPORTED, 0, ((), (), (), (int(ref.reg_id),))))
 
     def register_of(self, dref: DRef) -> int:
         """The number of a DRef's register.

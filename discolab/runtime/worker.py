@@ -562,7 +562,10 @@ class Worker(Interruptible):
         self.channel.reply(command[2], self.worker_id, None)
 
     def _reported(self, command: Command) -> None:
-        calls, victims, others = command[2]
+        calls, victims, others, regs = command[2]
+        for value in map(self.registers.get, regs):
+            if type(value) is Failure:
+                value.reported = True
         for value in (*self.registers.values(), *self.unreported.kept()):
             if type(value) is Failure and (
                 value.call in calls

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,25 @@ def test_an_interrupt_leaves_no_process_of_a_pool(pair: Session) -> None:
     while any(left := pair.call_packed(_new_processes, now_known=False).debug_get_from_all()):
         assert time.monotonic() < until, left
         time.sleep(0.05)
+
+
+def _begin_and_sleep(begun: Any) -> None:
+    begun.set()
+    time.sleep(60)
+
+
+def test_ctrl_c_ends_a_child_that_the_notebook_has_forked(pair: Session) -> None:
+    fork = multiprocessing.get_context("fork")
+    begun = fork.Event()
+    child = fork.Process(target=_begin_and_sleep, args=(begun,))
+    with warnings.catch_warnings():  # CPython 3.12 warns of threads
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child.start()
+    assert begun.wait(20)
+    time.sleep(0.1)
+    os.kill(child.pid or 0, signal.SIGINT)
+    child.join(20)
+    assert not child.is_alive()
 
 
 def _read_pipe(seconds: str) -> None:

@@ -131,6 +131,9 @@ def test_keys_and_names_of_other_workers_complete(two: Kernel) -> None:
     assert two.complete("%%disco\nonly_th") == ["only_there"]
     assert two.complete("%disco_break only_th") == ["only_there"]
     assert {"rates", "nested"} <= set(two.complete("%disco_eval "))
+    two.complete("%%disco\nnot_there['")
+    two.ok("%%disco\nprint('fine')")  # what a look has met is no failure of the next cell
+    two.ok("sess.sync_all()")
 
 
 def test_a_name_that_only_workers_have_says_so(two: Kernel) -> None:

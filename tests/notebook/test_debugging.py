@@ -225,6 +225,13 @@ def test_without_a_program_one_line_says_how_to_begin(nb: Any) -> None:
     assert "no cell has failed" in nb.fails("%disco_pm").stderr
 
 
+def test_deadlines_run_on_after_an_abort(nb: Any) -> None:
+    nb.ok("%%disco\nbreakpoint()\nk = 1")
+    nb.ok("%disco_abort")
+    late = "import time\nif rank == 1: time.sleep(1.5)\nccl.all_reduce(torch.ones(2), timeout=0.3)"
+    assert "after 0.3 s" in nb.fails(f"%%disco\n{late}").traceback
+
+
 def test_breakpoint_in_any_cell(nb: Any) -> None:
     stop = nb.ok("%%disco\nx = rank\nbreakpoint()\nprint('after', x)\nx * 2")
     assert stopped_at(stop, 3)

@@ -1,11 +1,13 @@
 """A worker that was restarted takes part in rpc again; what the old one owned stays lost."""
 
 import gc
+import importlib.util
 import os
 import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -26,22 +28,39 @@ from tests.rpc.functions import eventually, my_rank
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 PRELOAD += ["pytest"]
 KINDS = ["processes", "processes-tcp", "sockets"]
+ON_RAY = pytest.param(
+    "ray",
+    marks=[
+        pytest.mark.slow,
+        pytest.mark.alone,
+        pytest.mark.timeout(400),
+        pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray"),
+    ],
+)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=[*KINDS, ON_RAY])
 def trio(request: pytest.FixtureRequest) -> Iterator[Session]:
     """Three workers in processes; each test restarts some of them."""
     engine, _, route = request.param.partition("-")
-    options = {"nodes": "local:1"} if engine == "sockets" else {}
+    options: dict[str, Any] = {"timeout": 20}
+    if engine == "sockets":
+        options["nodes"] = "local:1"
+    if engine == "ray":
+        options.update(timeout=60, start_timeout=300)
     before = os.environ.pop(ROUTE, None)
     if route:
         os.environ[ROUTE] = route
-    session = make_session(3, engine, devices="cpu", timeout=20, **options)
+    session = make_session(3, engine, devices="cpu", **options)
     session.import_python_module(__name__)
     try:
         yield session
     finally:
         session.shutdown(cancel=True)
+        del session
+        with warnings.catch_warnings():  # Ray does not wait for what it kills
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
         os.environ.pop(ROUTE, None)
         if before is not None:
             os.environ[ROUTE] = before
