@@ -6,20 +6,18 @@ all workers would execute it: a module that calls ``torch.set_default_dtype(torc
 each module is noted, and those that a module has changed are set where another worker imports it
 later, or the notebook; once, as Python executes a module once, and again in each script.
 
-Random states: what a module has seeded is seeded; what it has drawn is drawn by those who were in
-the same state as the first worker before. Of switches that all workers have together (switches.py)
-nothing is noted: a module sets those for all.
+Random states are left out: what they are before and after does not tell whether a module has seeded
+or drawn, so a seed reaches only the worker that imports the module first. Of switches that all
+workers have together (switches.py) nothing is noted: a module sets those for all.
 
 Whoever imports has the turn to import (imports.py), which guards `_effects`; it is read without.
 """
 
 from __future__ import annotations
 
-import ctypes
 import decimal
 import functools
 import multiprocessing
-import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -30,26 +28,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..runtime.interrupts import shield
 from ..runtime.worker import current_worker_or_none
 from . import table
 from .patches import Patches
 from .table import OF_SCRIPT, Row, Treatment
 
 _DONE = f"{OF_SCRIPT}modules whose settings the worker has"
-_BLOCK = 624  # keys of a Mersenne Twister, after which it makes new ones
-_SIZE = 4 * (_BLOCK + 1)  # of them and the place among them
 _DENORMAL, _ONE = 5e-324, 1.0
-_DRAWN = 256  # so many blocks a module may draw; more is taken for another seed
 
 
 class _ImportedHere(threading.local):
-    """Of each thread: the modules that it executes at this moment, the outermost first.
-
-    And where the state of numpy is that it has looked at last.
-    """
-
-    generator: Any = None
-    address = 0
+    """Of each thread: the modules that it executes at this moment, the outermost first."""
 
     def __init__(self) -> None:
         self.notes: list[_Note] = []
@@ -81,67 +71,6 @@ _active = False
 
 
 # -- settings that a worker has for itself ---------------------------------------------------------
-
-
-def _random_of_torch() -> Any:
-    """None within a transform or mode in which tensors have no numbers."""
-    generator = torch.default_generator
-    try:
-        with torch._C.DisableTorchFunction():
-            return generator.initial_seed(), generator.get_state().numpy().tobytes()
-    except (RuntimeError, TypeError):
-        return None
-
-
-def _draw_as_in_torch(before: Any, after: Any) -> None:
-    if before is None or after is None:
-        return
-    if after[0] != before[0] or _random_of_torch() == before:
-        with torch._C.DisableTorchFunction():
-            state = torch.frombuffer(bytearray(after[1]), dtype=torch.uint8)
-            torch.default_generator.set_state(state)
-
-
-def _random_of_numpy() -> bytes:
-    """numpy's keys and its place in them: looked at where they are, in a hundredth of the time."""
-    worker = current_worker_or_none()
-    state: Any = None if worker is None else worker.random_states.get("numpy")
-    generator = (state or np.random.mtrand._rand)._bit_generator
-    if generator is not _imported.generator:
-        known = isinstance(generator, np.random.MT19937)
-        _imported.generator = generator
-        _imported.address = generator.ctypes.state_address if known else 0
-    return ctypes.string_at(_imported.address, _SIZE) if _imported.address else b""
-
-
-def _draw_as_in_numpy(before: bytes, after: bytes) -> None:
-    if after and (_random_of_numpy() == before or not _is_drawn(before[:-4], after[:-4])):
-        numbers = np.frombuffer(after, np.uint32)
-        np.random.set_state(("MT19937", numbers[:-1], int(numbers[-1]), 0, 0.0))
-
-
-def _random_of_python() -> bytes:
-    """Python's place in its keys, and them."""
-    worker = current_worker_or_none()
-    state = None if worker is None else worker.random_states.get("random")
-    return ctypes.string_at(id(state or vars(random)["_inst"]) + object.__basicsize__, _SIZE)
-
-
-def _draw_as_in_python(before: bytes, after: bytes) -> None:
-    place, *keys = np.frombuffer(after, np.uint32).tolist()
-    if _random_of_python() == before or not _is_drawn(before[4:], after[4:]):
-        random.setstate((3, (*keys, place), None))
-
-
-def _is_drawn(before: bytes, after: bytes) -> bool:
-    """Whether keys of a Mersenne Twister become others by drawing."""
-    state: Any = np.random.RandomState()
-    state.set_state(("MT19937", np.frombuffer(before, np.uint32), _BLOCK))
-    for _ in range(_DRAWN):
-        if state.get_state()[1].tobytes() == after:
-            return True
-        state.bytes(4 * _BLOCK)
-    return False
 
 
 def _decimal_context() -> Any:
@@ -197,13 +126,10 @@ _settings: dict[str, tuple[Get, Set]] = {
 
 # by what sets it where it is found, given what the module has found and left
 _changes: dict[str, tuple[Get, Callable[[Any, Any], None]]] = {
-    "torch's random numbers": (_random_of_torch, _draw_as_in_torch),
-    "numpy's random numbers": (_random_of_numpy, _draw_as_in_numpy),
     "start method": (
         lambda: multiprocessing.get_start_method(allow_none=True),
         _change_start_method,
     ),
-    "Python's random numbers": (_random_of_python, _draw_as_in_python),
 }
 
 _keys: set[str] = set()  # of settings that stand in `Worker.process_state`
@@ -312,18 +238,19 @@ def _take_effect(name: str) -> None:
     steps, done = _effects.get(name), _done_here()
     if not _active or steps is None or name in done:
         return
-    done.add(name)
     notes = _imported.notes
-    if notes:
-        notes[-1].look()
-    for step in steps:
-        if isinstance(step, str):
-            _take_effect(step)
-        else:
-            _change(*step)
-    if notes:
-        notes[-1].last = _settings_here()
-        notes[-1].steps.append(name)
+    with shield():  # what an interrupt cut off would never be set
+        done.add(name)
+        if notes:
+            notes[-1].look()
+        for step in steps:
+            if isinstance(step, str):
+                _take_effect(step)
+            else:
+                _change(*step)
+        if notes:
+            notes[-1].last = _settings_here()
+            notes[-1].steps.append(name)
 
 
 def _switch(on: bool) -> None:
@@ -341,10 +268,11 @@ table.add(
         state="what a module sets while it is imported",
         treatment=Treatment.PER_WORKER,
         meaning="A module is executed once, by the worker that imports it first. What it sets of a "
-        "worker's own (the default dtype and device, gradients, seeds, errors of numpy, …) each "
-        "worker has that imports it, and the notebook if it does. What a module has set that the "
-        "notebook has imported before the session is set in the notebook only; but for the default "
-        "dtype, with which workers begin.",
+        "worker's own (the default dtype and device, gradients, errors of numpy, …) each worker "
+        "has that imports it, and the notebook if it does; what it seeds, the first worker alone: "
+        "seed in the script or a cell. What a module has set that the notebook has imported before "
+        "the session is set in the notebook only; but for the default dtype, with which workers "
+        "begin.",
         test="tests/isolation/test_imports.py::test_each_worker_has_what_a_module_sets",
         install=_install,
         library="Python",

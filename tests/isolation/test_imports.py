@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import random
 import subprocess
 import sys
 import textwrap
@@ -12,11 +13,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from discolab import Session, ThreadedSession, current_worker
-from discolab.isolation import table
+from discolab.isolation import import_effects, table
 from discolab.isolation.patches import Patches
 from discolab.notebook.script import read_script, run_script
 from tests.selection import slow
@@ -281,7 +283,7 @@ def test_two_workers_may_need_the_first_storage_at_once(request: pytest.FixtureR
 
 
 SETS = """
-import decimal, numpy as np, torch
+import numpy as np, torch
 torch.set_default_dtype(torch.float64)
 torch.set_default_device("meta")
 torch.set_grad_enabled(False)
@@ -289,29 +291,12 @@ torch.distributions.Distribution.set_default_validate_args(False)
 torch.set_autocast_enabled("cpu", True)
 torch.set_flush_denormal(True)
 np.seterr(divide="raise")
-decimal.getcontext().prec = 7
 torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
-import dl_seeds
+import dl_inner
 """
-SEEDS = """
-import random, numpy, torch
-for seed in (random.seed, numpy.random.seed, torch.manual_seed):
-    seed(4)
-"""
-DRAWS = """
-import random, numpy, torch
-values = random.random(), numpy.random.rand(), torch.rand((), device="cpu")
-"""
+INNER = "import decimal; decimal.getcontext().prec = 7"
 IMPORTS = """
-import decimal, importlib, random, numpy as np, torch
-
-def draw():
-    number = torch.rand((), dtype=torch.float32, device="cpu").item()
-    return [random.random(), np.random.rand(), number]
-
-def seed(value):
-    for function in (random.seed, np.random.seed, torch.manual_seed):
-        function(value)
+import decimal, numpy as np, torch
 
 def look():
     tiny = torch.tensor(1e-40, dtype=torch.float32, device="cpu")
@@ -319,19 +304,16 @@ def look():
         str(torch.get_default_dtype()), torch.get_default_device().type, torch.is_grad_enabled(),
         torch.distributions.Distribution._validate_args, torch.is_autocast_enabled("cpu"),
         bool((tiny * 1).item() == 0), np.geterr()["divide"], decimal.getcontext().prec,
-        len(torch.nn.modules.module._global_forward_hooks), draw(),
+        len(torch.nn.modules.module._global_forward_hooks),
     ]
 
 def program():
-    seed(1)
-    importlib.import_module("dl_draws")
-    found = [draw()]
     import dl_sets
-    found.append(look())
+    found = [look()]
     torch.set_default_dtype(torch.float32)
     torch.set_default_device(None)
     torch.set_flush_denormal(False)
-    import dl_sets, dl_seeds  # a module is executed once
+    import dl_sets, dl_inner  # a module is executed once
     found.append(look())
     return found
 """
@@ -343,7 +325,7 @@ def test_each_worker_has_what_a_module_sets(
 ) -> None:
     """In processes of their own all workers would execute it."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name, text in {"sets": SETS, "seeds": SEEDS, "draws": DRAWS, "imports": IMPORTS}.items():
+    for name, text in {"sets": SETS, "inner": INNER, "imports": IMPORTS}.items():
         tmp_path.joinpath(f"dl_{name}.py").write_text(text)
     alone = "import json, dl_imports; print(json.dumps(dl_imports.program()))"
     wanted = json.loads(subprocess.check_output([sys.executable, "-c", alone], cwd=tmp_path))
@@ -379,3 +361,47 @@ def in_thread(function: Callable[[], Any]) -> None:
     thread = threading.Thread(target=function)
     thread.start()
     thread.join()
+
+
+def test_what_a_module_seeds_only_the_first_worker_has(four: Session, write: Write) -> None:
+    """What others have seeded and drawn is left alone."""
+    seeds = "random.seed(4), numpy.random.seed(4), torch.manual_seed(4)"
+    write(seeds=f"import random, numpy, torch\n{seeds}")
+
+    def program(rank: int) -> list[float]:
+        if current_worker().rank == rank:
+            for seed in (random.seed, np.random.seed, torch.manual_seed):
+                seed(1)
+            importlib.import_module("parcel.seeds")
+        return [random.random(), np.random.rand(), torch.rand(()).item()]
+
+    found = [four.call_packed(program, rank).debug_get_from_all()[rank] for rank in range(4)]
+    assert found[0] != found[1] == found[2] == found[3]
+
+
+def test_an_interrupt_loses_nothing_that_a_module_sets(four: Session, write: Write) -> None:
+    values: dict[int, str] = {}
+    begun = threading.Event()
+
+    def change(before: Any, after: Any) -> None:
+        begun.set()
+        until = time.monotonic() + 0.3  # the interrupt comes meanwhile
+        while not current_worker().interrupts or time.monotonic() < until:
+            pass
+        values[current_worker().rank] = after
+
+    def import_it(rank: int) -> None:
+        if current_worker().rank == rank:
+            importlib.import_module("parcel.sets")
+
+    write(sets="from discolab import current_worker\ncurrent_worker().namespace['set'](0, 'set')")
+    import_effects.also("parcel", lambda: values.get(current_worker().rank), change)
+    try:
+        four.call_packed(lambda: current_worker().namespace.update(set=values.setdefault))
+        four.call_packed(import_it, 0).debug_get_from_all()
+        four.call_packed(import_it, 1)
+        assert begun.wait(20)
+        four.interrupt(timeout=60)
+        assert values == {0: "set", 1: "set"}
+    finally:
+        del import_effects._changes["parcel"]
