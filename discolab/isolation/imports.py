@@ -62,6 +62,14 @@ def worker_unless_importing() -> Worker | None:
     return None if worker is None or _own.made is not None else worker
 
 
+def whole_name(name: str, globals: Any, level: int) -> str:
+    """What `sys.modules` calls the module that is given to `__import__`; "" if nothing tells it."""
+    if not level:
+        return name
+    package = (globals or {}).get("__package__")
+    return resolve_name("." * level + name, package) if package else ""
+
+
 class _Replaced(BaseException):
     """The module that was waited for has put another object in its place."""
 
@@ -133,10 +141,7 @@ def _install_again(patches: Patches) -> None:
                 except _Replaced:
                     continue
                 if import_effects.are_there():
-                    package = (globals or {}).get("__package__") if level else ""
-                    if package or not level:
-                        whole = resolve_name("." * level + name, package) if package else name
-                        import_effects.take_effect(whole, fromlist)
+                    import_effects.take_effect(whole_name(name, globals, level), fromlist)
                 return module
 
         _again.add(import_again.__code__)

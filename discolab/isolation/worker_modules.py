@@ -28,7 +28,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from importlib.util import module_from_spec, resolve_name
+from importlib.util import module_from_spec
 from types import ModuleType
 from typing import Any, cast
 
@@ -39,6 +39,7 @@ from ..runtime.interrupts import plain_lock, reentrant_lock
 from ..runtime.user_code import is_library_file
 from ..runtime.worker import Worker, current_worker_or_none, has_own_process
 from . import table
+from .imports import whole_name
 from .patches import ModuleOfWorkers, Patches
 from .programs import own_path, use_path
 from .table import Row, Treatment
@@ -420,13 +421,10 @@ def _install(patches: Patches) -> None:
         ) -> Any:
             if not _in_use:
                 return import_(name, globals, locals, fromlist, level)
-            package = (globals or {}).get("__package__") if level else ""
-            whole = resolve_name("." * level + name, package) if package else name
-            if package or not level:
-                _make_by_name(whole)
+            whole = whole_name(name, globals, level)
+            _make_by_name(whole)
             module = import_(name, globals, locals, fromlist, level)
-            if package or not level:
-                _make_by_name(whole)
+            _make_by_name(whole)
             if fromlist and isinstance(module, WorkerModule):
                 # Python takes a module that is in sys.modules for made
                 for child in getattr(module, "__all__", ()) if "*" in fromlist else fromlist:
