@@ -11,7 +11,8 @@ which a worker loads with `torch.hub`, which adds it to `sys.path` meanwhile.
 Modules in C, those of installed packages, and those that put another object in their place are the
 process's: rows of their own say what becomes of their state. notebook/script.py calls `begin` and
 `end` under its lock, and enters `fresh_imports` on each worker. A worker's RLock in `_locks` guards
-the making of its modules, which its other threads wait for; `_guard` guards `_locks`.
+the making of its modules, which its other threads wait for; `_guard` guards `_locks`, and that one
+`WorkerModule` alone takes the place of a module that was imported before.
 """
 
 from __future__ import annotations
@@ -212,7 +213,9 @@ def _own_in_place_of(name: str, module: ModuleType) -> None:
     if found is None or not _is_beside(found):
         return
     if name not in _of_process and isinstance(spec.loader, SourceFileLoader) and _is_source(found):
-        sys.modules[name] = WorkerModule(found, module)
+        with _guard:
+            if sys.modules.get(name) is module:  # else another worker has come first
+                sys.modules[name] = WorkerModule(found, module)
     elif _place(found) != _place(spec):
         raise _another(name, _place(spec), found)
 

@@ -8,7 +8,8 @@ import locale
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from discolab import Session, ThreadedSession, WorkerError, current_worker
+from discolab.isolation import worker_modules
 from discolab.notebook.script import read_script, run_script
 
 
@@ -369,3 +371,43 @@ result = [int(net(torch.ones(()))), True, True]
         assert sess.call_packed(program).debug_get_from_all() == found
     assert sys.modules.pop("dl_models").name == "the notebook"
     assert not [name for name in sys.modules if name.startswith("dl_")]
+
+
+@pytest.fixture
+def notebooks(project: Path) -> Iterator[Any]:
+    """A module `dl_both` that the notebook has imported; `project` / "other" has another one."""
+    project.joinpath("other").mkdir()
+    write(project, dl_both="where = 'notebook'")
+    write(project / "other", dl_both="where = 'other'")
+    sys.path.insert(0, str(project))
+    importlib.invalidate_caches()
+    yield importlib.import_module("dl_both")
+    sys.modules.pop("dl_both", None)
+
+
+def test_workers_that_reach_an_import_together_keep_their_modules(
+    project: Path, notebooks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each finds what it has imported again, though all took the notebook's place at once."""
+    is_source = worker_modules._is_source
+
+    def slowly(spec: Any) -> bool:
+        time.sleep(0.1)  # so that all have looked before the first goes on
+        return is_source(spec)
+
+    monkeypatch.setattr(worker_modules, "_is_source", slowly)
+    scripts = project / "scripts"
+    scripts.mkdir()
+    text = f"""
+import sys, torch.distributed as dist
+sys.path.insert(0, {str(project / "other")!r})
+dist.barrier()
+import dl_both
+dl_both.rank = dist.get_rank()
+dist.barrier()
+import dl_both
+result = [dl_both.where, getattr(dl_both, "rank", None)]
+"""
+    with ThreadedSession(4, devices="cpu", timeout=60) as sess:
+        assert run(sess, scripts, text) == [["other", rank] for rank in range(4)]
+    assert not hasattr(notebooks, "rank")
