@@ -56,6 +56,9 @@ _path_before: list[str] | None = None  # `sys.path` before scripts ran; None: no
 _in_use = False  # whether there may be any `WorkerModule`
 # what a worker's own `sys.path` had before its script or hub folder
 _own_before: weakref.WeakKeyDictionary[Worker, list[str]] = weakref.WeakKeyDictionary()
+# while a worker runs a script: a `sys.path` that it had, and the names that it has looked for there
+_looked_for: weakref.WeakKeyDictionary[Worker, tuple[list[str], set[str]]]
+_looked_for = weakref.WeakKeyDictionary()
 _locks: weakref.WeakKeyDictionary[Worker, Any] = weakref.WeakKeyDictionary()
 _notebooks_lock = reentrant_lock()
 _guard = plain_lock()
@@ -204,28 +207,44 @@ def _another(name: str, known: Any, found: ModuleSpec) -> SessionError:
     )
 
 
-def _own_in_place_of(name: str, module: ModuleType) -> None:
-    """Where a script has added a folder that has a module of a name that was imported before."""
+def _own_in_place_of(name: str, module: ModuleType, worker: Worker) -> None:
+    """Where a script has added a folder that has a module of a name that was imported before.
+
+    In cells what was imported before stays, as in Python.
+    """
+    path, names = _looked_for.get(worker, (None, set()))
+    if path is None:
+        return
+    if path != sys.path:
+        path, names = _looked_for[worker] = list(sys.path), set()
+    if name in names:
+        return
     spec = module.__spec__
-    if not (spec and spec.name == name and _added()) or is_library_file(spec.origin or ""):
-        return
-    found = PathFinder.find_spec(name)
-    if found is None or not _is_beside(found):
-        return
-    if name not in _of_process and isinstance(spec.loader, SourceFileLoader) and _is_source(found):
-        with _guard:
-            if sys.modules.get(name) is module:  # else another worker has come first
-                sys.modules[name] = WorkerModule(found, module)
-    elif _place(found) != _place(spec):
-        raise _another(name, _place(spec), found)
+    if spec and spec.name == name and not is_library_file(spec.origin or ""):
+        found = PathFinder.find_spec(name)
+        if found is not None and _is_beside(found):
+            own = name not in _of_process and isinstance(spec.loader, SourceFileLoader)
+            if own and _is_source(found):
+                with _guard:
+                    if sys.modules.get(name) is module:  # else another worker has come first
+                        sys.modules[name] = WorkerModule(found, module)
+            elif _place(found) != _place(spec):
+                raise _another(name, _place(spec), found)
+    names.add(name)
 
 
-def _make_by_name(name: str) -> None:
-    """Execute for who calls what stands in `sys.modules` under a name, and what it is in."""
+def _make_by_name(name: str) -> bool:
+    """Execute for who calls what stands in `sys.modules` under a name, and what it is in.
+
+    Returns
+    -------
+    bool
+        Whether anything stands there.
+    """
     module, worker = sys.modules.get(name), current_worker_or_none()
     if worker is not None and type(module) is ModuleType and "." not in name:
-        _own_in_place_of(name, module)
-        module = sys.modules[name]
+        _own_in_place_of(name, module, worker)
+        module = sys.modules.get(name)
     parent, _, child = name.rpartition(".")
     package = sys.modules.get(parent)
     if isinstance(module, WorkerModule):
@@ -234,6 +253,7 @@ def _make_by_name(name: str) -> None:
         own = _make(package, worker)
         if not hasattr(own, child):  # one of the process, which another worker has imported
             setattr(own, child, module)
+    return module is not None
 
 
 class _Loader:
@@ -355,8 +375,12 @@ def fresh_imports(worker: Worker) -> Iterator[None]:
     for module in tuple(sys.modules.values()):
         if type(module) is WorkerModule:
             _keep(module, worker, None)
-    with _with_path(worker, list(_path_before), [_folder, *_path_before]):
-        yield
+    _looked_for[worker] = [], set()
+    try:
+        with _with_path(worker, list(_path_before), [_folder, *_path_before]):
+            yield
+    finally:
+        _looked_for.pop(worker, None)
 
 
 def end() -> None:
@@ -425,9 +449,10 @@ def _install(patches: Patches) -> None:
             if not _in_use:
                 return import_(name, globals, locals, fromlist, level)
             whole = whole_name(name, globals, level)
-            _make_by_name(whole)
+            is_there = _make_by_name(whole)
             module = import_(name, globals, locals, fromlist, level)
-            _make_by_name(whole)
+            if not is_there:
+                _make_by_name(whole)  # another worker may have found it meanwhile
             if fromlist and isinstance(module, WorkerModule):
                 # Python takes a module that is in sys.modules for made
                 for child in getattr(module, "__all__", ()) if "*" in fromlist else fromlist:
@@ -469,7 +494,8 @@ table.add(
         "folders that it adds to `sys.path`: their variables, classes and caches, and what they "
         "set when they are imported, are that worker's. They are forgotten at the script's end; "
         "the notebook keeps what it has imported itself. So it is with a folder from which a "
-        "worker loads with `torch.hub`, until a script begins.",
+        "worker loads with `torch.hub`, until a script begins; in a cell what was imported before "
+        "under a name of its modules stays, as in Python.",
         test="tests/isolation/test_worker_modules.py::test_each_worker_has_modules_of_its_own",
         install=_install,
         in_child=_in_child,

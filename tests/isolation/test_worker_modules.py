@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -411,3 +412,49 @@ result = [dl_both.where, getattr(dl_both, "rank", None)]
     with ThreadedSession(4, devices="cpu", timeout=60) as sess:
         assert run(sess, scripts, text) == [["other", rank] for rank in range(4)]
     assert not hasattr(notebooks, "rank")
+
+
+def test_a_hub_folder_leaves_what_cells_have_imported(project: Path, notebooks: Any) -> None:
+    """As Python does, which looks in sys.modules first."""
+    write(project / "other", hubconf="import dl_both\ndef where(): return dl_both.where")
+
+    def look() -> str:
+        module: Any = importlib.import_module("dl_both")
+        return str(module.where)
+
+    def load() -> Any:
+        import torch
+
+        return torch.hub.load(str(project / "other"), "where", source="local")
+
+    notebooks.where = "set"
+    with ThreadedSession(2, devices="cpu", timeout=60) as sess:
+        for function in (look, load, look):
+            assert sess.call_packed(function).debug_get_from_all() == ["set"] * 2
+    assert sys.modules["dl_both"] is notebooks
+
+
+def test_an_import_in_a_loop_looks_in_no_folder(
+    project: Path, notebooks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Functions that import what they need, as those of libraries do, stay as fast."""
+    find, asked = PathFinder.find_spec, []
+
+    def find_spec(name: str, *more: Any) -> Any:
+        asked.append(name)
+        return find(name, *more)
+
+    monkeypatch.setattr(PathFinder, "find_spec", find_spec)
+    scripts = project / "scripts"
+    scripts.mkdir()
+    text = """
+import sys
+for _ in range(50):
+    import dl_both
+sys.path.append("/nowhere")
+import dl_both
+result = dl_both.where
+"""
+    with ThreadedSession(1, devices="cpu", timeout=60) as sess:
+        assert run(sess, scripts, text) == ["notebook"]
+    assert asked.count("dl_both") == 2  # by where it looks
