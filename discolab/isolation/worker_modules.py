@@ -239,9 +239,12 @@ def _make_by_name(name: str) -> bool:
     Returns
     -------
     bool
-        Whether anything stands there.
+        Whether anything stands there. What is half made does not count: another object may take
+        its place.
     """
     module, worker = sys.modules.get(name), current_worker_or_none()
+    if type(module) is ModuleType and table.is_half_made(module):
+        return False
     if worker is not None and type(module) is ModuleType and "." not in name:
         _own_in_place_of(name, module, worker)
         module = sys.modules.get(name)

@@ -193,9 +193,10 @@ def test_a_module_that_replaces_itself_is_one_for_all(
     write(
         project,
         dl_lazy__in__itself="""
-        import sys
+        import sys, time
         class Lazy:
             answer = 42
+        time.sleep(0.1)  # the other workers find it half made
         sys.modules[__name__] = Lazy()
         """,
         dl_lazy__in____init__="",
