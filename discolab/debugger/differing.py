@@ -163,7 +163,7 @@ def _now(
     """How the variables are at this moment, if that is not how they were after the last cell."""
     values = {rank: dict(held) for rank, held in last.values.items()}
     for rank, held in values.items():
-        _enter(held, {n: one for n, one in (found[rank] or {}).items() if one[0] != UNREAD})
+        _enter(held, found[rank] or {})  # what can't be read now is not what it was before
     if values == last.values:
         return []
     if failing is not None and failing.call > last.ordinal:  # they stand in the cell that fails

@@ -317,6 +317,16 @@ def test_what_a_busy_worker_may_have_changed_is_told_with_perhaps(three: Kernel)
     three.ok("sess.interrupt()")
 
 
+def test_what_can_not_be_read_now_is_not_compared_as_it_was(three: Kernel) -> None:
+    three.ok("%disco_restart")
+    three.ok("%%disco\nx, y = 1, 1\nclass Own(int):\n    pass")
+    three.ok("%%disco\nx = Own(2) if rank == 1 else 2\ny += rank == 2\nbreakpoint()\nx")
+    told = "\n".join(lines(three))
+    assert re.search(r"y: equal on all workers .*, other on worker 2 now", told), told
+    assert not re.search(r"\bx:", told), told
+    three.ok("%disco_continue")
+
+
 def test_what_the_failing_line_reads_comes_first(three: Kernel) -> None:
     three.ok("%disco_restart")
     three.ok("%%disco\nmask, b, c = torch.full((1,), float('nan')), torch.zeros(2), 0\n"
