@@ -112,6 +112,8 @@ def differing(records: Records, ask: Asked, failing: Failing | None) -> list[Fac
     if busy:  # what they have written since their last cell is not known
         until = min(records.last[rank] for rank in busy)
         moments = [moment for moment in moments if moment.ordinal <= until]
+        if not moments:  # one has no record yet, as while a new worker is set up
+            return []
     else:
         moments += _now(moments[-1], found, failing)
     weigh = _Weights(moments, failing, far)

@@ -514,3 +514,12 @@ def test_a_worker_that_is_stopped_is_told_as_the_error_tells_it() -> None:
             first = explain(sess).facts[0].text
         os.kill(pid, signal.SIGCONT)
     assert re.match(r"worker 1 \(pid \d+\) has given no sign of life for .* \(SIGSTOP\)$", first)
+
+
+def test_nothing_is_told_of_variables_while_a_busy_worker_has_no_record() -> None:
+    from discolab.debugger.differing import Failing, Records, differing
+
+    nan = {"x": ("a", True)}
+    records = Records({0: [(1, "", nan)], 1: []}, last={0: 1, 1: -1}, joined={0: 0, 1: 2})
+    for failing in (None, Failing(3, missing={"x": [1]})):
+        assert differing(records, lambda names: {0: nan, 1: None}, failing) == []
