@@ -60,9 +60,7 @@ class OperationRecorder(ActivationRecorder):
         self.parents: dict[str, list[str]] = {}  # by key, the keys of what a value is made of
         self.weights: dict[str, list[str]] = {}  # and the names of parameters
         self._names: dict[int, str] = {}  # of parameters, by identity
-        self.calls: dict[
-            str, tuple[str, ...]
-        ] = {}  # by key, the calls of modules in the window it is in
+        self.calls: dict[str, tuple[str, ...]] = {}  # by key, the calls in the window around it
         self._stack: list[str] = []
         self._bytes = 0
         self._made: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
@@ -97,7 +95,7 @@ class OperationRecorder(ActivationRecorder):
 
         return [
             module.register_forward_pre_hook(before, prepend=True),
-            module.register_forward_hook(after),
+            module.register_forward_hook(after, always_call=True),  # if it raises, too
         ]
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +12,7 @@ from torch.nn import functional as F
 import discolab
 from discolab import Session, compare
 from discolab.ccl import autograd as dist_fn
-from discolab.comparison.operations import match_operations, other_operations
+from discolab.comparison.operations import OperationRecorder, match_operations, other_operations
 from tests.comparison.families.case import place
 from tests.comparison.families.others import Wide, WideParallel, outstanding, wide_by_hand
 
@@ -83,6 +84,27 @@ def test_operations_are_matched_by_name_and_order() -> None:
     odd = named("linear", "silu", "linear", "add")
     assert other_operations(ours, [ours, odd]) == [("1:gelu", "silu", "", [1])]
     assert other_operations(ours, [odd, odd]) == []
+
+
+def test_what_runs_after_a_call_that_has_raised_is_not_inside_it() -> None:
+    class Raises(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ValueError(f"{x.cos().sum():.1f}")
+
+    class Catches(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tried, self.other = Raises(), torch.nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with contextlib.suppress(ValueError):
+                self.tried(x)
+            return self.other(x).sin()
+
+    model, recorder = Catches(), OperationRecorder("tried")
+    with recorder.recording(model):
+        model(torch.ones(1, 2))
+    assert [name for _, name, _ in recorder.operations] == ["cos", "sum"]
 
 
 @pytest.mark.slow
