@@ -360,7 +360,7 @@ def _failure(failures: Sequence[Failure], found: Diagnosis) -> list[Fact]:
         what = what.partition(" can't complete")[0]
         facts.append(Fact(f"{name_ranks(ranks)} waited{whom} in {what}", _place_of(group[0])))
     if stopped:
-        facts += _stopped(stopped, found)
+        facts += _stopped(stopped, found, _cell(failures, []))
     return facts
 
 
@@ -415,18 +415,26 @@ def _is_out_of_memory(failure: Failure) -> bool:
     return failure.type_name == "RuntimeError" and any(text in words for text in _OUT_OF_MEMORY)
 
 
-def _stopped(stopped: Sequence[Failure], found: Diagnosis) -> list[Fact]:
-    """Where workers were when they were stopped, and who had not come to a collective."""
+def _stopped(stopped: Sequence[Failure], found: Diagnosis, cell: str) -> list[Fact]:
+    """Where workers were when they were stopped, and who had not come to a collective.
+
+    One that was at no line of the user's, as where the cell was yet compiled, was in the `cell`.
+    """
     rounds = [one for one in found.rounds if one.ordinal == stopped[0].call]
     last = next((one for one in reversed(rounds) if _with(one, STOPPED)), None)
     waiting = _with(last, STOPPED) if last is not None else []
     absent = _with(last, MISSING) if last is not None else []
     facts = []
-    for group in _by_place([f for f in stopped if f.rank not in waiting]):
-        ranks = [failure.rank for failure in group]
+    groups: dict[tuple[str, str], list[int]] = {}
+    for failure in stopped:
+        if failure.rank not in waiting:
+            known = failure.call_site or any(is_user_file(file) for file, *_ in failure.frames)
+            key = (_place_of(failure), "") if known else (cell, " (no line is known)")
+            groups.setdefault(key, []).append(failure.rank)
+    for (site, unknown), ranks in groups.items():
         outside = ", outside any collective" if set(ranks) <= set(absent) else ""
         verb = "was" if len(ranks) == 1 else "were"
-        facts.append(Fact(f"{name_ranks(ranks)} {verb} stopped{outside}", _place_of(group[0])))
+        facts.append(Fact(f"{name_ranks(ranks)} {verb} stopped{outside}{unknown}", site))
     if last is not None and waiting:
         entry = next(entry for entry in last.entries if entry.rank in waiting)
         verb = "waited" if absent else "were in"
@@ -437,13 +445,6 @@ def _stopped(stopped: Sequence[Failure], found: Diagnosis) -> list[Fact]:
 
 def _with(one: Round, state: str) -> list[int]:
     return [entry.rank for entry in one.entries if entry.state == state]
-
-
-def _by_place(failures: Sequence[Failure]) -> list[list[Failure]]:
-    groups: dict[str, list[Failure]] = {}
-    for failure in failures:
-        groups.setdefault(_place_of(failure), []).append(failure)
-    return list(groups.values())
 
 
 def _place_of(failure: Failure) -> str:

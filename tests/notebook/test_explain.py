@@ -6,8 +6,10 @@ import html
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -218,6 +220,7 @@ def test_a_worker_that_hangs_outside_any_collective(three: Kernel) -> None:
 
 
 def test_it_was_stopped(three: Kernel) -> None:
+    three.ok("%%disco\nimport time")  # of new workers the first cell takes longer
     three.fails("%%disco\n" + HANG.format(100), interrupt_after=1.5)
     told = lines(three)
     assert told[0].startswith("1. worker 2 was stopped, outside any collective · Cell In["), told
@@ -523,3 +526,27 @@ def test_nothing_is_told_of_variables_while_a_busy_worker_has_no_record() -> Non
     records = Records({0: [(1, "", nan)], 1: []}, last={0: 1, 1: -1}, joined={0: 0, 1: 2})
     for failing in (None, Failing(3, missing={"x": [1]})):
         assert differing(records, lambda names: {0: nan, 1: None}, failing) == []
+
+
+def test_a_worker_stopped_before_the_first_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from discolab import ThreadedSession, WorkerError
+    from discolab.notebook import cell
+
+    # one of three does not come past what is done before a cell
+    monkeypatch.setattr(cell.post_mortem, "forget", threading.Semaphore(2).acquire)
+    file = str(tmp_path / "cell.py")
+    with ThreadedSession(3) as sess:
+        result = sess.call_packed(cell.run_cell, "import time\ntime.sleep(60)", file, None)
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            if sum("time.sleep(60)" in status.detail for status in sess.status()) == 2:
+                break
+        sess.interrupt()
+        with pytest.raises(WorkerError):
+            sess.fetch(result)
+        facts = sorted(sess.explain().facts, key=lambda fact: fact.place)
+    assert [fact.place for fact in facts] == [file, f"{file}:2"]
+    assert re.fullmatch(r"worker \d was stopped \(no line is known\)", facts[0].text), facts
+    assert re.fullmatch(r"workers .* were stopped", facts[1].text), facts
