@@ -161,6 +161,11 @@ def process_state(pid: int | None) -> str:
     return "R"
 
 
+def why_stopped(pid: int | None) -> str:
+    """That a process of this machine is stopped, in words; "" if it is not."""
+    return "" if pid is None else STOPPED.get(_letter(f"/proc/{pid}"), "")
+
+
 def _letter(folder: str) -> str:
     try:
         with open(f"{folder}/stat", encoding="ascii", errors="replace") as file:

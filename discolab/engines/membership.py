@@ -440,9 +440,13 @@ class Nodes:
         on = "" if member is None else f" on {member.name}"
         return f"(pid {self.connections.joined.get(rank)}{on})"
 
+    def pid_here(self, rank: int) -> int | None:
+        """See `WorkerProcesses`."""
+        return self.children.pids.get(rank)
+
     def activity(self, rank: int) -> str:
         """See `WorkerProcesses`; nodes say it of theirs each second."""
-        pid = self.children.pids.get(rank)
+        pid = self.pid_here(rank)
         return process_state(pid) if pid is not None else ""
 
     def cut_off(self, rank: int) -> str:

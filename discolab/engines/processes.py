@@ -151,9 +151,13 @@ class _Processes:
         """See `WorkerProcesses`."""
         return f"(pid {self._children.pids.get(rank)})"
 
+    def pid_here(self, rank: int) -> int | None:
+        """See `WorkerProcesses`."""
+        return self._children.pids.get(rank)
+
     def activity(self, rank: int) -> str:
         """See `WorkerProcesses`."""
-        return process_state(self._children.pids.get(rank))
+        return process_state(self.pid_here(rank))
 
     def cut_off(self, rank: int) -> str:
         """See `WorkerProcesses`: they are on this machine."""

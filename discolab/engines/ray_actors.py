@@ -297,14 +297,20 @@ class Actors(Service):
         fate = "" if actor is None else actor.fate
         return f"{self.where(rank)} {fate or 'is lost: its connection was cut'}"
 
+    def pid_here(self, rank: int) -> int | None:
+        """See `WorkerProcesses`."""
+        facts = self.facts.get(rank) if rank in self._by_rank else None
+        here = facts is not None and facts["machine"] == machine_id()
+        return self.connections.joined.get(rank) if here else None
+
     def activity(self, rank: int) -> str:
         """See `WorkerProcesses`."""
-        pid = self.connections.joined.get(rank, 0)
         if rank not in self._by_rank:
             return ""
-        if self.facts[rank]["machine"] == machine_id():
+        pid = self.pid_here(rank)
+        if pid is not None:
             return process_state(pid)
-        return self._state_elsewhere(rank, pid)
+        return self._state_elsewhere(rank, self.connections.joined.get(rank, 0))
 
     def cut_off(self, rank: int) -> str:
         """See `WorkerProcesses`: that is Ray's to say, which ends such actors."""

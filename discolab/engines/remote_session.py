@@ -229,6 +229,7 @@ class RemoteSession(Session):
         connections = self._connections
         remote = [rank for rank in connections.channels if rank not in connections.lost]
         before = {rank: connections.states.get(rank) for rank in remote}
+        unanswered: set[int] = set()
         if not self._closed:
             connections.ask_states(remote)
             connections.wait_until(
@@ -238,7 +239,9 @@ class RemoteSession(Session):
                 ),
                 _LOOK,
             )
-        return [*self._local.status(), *(self._status_of(rank) for rank in connections.channels)]
+            unanswered = {r for r in remote if connections.states.get(r) is before[r]}
+        statuses = [self._status_of(rank, rank in unanswered) for rank in connections.channels]
+        return [*self._local.status(), *statuses]
 
     def look(
         self,
@@ -269,7 +272,7 @@ class RemoteSession(Session):
         )
         return dict(sorted({**values, **probes.take(number)}.items()))
 
-    def _status_of(self, rank: int) -> WorkerStatus:
+    def _status_of(self, rank: int, unanswered: bool) -> WorkerStatus:
         connections, device = self._connections, str(self._devices[rank])
         channel, state = connections.channels[rank], connections.states.get(rank)
         if self._closed:
@@ -277,7 +280,7 @@ class RemoteSession(Session):
         if rank in connections.lost:
             return WorkerStatus(rank, device, "dead", connections.lost[rank], 0.0, 0)
         silent = connections.heartbeats.silent_for(rank)
-        why = connections.frozen(rank)
+        why = connections.frozen(rank, unanswered)
         if not why and silent > _SILENT:
             why = f"{state.detail if state else ''} (no answer for {silent:.0f} s)".strip()
         if state is None:

@@ -34,7 +34,7 @@ from ...runtime.services import SERVICES, Dispatcher, Service, WorkerState
 from ...runtime.worker import Worker
 from ...transport.frame import Frame, FrameError, bundle, unpack
 from .. import output
-from ..heartbeat import Heartbeats
+from ..heartbeat import Heartbeats, why_stopped
 from . import command_encoding
 from .interface import Transport
 
@@ -53,7 +53,7 @@ class WorkerProcesses(Protocol):
     """The processes of a session's workers, as the engine that has started them knows them.
 
     It must not hold the session. `exit_reason`, `activity` and `cut_off` are called on the reader
-    thread, `where` and `end` on any.
+    thread, `where`, `pid_here` and `end` on any.
 
     Attributes
     ----------
@@ -68,6 +68,9 @@ class WorkerProcesses(Protocol):
 
     def where(self, rank: int) -> str:
         """Which process a worker is: ``(pid 123 on host)``."""
+
+    def pid_here(self, rank: int) -> int | None:
+        """The process of a worker on this machine; None if it is elsewhere, or not known."""
 
     def activity(self, rank: int) -> str:
         """What a worker's process does now (`process_state`); "" if that is unknown so far."""
@@ -614,14 +617,21 @@ class WorkerConnections:
                 for service in tuple(self.services.values()):
                     service.frozen(rank, text)
 
-    def frozen(self, rank: int) -> str:
-        """That a worker does not run, and how that is known; "" if nothing shows it; any thread."""
+    def frozen(self, rank: int, unanswered: bool = False) -> str:
+        """That a worker does not run, and how that is known; "" if nothing shows it; any thread.
+
+        Of one that has just left a question `unanswered` it is looked whether its process is
+        stopped; else that is known only where it is silent for longer than the heartbeat.
+        """
         heartbeats = self.heartbeats
         cut_off, why = self.cut_off.get(rank, ""), heartbeats.why_frozen(rank)
+        if unanswered and not (cut_off or why):
+            why = why_stopped(self._processes.pid_here(rank))
         if not (cut_off or why):
             return ""
         where, seconds = self._processes.where(rank), heartbeats.silent_for(rank)
-        silent = f"{where} has given no sign of life for {seconds:.0f} s"
+        since = f" for {seconds:.0f} s" if seconds >= 1 else ""
+        silent = f"{where} has given no sign of life{since}"
         return f"{silent}, {cut_off}" if cut_off else f"{silent}: {why}"
 
     def late(self, rank: int) -> str:
