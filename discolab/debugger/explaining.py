@@ -107,6 +107,8 @@ def explain(session: Session) -> Explanation:
     """
     found = doctor(session, n=4)
     told = {} if session.closed else session.look(recorded_on, timeout=_PATIENCE)
+    if not session.closed and len(told) < len(found.workers):  # by now more is known of them
+        found = replace(found, workers=tuple(session.status()))
     recorded = [failure for kept, *_ in told.values() for failure in kept]
     failures = _last_failures(session, recorded)
     stacks = {rank: stack for rank, (*_, stack) in told.items() if stack}

@@ -509,7 +509,7 @@ def test_a_worker_that_is_stopped_is_told_as_the_error_tells_it() -> None:
     with ProcessSession(2) as sess:
         pid = sess.call_packed(os.getpid).debug_get_from_remote(1)
         os.kill(pid, signal.SIGSTOP)
-        first, *more = explain(sess).facts  # at once, not only after the heartbeat
+        first, *more = explain(sess).facts  # before the heartbeat has run out
         status = sess.status()[1].detail
         os.kill(pid, signal.SIGCONT)
         assert re.match(rf"worker 1 {words}", first.text), first
