@@ -407,7 +407,7 @@ class Session(Drawn, Controller):
         return WorkerError(failures)
 
     def mark_reported(self, ref: DRef) -> None:
-        """A worker died in the call that fills `ref`, which was told: no later wait raises it again.
+        """A worker died in the call that fills `ref`, which was told: no wait raises it again.
 
         The others say how it failed there once that is done; nobody waits for this any more.
         """

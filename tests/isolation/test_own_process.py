@@ -30,6 +30,7 @@ NEEDED = {
     "subprocess.Popen.__exit__",
     "subprocess.Popen.__init__",
     "subprocess.Popen.communicate",
+    "subprocess.Popen.kill",
     "subprocess.Popen.wait",
     "threading.Condition.wait",
     "threading.Thread.join",
