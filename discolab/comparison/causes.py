@@ -156,7 +156,8 @@ def _as_sum(e: Evidence) -> Iterator[str]:
     if len(groups) < e.count and min(map(len, groups)) > 1:
         yield from _within_groups(e, groups)
     elif e.close(stacked.sum(0), expected, 2.0 * e.count):
-        yield missing_sum(e.gradient, e.parameter)
+        if not e.summed_later:  # else their sum is off by little, and that is the difference
+            yield missing_sum(e.gradient, e.parameter)
     elif e.close(stacked.mean(0), expected, 2.0):
         what = "the all-reduce of this gradient" if e.gradient and e.parameter else "an all-reduce"
         yield f"equals the reference once averaged over the workers: {what} is missing"
@@ -301,10 +302,12 @@ def _factor_words(e: Evidence, k: float, but: str) -> str:
 
 
 def _root(factor: float, n: int) -> str:
-    """A word on factors that come from a scale by a size that was cut."""
+    """A word on factors that a scale by a size that was cut may have made; others may, too."""
     for number, words in ((math.sqrt(n), f"√{n}"), (1 / math.sqrt(n), f"1/√{n}"), (n * n, f"{n}²")):
         if n > 1 and abs(factor - number) < 1e-2 * number:
-            return f", {words} for {n} workers: a scale by the size of a part, or of the whole?"
+            return (
+                f" (perhaps {words} for {n} workers: a scale by the size of a part, or the whole)"
+            )
     return ""
 
 

@@ -518,7 +518,9 @@ def _finding(
             if point.kind == "parameter" and not point.gradient:
                 known = [*_other_parameter(matcher, compared, pair, evidence), *known]
             causes += known
-    return Finding(point, (*own, *causes), _place(points, number, point, end))
+    side = matcher.ours
+    stepped = bool(side.steps) and point.key not in side.before_step
+    return Finding(point, (*own, *causes), _place(points, number, point, end, stepped))
 
 
 def _unsummed_words(
@@ -618,10 +620,13 @@ def _coarser_inside(matcher: Matcher, before: Sequence[Point], point: Point) -> 
 # -- place -----------------------------------------------------------------------------------------
 
 
-def _place(points: Sequence[Point], number: int, point: Point, end: str) -> str:
+def _place(
+    points: Sequence[Point], number: int, point: Point, end: str, stepped: bool = False
+) -> str:
     """What is known of where in the program a value goes wrong.
 
     `end`: what happens at the end of the module that puts it out, or after that; else empty.
+    `stepped`: whether an optimizer has stepped before: parameters may be others since then.
     """
     if point.kind in ("parameter", "buffer") and not point.gradient:
         return "before the program ran: the model was made or loaded wrongly"
@@ -639,7 +644,13 @@ def _place(points: Sequence[Point], number: int, point: Point, end: str) -> str:
         )
     if point.kind == "output" and inputs and all(p.agrees for p in [*inputs, *inside]):
         if not inside:
-            return f"its input agrees: it goes wrong inside {point.module or 'the model'}"
+            inside_words = f"it goes wrong inside {point.module or 'the model'}"
+            if stepped:
+                return (
+                    f"its input agrees: its parameters differ since an optimizer's step before "
+                    f"this call, or {inside_words}"
+                )
+            return f"its input agrees: {inside_words}"
         last = agreeing[-1]
         return (
             f"all inside agrees up to the {last.words}: it goes wrong after that, in "

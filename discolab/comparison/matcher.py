@@ -156,7 +156,7 @@ class Matcher:
         return starts
 
     def compare_gradients(
-        self, theirs: Sequence[list[Fact]], parts: int
+        self, theirs: Sequence[list[Fact]], parts: int, of_parts: bool
     ) -> tuple[list[Point], list[str]]:
         """Compare gradients as they are, then as averages where that explains what differs.
 
@@ -169,6 +169,8 @@ class Matcher:
         ----------
         parts
             Over how many workers the batch is spread, see `count_of_parts`.
+        of_parts
+            Whether each worker's loss may be a mean over its part, see `has_loss_of_parts`.
 
         Returns
         -------
@@ -179,8 +181,7 @@ class Matcher:
         points = self._compare(self.ours.gradient_facts(), held)
         if parts < 2 or not any(map(_differs, points)):
             return points, []
-        if self.ours.loss is not None or self.ours.ran_backward:
-            # else backward starts from the same gradients on both sides
+        if of_parts:  # else backward starts from the same gradients on both sides
             with _scaled_gradients(self.ours, parts, of_parameters=False) as keep:
                 scaled = self._compare(self.ours.gradient_facts(), held)
                 if _first_fits(points, scaled):
@@ -220,6 +221,22 @@ class Matcher:
                 ]
         return max(counts, default=1)
 
+    def has_loss_of_parts(self, points: Sequence[Point]) -> bool:
+        """Whether each worker may have a loss of its own, over its part of the batch.
+
+        Not where backward starts from gradients of the result, nor where the loss comes of a value
+        that all have whole, as after a sum or a gather. What a program that runs backward gives
+        need not be the loss.
+        """
+        if self.ours.loss is None and not self.ours.ran_backward:
+            return False
+        kind = "output" if self.ours.ran_backward else "result"
+        entries = self.ours.recorder.entries
+        last = [p for p in points if p.kind == kind and entries[p.key].requires_grad][-1:]
+        return not any(
+            p.agrees and not p.problem and not p.partial and "Shard" not in p.layout for p in last
+        )
+
     def settings(self, path: str) -> list[str]:
         """How a module of the reference is set up otherwise on workers, in words."""
         ours = self.ours.recorder.modules.get(path)
@@ -249,7 +266,37 @@ class Matcher:
             if kind in ("argument", "result", "note") or theirs is not None or pair.point.problem:
                 pairs.append(pair)
                 self.pairs[key] = pair
-        return self.presence.judged(self._measure(pairs), self.pairs)
+        measured = [self._as_piece(point) for point in self._measure(pairs)]
+        return self.presence.judged(measured, self.pairs)
+
+    def _as_piece(self, point: Point) -> Point:
+        """The point; one that was not compared if it is one of several pieces of a batch.
+
+        A worker that runs a batch in pieces, which together are not all of it, has only some of
+        the micro-batches: its replica's. Which these are no shape tells. Calls on the same values,
+        as checkpoint makes them, are no pieces.
+        """
+        pair = self.pairs.get(point.key)
+        if pair is None or (point.agrees and not point.problem) or "#" in point.module:
+            return point
+        key, other = (each.removesuffix(".grad") for each in (point.key, point.theirs))
+        again = _next_call(other)
+        if (
+            point.kind not in ("input", "output", "note")
+            or again not in self.keys
+            or _next_call(key) in self.ours.recorder.entries
+            or any(layout.source != "inferred" for layout in pair.layouts)
+            or not any(shape[:1] < point.shape[:1] for shape in pair.shapes.values())
+        ):
+            return point
+        one, two = self.workers.samples([other, again])
+        if all(rank in two and torch.equal(part, two[rank]) for rank, part in one.items()):
+            return point
+        problem = (
+            "workers run it in several calls, the reference in one: which part of the batch each "
+            "call has is not known"
+        )
+        return replace(pair.point, problem=problem)
 
     def _pair(self, point: Point, number: int, held: dict[int, Fact]) -> Pair:
         """Make a pair; its point has a problem if no layout fits."""
@@ -434,7 +481,6 @@ class Matcher:
         """Compare the sums of samples with the reference's."""
         whole = self.ours.value(pair.point.key)
         rows: dict[int, Row] = {}
-        wide = pair.tolerance.times(2)
         teams = layout.teams(tuple(parts))
         for team in teams:
             total = torch.stack([parts[rank] for rank in team]).sum(0)
@@ -442,7 +488,7 @@ class Matcher:
                 total = total / len(team)
             expected = layout.part_of(whole, team[0])
             size = expected.numel()
-            row = difference(total, sample(expected, MOST_SAMPLES), wide)
+            row = difference(total, sample(expected, MOST_SAMPLES), pair.tolerance)
             if row["place"] is not None and size > MOST_SAMPLES:
                 row["place"] = int(sample_places(size, MOST_SAMPLES)[row["place"]])
             rows[team[0]] = row
@@ -556,6 +602,13 @@ def _is_rounding(row: Row, noise: Noise, key: str, part: Any) -> bool:
         return False
     rms, most = noise.of(key, part or (lambda whole: whole))
     return bool(row["rms"] <= TIMES * rms and row["max_abs"] <= TIMES * most)
+
+
+def _next_call(key: str) -> str:
+    """The key of the same value in a module's second call; of none for no key."""
+    kind, _, rest = key.partition("|")
+    name, _, leaf = rest.partition("|")
+    return f"{kind}|{name}#2|{leaf}"
 
 
 def as_point(judged: Point, point: Point) -> Point:

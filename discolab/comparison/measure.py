@@ -52,10 +52,6 @@ class Tolerance:
     atol: float
     noise: float = 0.0
 
-    def times(self, factor: float) -> Tolerance:
-        """A wider one."""
-        return Tolerance(factor * self.rtol, factor * self.atol, factor * self.noise)
-
 
 EXACT = Tolerance(0.0, 0.0)
 

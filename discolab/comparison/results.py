@@ -234,7 +234,8 @@ class ProgramComparison(Pictured):
     @property
     def is_empty(self) -> bool:
         """Whether nothing that the programs compute was compared."""
-        computed = (p for p in self.points if p.kind != "argument" and 0 not in p.shape)
+        values = (*(p for p in self.points if p.kind != "argument"), *self.gradients)
+        computed = (p for p in values if 0 not in p.shape)
         return not self.plain and next(computed, None) is None
 
     @property
@@ -258,7 +259,7 @@ class ProgramComparison(Pictured):
 def comparison_parts(comparison: ProgramComparison) -> Part:
     """Draw it."""
     verdict = (
-        Text("nothing was compared", "error")
+        Text(f"nothing {'that it computes ' * bool(_counts(comparison))}was compared", "error")
         if comparison.first is None and comparison.is_empty
         else Text("✓ agrees where it could be compared", "good")
         if comparison.agrees and (comparison.unmatched or comparison.partly)
@@ -286,20 +287,7 @@ def comparison_parts(comparison: ProgramComparison) -> Part:
 
 def _agreement(comparison: ProgramComparison) -> list[Part]:
     worst = comparison.worst
-    counts = [
-        f"{len(points)} {words}"
-        for points, words in (
-            (comparison.parameters, "parameters"),
-            (comparison.points, "values in forward"),
-            (comparison.gradients, "gradients"),
-        )
-        if points
-    ]
-    if comparison.plain:
-        counts.append(
-            f"{comparison.plain} value{'s' * (comparison.plain > 1)} that are not tensors"
-        )
-    parts: list[Part] = [Text(f"compared: {', '.join(counts) or 'nothing'}")]
+    parts: list[Part] = [Text(f"compared: {', '.join(_counts(comparison)) or 'nothing'}")]
     sums = [
         p for p in (*comparison.points, *comparison.gradients) if p.sampled and p.sampled < p.size
     ]
@@ -317,6 +305,25 @@ def _agreement(comparison: ProgramComparison) -> list[Part]:
     elif worst is not None:
         parts.append(Text("no element differs", "muted"))
     return [*parts, *_sparklines(comparison)]
+
+
+def _counts(comparison: ProgramComparison) -> list[str]:
+    """How much was compared, of each kind; of what nothing was, there is no word."""
+    forward = "inputs of the program" if comparison.is_empty else "values in forward"
+    counts = [
+        f"{len(points)} {words if len(points) > 1 else words.replace('s', '', 1)}"
+        for points, words in (
+            (comparison.parameters, "parameters"),
+            (comparison.points, forward),
+            (comparison.gradients, "gradients"),
+        )
+        if points
+    ]
+    if comparison.plain:
+        counts.append(
+            f"{comparison.plain} value{'s' * (comparison.plain > 1)} that are not tensors"
+        )
+    return counts
 
 
 def _difference(comparison: ProgramComparison, first: Finding) -> list[Part]:

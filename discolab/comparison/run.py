@@ -243,7 +243,9 @@ class _Run:
 
     def _compare_gradients(self, gradients: list[list[Fact]], cuts: Sequence[ShardLayout]) -> None:
         parts = self.matcher.count_of_parts(cuts, self.compared.points)
-        self.compared.gradients, notes = self.matcher.compare_gradients(gradients, parts)
+        self.compared.gradients, notes = self.matcher.compare_gradients(
+            gradients, parts, self.matcher.has_loss_of_parts(self.compared.points)
+        )
         self.notes += notes
 
     @contextmanager

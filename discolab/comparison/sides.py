@@ -83,7 +83,9 @@ class Side:
         self.recorder = ActivationRecorder(backward) if recorder is None else recorder
         self.recorder.take_parameters(module)
         self.steps: dict[int, _Step] = {}  # by identity, the optimizers that have stepped in it
+        self.before_step: set[str] = set()  # what was seen before an optimizer's first step
         self.changed = False  # it has written into its parameters
+        self.ran_backward = False  # the program itself, as a step of training does
         self.lost: list[tuple[str, str]] = []  # where autograd ends at a collective: name, place
         self._result: Any = None
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []  # with what they held before
@@ -168,6 +170,7 @@ class Side:
             self._result = self.program(*args, **kwargs)
             self.recorder.take("result", "", self._result)
         self.changed = before != self._versions()
+        self.ran_backward = any(e.gradient.order > 0 for e in self.recorder.entries.values())
 
     def _versions(self) -> list[int]:
         """How often each parameter was written to."""
@@ -179,6 +182,7 @@ class Side:
 
         def stepping(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if threading.get_ident() == thread and id(optimizer) not in self.steps:
+                self.before_step = self.before_step or set(self.recorder.entries)
                 self.steps[id(optimizer)] = _Step(optimizer)
 
         hook = register_optimizer_step_pre_hook(stepping)
@@ -235,11 +239,6 @@ class Side:
         finally:
             for leaf, grad in kept:
                 leaf.grad = grad
-
-    @property
-    def ran_backward(self) -> bool:
-        """Whether the program itself has run backward, as a step of training does."""
-        return any(e.gradient.order > 0 for e in self.recorder.entries.values())
 
     def take_own_gradients(self) -> None:
         """Take what the program's own backward has left.
