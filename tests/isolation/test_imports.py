@@ -354,6 +354,9 @@ def test_each_worker_has_what_a_module_sets(
     finally:
         for name in [name for name in sys.modules if name.startswith("dl_")]:
             del sys.modules[name]
+        torch.set_default_dtype(torch.float32)  # what all threads of the notebook have in common
+        torch.distributions.Distribution.set_default_validate_args(__debug__)
+        torch.nn.modules.module._global_forward_hooks.clear()
 
 
 def in_thread(function: Callable[[], Any]) -> None:
