@@ -157,7 +157,9 @@ _KNOWN: set[int] = set()
 def _new_processes(*, now_known: bool) -> list[str]:
     """Those that were forked from this process and run, but for those that were known before."""
     gc.collect()
-    children = [c for c in psutil.Process(os.getpid()).children() if c.pid not in _KNOWN]
+    ended = psutil.STATUS_ZOMBIE  # the next process that multiprocessing starts lets it go
+    children = psutil.Process(os.getpid()).children()
+    children = [c for c in children if c.pid not in _KNOWN and c.status() != ended]
     if now_known:
         _KNOWN.update(child.pid for child in children)
     return [f"{child.pid} {child.status()}" for child in children]
