@@ -42,7 +42,7 @@ Key = list[tuple[weakref.ref[Any], int, bytes]]
 Entry = tuple[int, str, dict[str, Print]]
 """The ordinal of a cell, its file, and what it has changed."""
 
-_SHARED = "discolab.debugger.fingerprints"
+_BOOK = "discolab.debugger.fingerprints"
 _WHOLE = 2**16  # bytes of a tensor that is read as a whole
 _WHOLE_OF_MODULE = 2**12  # the same for the parameters and buffers of a module
 _SAMPLE = 64  # elements that are read of others
@@ -109,10 +109,9 @@ class Book:
 def note_cell(worker: Worker, file: str) -> None:
     """A cell has ended on this worker; never raises."""
     try:
-        books = worker.shared.setdefault(_SHARED, {})
-        book = books.get(worker.worker_id)
+        book = worker.process_state.get(_BOOK)
         if book is None:
-            book = books[worker.worker_id] = Book()
+            book = worker.process_state[_BOOK] = Book()
         book.last = worker.executed
         with _disable_current_modes(), torch.no_grad():
             book.note(worker, file)
@@ -122,7 +121,7 @@ def note_cell(worker: Worker, file: str) -> None:
 
 def record_of(worker: Worker) -> tuple[list[Entry], int]:
     """What is recorded of a worker, and its last cell's ordinal, or -1; from any thread."""
-    book: Book | None = worker.shared.get(_SHARED, {}).get(worker.worker_id)
+    book: Book | None = worker.process_state.get(_BOOK)
     return ([], -1) if book is None else (list(book.entries.copy()), book.last)
 
 

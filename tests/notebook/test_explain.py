@@ -454,6 +454,14 @@ def test_a_condition_that_has_raised_is_told(three: Kernel) -> None:
     three.ok("%disco_abort")
 
 
+def test_what_a_replaced_worker_lacks(three: Kernel) -> None:
+    three.ok("%disco_restart")
+    three.ok("%%disco\nnoise = torch.zeros(4)")
+    three.ok("%disco_restart -t 2")
+    three.fails("%%disco\nnoise.sum()")
+    assert "noise: not on worker 2 since its restart, made before" in lines(three)[1]
+
+
 def test_a_dead_worker(three: Kernel) -> None:
     three.ok("%disco_restart --engine processes")
     # the others come to the collective before it dies
