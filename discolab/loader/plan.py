@@ -21,6 +21,7 @@ import torch
 
 from ..layouts.layout import REPLICATE, Cut, Layout, Workers, cached_cut, check
 from ..layouts.text import WORDS, parse_layout
+from ..runtime.arguments import Shared
 from ..runtime.errors import ArgumentError
 from .catalog import Catalog, Shape
 from .progress import Preparation
@@ -57,7 +58,7 @@ def unknown_names(names: Sequence[str], known: Iterable[str]) -> ArgumentError:
 
 
 @dataclass(frozen=True)
-class Resolved:
+class Resolved(Shared):
     """A plan for one checkpoint and for so many workers.
 
     Attributes
@@ -75,9 +76,6 @@ class Resolved:
     layouts: Mapping[str, Layout]
     unmatched: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Resolved:
-        return self  # nothing in it changes, so the workers of one process can share it
 
     def cut(self, name: str, rank: int) -> Cut | None:
         """What a worker holds of a parameter; None if its stage does not hold it.

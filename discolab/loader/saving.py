@@ -17,7 +17,7 @@ import torch
 
 from ..layouts.join import Misfit, check_shards, whole_shape
 from ..layouts.layout import Layout, Workers, cut
-from ..runtime.arguments import Pickled
+from ..runtime.arguments import Pickled, Shared
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError
 from ..runtime.functions import worker_function
@@ -42,7 +42,7 @@ Fact = tuple[Shape, torch.dtype] | str | None
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(Shared):
     """What workers are asked to write; the same for all."""
 
     paths: tuple[str, ...]
@@ -51,10 +51,6 @@ class Job:
     presharded: bool
     mapped: bool
     board: int
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Job:
-        """Itself: nobody changes it, and a copy for each thread takes long for many tensors."""
-        return self
 
 
 def save(

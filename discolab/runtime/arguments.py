@@ -248,6 +248,16 @@ def bind(value: Any, lookup: Callable[[int], Any], copies: Copies | None = None)
     return value
 
 
+class Shared:
+    """A base of what nobody changes: workers that are threads get it itself, not a copy each.
+
+    To copy it takes long where it names many tensors.
+    """
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Any:
+        return self
+
+
 def private_copy(value: Any, copies: Copies | None = None) -> Any:
     """Copy tensors, arrays and modules in `value`; other objects stay as they are.
 

@@ -26,7 +26,7 @@ from ..loader.loading import run
 from ..loader.progress import Board, Meter, Preparation
 from ..loader.read import Files, read_entry
 from ..runtime import accelerators
-from ..runtime.arguments import Pickled
+from ..runtime.arguments import Pickled, Shared
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError
 from ..runtime.functions import worker_function
@@ -65,7 +65,7 @@ class Restored(dict[str, DRef]):
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(Shared):
     """What workers are asked to restore; the same for all.
 
     Attributes
@@ -87,10 +87,6 @@ class Job:
     meshes: tuple[TorchMesh | None, ...]
     token: str
     board: int
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Job:
-        """Itself: nobody changes it, and a copy for each thread takes long for many tensors."""
-        return self
 
     def source(self, rank: int) -> int:
         """The worker whose variables a worker gets."""

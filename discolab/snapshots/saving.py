@@ -26,7 +26,7 @@ from ..loader.plan import Plan, parse_layout
 from ..loader.progress import Board, Meter, Preparation
 from ..loader.saving import ONE_MACHINE
 from ..loader.weights import Weights
-from ..runtime.arguments import Pickled
+from ..runtime.arguments import Pickled, Shared
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError
 from ..runtime.functions import worker_function
@@ -38,17 +38,13 @@ from .manifest import KEY, Manifest, Saved, TorchMesh, memory_name, pickle_name
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(Shared):
     """What workers are asked to write; the same for all."""
 
     paths: tuple[str, ...]
     slots: Mapping[str, Slot]
     mapped: bool
     board: int
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Job:
-        """Itself: nobody changes it, and a copy for each thread takes long for many tensors."""
-        return self
 
 
 def snapshot(
