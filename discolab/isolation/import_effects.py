@@ -1,10 +1,10 @@
 """What a module sets while it is imported, each worker has that imports it.
 
 An installed module is executed once, on the thread that imports it first. In processes of their own
-all workers would execute it: a module that calls ``torch.set_default_dtype(torch.float64)`` or
-``numpy.random.seed(0)`` does so for each. So what the settings of a worker were before and after
-each module is noted, and those that a module has changed are set where another worker imports it
-later, or the notebook; once, as Python executes a module once, and again in each script.
+all workers would execute it: a module that calls ``torch.set_default_dtype(torch.float64)`` does so
+for each. So what the settings of a worker were before and after each module is noted, and those
+that a module has changed are set where another worker imports it later, or the notebook; once, as
+Python executes a module once, and again in each script.
 
 Random states are left out: what they are before and after does not tell whether a module has seeded
 or drawn, so a seed reaches only the worker that imports the module first. Of switches that all
@@ -100,32 +100,32 @@ def _flushes_denormals() -> bool:
 
 
 Get = Callable[[], Any]
-Set = Callable[[Any], Any]
+Change = Callable[[Any, Any], Any]
+"""Given what a setting was before a module and after it."""
 
-_settings: dict[str, tuple[Get, Set]] = {
-    "the default dtype": (lambda: torch.get_default_dtype(), lambda v: torch.set_default_dtype(v)),
-    "the default device": (_device, lambda v: torch.set_default_device(v)),
-    "gradients": (lambda: torch.is_grad_enabled(), lambda v: torch.set_grad_enabled(v)),
+_settings: dict[str, tuple[Get, Change]] = {
+    "the default dtype": (
+        lambda: torch.get_default_dtype(),
+        lambda _, v: torch.set_default_dtype(v),
+    ),
+    "the default device": (_device, lambda _, v: torch.set_default_device(v)),
+    "gradients": (lambda: torch.is_grad_enabled(), lambda _, v: torch.set_grad_enabled(v)),
     "autocast": (
         lambda: torch.is_autocast_enabled("cpu"),
-        lambda v: torch.set_autocast_enabled("cpu", v),
+        lambda _, v: torch.set_autocast_enabled("cpu", v),
     ),
     "autocast's dtype": (
         lambda: torch.get_autocast_dtype("cpu"),
-        lambda v: torch.set_autocast_dtype("cpu", v),
+        lambda _, v: torch.set_autocast_dtype("cpu", v),
     ),
-    "denormal numbers": (_flushes_denormals, lambda v: torch.set_flush_denormal(v)),
-    "threads": (lambda: torch.get_num_threads(), lambda v: torch.set_num_threads(v)),
+    "denormal numbers": (_flushes_denormals, lambda _, v: torch.set_flush_denormal(v)),
+    "threads": (lambda: torch.get_num_threads(), lambda _, v: torch.set_num_threads(v)),
     "anomaly mode": (
         lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-        lambda v: torch.set_anomaly_enabled(*v),
+        lambda _, v: torch.set_anomaly_enabled(*v),
     ),
-    "numpy's errors": (lambda: np.geterr(), lambda v: np.seterr(**v)),
-    "decimal": (_decimal_context, _set_decimal_context),
-}
-
-# by what sets it where it is found, given what the module has found and left
-_changes: dict[str, tuple[Get, Callable[[Any, Any], None]]] = {
+    "numpy's errors": (lambda: np.geterr(), lambda _, v: np.seterr(**v)),
+    "decimal": (_decimal_context, lambda _, v: _set_decimal_context(v)),
     "start method": (
         lambda: multiprocessing.get_start_method(allow_none=True),
         _change_start_method,
@@ -141,7 +141,7 @@ def of_worker(key: str) -> None:
     _keys.add(key)
 
 
-def also(name: str, get: Get, change: Callable[[Any, Any], None]) -> None:
+def also(name: str, get: Get, change: Change) -> None:
     """Have something more count as a setting.
 
     Parameters
@@ -151,13 +151,12 @@ def also(name: str, get: Get, change: Callable[[Any, Any], None]) -> None:
     change
         Changes it for who calls, given what it was before a module and after it.
     """
-    _changes[name] = get, change
+    _settings[name] = get, change
 
 
 def _settings_here() -> dict[str, Any]:
     """All settings of who calls."""
     values = {name: get() for name, (get, _) in _settings.items()}
-    values |= {name: get() for name, (get, _) in _changes.items()}
     worker = current_worker_or_none()
     if worker is not None:
         values |= {key: worker.process_state.get(key, _UNSET) for key in tuple(_keys)}
@@ -166,10 +165,8 @@ def _settings_here() -> dict[str, Any]:
 
 def _change(name: str, before: Any, after: Any) -> None:
     worker = current_worker_or_none()
-    if name in _changes:
-        _changes[name][1](before, after)
-    elif name in _settings:
-        _settings[name][1](after)
+    if name in _settings:
+        _settings[name][1](before, after)
     elif worker is not None and after is not _UNSET:
         worker.process_state[name] = after
 

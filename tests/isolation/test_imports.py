@@ -407,4 +407,4 @@ def test_an_interrupt_loses_nothing_that_a_module_sets(four: Session, write: Wri
         four.interrupt(timeout=60)
         assert values == {0: "set", 1: "set"}
     finally:
-        del import_effects._changes["parcel"]
+        del import_effects._settings["parcel"]
