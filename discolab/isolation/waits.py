@@ -194,8 +194,6 @@ def _interrupt_programs(me: Interruptible) -> None:
             return
         work = me.work()
         pids = [p.pid for p, by in _programs[me].items() if by is work and p.returncode is None]
-    if not pids:
-        return
     for pid in pids:
         processes: list[Any] = []
         with shield():
@@ -361,9 +359,8 @@ def _pool_over(begin: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(begin)
     def begin_whole(self: Any, *args: Any, **named: Any) -> None:
         try:
-            with (
-                _shield_of_worker()
-            ):  # CPython leaves the processes that it has so far to themselves
+            # CPython leaves the processes that it has so far to themselves
+            with _shield_of_worker():
                 begin(self, *args, **named)
         except WorkerInterrupted:  # nobody gets it
             if hasattr(self, "_terminate"):
