@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -13,19 +12,12 @@ from torch import nn
 from torch.distributed.tensor import Shard
 from torch.nn import functional as F
 
-import discolab
 from discolab import Session, ccl, compare
 from discolab.ccl import autograd as dist_fn
 from discolab.comparison import ProgramComparison
 from tests.comparison.families.case import place
 
 pytestmark = pytest.mark.one_process
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Session]:
-    with discolab.make_session(4, "threads", devices="cpu", timeout=60) as session:
-        yield session
 
 
 # -- stages, replicas and micro-batches ------------------------------------------------------------

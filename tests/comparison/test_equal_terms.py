@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,12 +15,6 @@ from discolab.comparison import ProgramComparison
 from tests.comparison.families.case import place
 
 pytestmark = pytest.mark.one_process
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Session]:
-    with discolab.make_session(4, "threads", devices="cpu", timeout=60) as session:
-        yield session
 
 
 class Stacked(nn.Module):

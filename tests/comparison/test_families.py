@@ -6,13 +6,11 @@ The cases are in families/; what the comparison says of each stands in docs/comp
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import discolab
 from discolab import Session
 from tests.comparison.families import BUGS, RIGHT
 from tests.comparison.families.case import Bug, Right, bug_row, right_row, verdict
@@ -23,12 +21,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWa
 TABLE = (Path(__file__).parents[2] / "docs" / "compare.md").read_text(encoding="utf-8")
 TABLE = TABLE.partition("<!-- cases -->")[2].partition("<!-- end of cases -->")[0]
 STALE = "docs/compare.md is not what is found: python -m tests.comparison.families"
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Session]:
-    with discolab.make_session(4, "threads", devices="cpu", timeout=60) as session:
-        yield session
 
 
 def cases(known: dict[str, Any]) -> list[Any]:

@@ -5,12 +5,10 @@ The families are in second_set/; what the comparison says of each bug stands in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import discolab
 from discolab import Session
 from tests.comparison.second_set import BUGS, HARMLESS, RIGHT
 from tests.comparison.second_set.planted import plant, row
@@ -21,12 +19,6 @@ pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.one
 TABLE = (Path(__file__).parents[2] / "docs" / "compare.md").read_text(encoding="utf-8")
 TABLE = TABLE.partition("<!-- second set -->")[2].partition("<!-- end of second set -->")[0]
 STALE = "docs/compare.md is not what is found: python -m tests.comparison.second_set"
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Session]:
-    with discolab.make_session(4, "threads", devices="cpu", timeout=60) as session:
-        yield session
 
 
 @pytest.mark.parametrize("name", BUGS)

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import discolab
 from discolab import Session
 from tests.comparison.second_set.planted import plant
 from tests.comparison.third_set import BUGS, HARMLESS, RIGHT
 
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.one_process]
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Session]:
-    with discolab.make_session(4, "threads", devices="cpu", timeout=60) as session:
-        yield session
 
 
 @pytest.mark.parametrize("name", BUGS)

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-import discolab
 from discolab import Session, compare
 from discolab.ccl import autograd as dist_fn
 from tests.comparison.families.case import place
 
 pytestmark = pytest.mark.one_process
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Session]:
-    with discolab.make_session(4, "threads", devices="cpu", timeout=60) as session:
-        yield session
 
 
 class Ensemble(nn.Module):
