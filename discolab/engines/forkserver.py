@@ -85,7 +85,8 @@ class ForkServer:
         with contextlib.closing(theirs.sock):
             # a session of its own: Ctrl-C in a terminal is for the controller to deal with
             process = subprocess.Popen(
-                [sys.executable, "-m", "discolab.engines", str(theirs.fileno()), *PRELOAD],
+                # -P: modules come from where this process has them, not from the folder it works in
+                [sys.executable, "-P", "-m", "discolab.engines", str(theirs.fileno()), *PRELOAD],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,

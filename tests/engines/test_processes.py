@@ -567,6 +567,19 @@ def program(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
         process.communicate()
 
 
+def test_workers_take_modules_from_where_the_program_does_not_from_the_folder_it_runs_in(
+    program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    (folder / "random.py").write_text("raise RuntimeError('not this one')")
+    monkeypatch.chdir(folder)
+    process = program("print(session.call_packed(os.getcwd).debug_get_from_all())")
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert out.splitlines()[1:] == [str([str(folder)] * 3)]
+
+
 BUSY = "session.call_packed(lambda: [0 for _ in iter(int, 1)])"
 
 
