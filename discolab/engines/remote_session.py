@@ -33,7 +33,7 @@ from ..runtime.services import SERVICE as PROBES
 from ..runtime.services import Probes, Service, name_of
 from ..runtime.session import Session
 from ..runtime.status import WorkerStatus
-from ..runtime.worker import Worker
+from ..runtime.worker import Worker, current_worker_or_none
 from .connections import command_encoding
 from .connections.controller_side import WorkerConnections, WorkerProcesses
 from .connections.interface import Transport
@@ -52,6 +52,7 @@ _MOST_RESPAWNS = 100  # deaths, of all workers; more of them
 _RESPAWNS_WITHIN = 60.0  # in so many seconds have a cause that a new worker does not mend
 _END_GRACE = 1.0  # seconds that interrupted workers are given when a session ends
 _PROGRESS_AFTER = 1.0  # seconds of starting before it is said
+_of_sys = vars(sys)  # where workers are threads, the module itself looks which of them asks
 
 Progress = Callable[[str], None]
 
@@ -304,8 +305,9 @@ class RemoteSession(Session):
     # -- calls -----------------------------------------------------------------------------
 
     def _encode_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if sys.path != self._path:  # a folder was added since: modules may come from it
-            self._path, self._path_told = list(sys.path), True
+        path = _of_sys["path"] if current_worker_or_none() is None else sys.path
+        if path != self._path:  # a folder was added since: modules may come from it
+            self._path, self._path_told = list(path), True
             self.call_without_result(follow_path, self._path)
         if (folder := _folder()) != self._folder:
             self._folder, self._folder_told = folder, True

@@ -33,6 +33,7 @@ import ctypes
 import functools
 import importlib
 import operator
+import os
 import signal
 import sys
 import threading
@@ -119,9 +120,19 @@ def shield(*, progress: bool = False) -> AbstractContextManager[None]:
     me = getattr(_local, "waiter", None)  # `waiter_here`, which is called for each command here
     if me is not None:
         return _Shield(me, progress) if me.running else _NO_SHIELD
-    if threading.get_ident() == threading.main_thread().ident:
-        return _SignalShield()
-    return _NO_SHIELD
+    return _SignalShield() if threading.get_ident() == _main_ident else _NO_SHIELD
+
+
+_main_ident = threading.main_thread().ident  # kept, as each call of a session asks for it
+
+
+def _main_in_child() -> None:
+    global _main_ident
+    _main_ident = threading.get_ident()
+
+
+if hasattr(os, "register_at_fork"):  # the thread that forks is the child's main thread
+    os.register_at_fork(after_in_child=_main_in_child)
 
 
 class _Shield(AbstractContextManager[None]):

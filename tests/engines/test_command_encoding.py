@@ -57,6 +57,21 @@ def test_a_function_with_tensors_of_its_own_and_tensors_among_its_arguments() ->
     assert type(reg) is Register
 
 
+def test_a_function_that_has_no_name_is_sent_anew_each_time() -> None:
+    number = 1
+
+    def times(x: int = 1) -> int:
+        return number * x
+
+    first, second = there(times), there(times, (2,))
+    number = 5
+    third = there(times)
+    texts = [(call[0].__qualname__, call[0].pickled.what) for call in (first, second, third)]
+    assert texts == [(times.__qualname__, f"function {times.__qualname__}")] * 3
+    assert [call[0].pickled.open()(3) for call in (first, second, third)] == [3, 3, 15]
+    assert [tuple(call[1]) for call in (first, second, third)] == [(), (2,), ()]
+
+
 def test_a_callable_of_a_registered_type_goes_in_its_own_form() -> None:
     class Times:
         def __init__(self, n: int) -> None:

@@ -5,8 +5,9 @@ runtime/serialize.py, a tuple of the rest. `turn` counts the commands that go to
 others: one that comes twice, as after a Ctrl-C in the middle of sending, is done once. The n are
 registers to forget first, so that this takes no message of its own.
 
-A call is two such tuples: its head (the function and where it is called) is the same each time a
-loop comes by, so both sides remember it, and only the arguments are encoded anew.
+A call is two such tuples, and between them the pickle of a function that is not a name: its head
+(what is called, and where) is the same each time a loop comes by, so both sides remember it, and
+only that function and the arguments are encoded anew.
 
 Any other message is the tuple of its kind, one of the constants here, and its contents; only the
 reply of a command without a failure, as most are, has a form of its own (`DONE`). A ticket travels
@@ -54,7 +55,7 @@ ANNOUNCE, RETRY, ASK_STATE, SAY, FREE = range(5)
 arguments.OPENERS[serialize.LazyPickle] = lambda sealed, lookup: sealed.open(lookup=lookup)
 
 _HEAD = struct.Struct("<BQQH")
-_CALL = struct.Struct("<QI")  # of a call's head: its bytes, its frames
+_CALL = struct.Struct("<QQI")  # the bytes of a call's head; of a function's pickle, its frames
 DONE = struct.Struct("<4sQQ")  # b"DONE", the ticket's number, how many commands have come
 MOST_FORGOTTEN = 1024  # registers that a command carries along
 _TICKET_AT = {
@@ -87,6 +88,7 @@ class SentFunction:
         self.disco_command = own_text or None
 
 
+_MAY_COME_AGAIN = (Register, SentFunction, tuple)
 arguments.OPENERS[SentFunction] = lambda function, lookup: function.pickled.open(lookup=lookup)
 
 
@@ -100,14 +102,23 @@ class EncodedArguments(tuple[Any, ...]):
 def site_for_people(site: Any) -> tuple[str, int] | None:
     """Turn a call site into what can be sent.
 
-    It is named anew each time: code of equal text in two files compares equal, and a cell has
-    another number when it runs again.
+    It is named anew unless it is the last one again, as in a loop: code of equal text in two files
+    compares equal, and a cell has another number when it runs again.
     """
+    global _last_named
     if not isinstance(site, tuple):
         return None
+    last, named = _last_named
+    if last is site:
+        return named
     code, line = site
     filename = str(getattr(code, "co_filename", code))
-    return (display_name(filename), int(line or 0)) if _is_told(filename) else None
+    named = (display_name(filename), int(line or 0)) if _is_told(filename) else None
+    _last_named = site, named
+    return named
+
+
+_last_named: tuple[Any, tuple[str, int] | None] = None, None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -123,30 +134,48 @@ def encode_call(func: Any, args: Any, kwargs: Any, site: Any) -> EncodedArgument
     ArgumentError
         If something in it can't be pickled.
     """
-    encoded = EncodedArguments(args)
-    encoded.text = "a call"
     bind = BIND_FUNCTION | (BIND_ARGUMENTS if args or kwargs else 0)
     name = own_text = ""
+    pickled, frames = b"", []
     if type(func) is not Register:
         name, own_text = _texts_of(func)
-        encoded.text = own_text or f"call of '{name}'"
         if type(func) not in serialize.USER_BY_CLASS:
             func = serialize.pickle_lazily(func)
+            if not func.kept:
+                pickled, frames, func = func.data, [*func.frames], func.what
     head = func, name, own_text, bind, site_for_people(site)
-    comes_again = type(func) is Register or (type(func) is serialize.LazyPickle and func.kept)
-    body, frames = _known_head(*head) if comes_again else serialize.encode(head)
-    parts = [_CALL.pack(len(body), len(frames)), body]
+    if type(func) not in (Register, serialize.LazyPickle, str):
+        body, frames = serialize.encode(head)
+    elif args or kwargs or pickled:
+        body = _known_head(*head)
+    else:
+        return _known_call(*head)
+    parts = [_CALL.pack(len(body), len(pickled), len(frames)), body, pickled]
     if args or kwargs:
         rest = _encode_arguments(args, kwargs)
         parts.append(rest.body)
-        frames = [*frames, *rest.frames]
-    encoded.message = serialize.Message(b"".join(parts), frames)
+        frames += rest.frames
+    return _encoded(args, name, own_text, serialize.Message(b"".join(parts), frames))
+
+
+def _encoded(args: Any, name: str, own_text: str, message: serialize.Message) -> EncodedArguments:
+    encoded = EncodedArguments(args)
+    encoded.text = own_text or (f"call of '{name}'" if name else "a call")
+    encoded.message = message
     return encoded
 
 
 @functools.lru_cache(maxsize=4096)
-def _known_head(*head: Any) -> serialize.Message:
-    return serialize.encode(head)
+def _known_head(*head: Any) -> bytes:
+    return serialize.encode(head).body
+
+
+@functools.lru_cache(maxsize=4096)
+def _known_call(*head: Any) -> EncodedArguments:
+    """A call without arguments of what both sides know."""
+    body = _known_head(*head)
+    _, name, own_text, _, _ = head
+    return _encoded((), name, own_text, serialize.Message(_CALL.pack(len(body), 0, 0) + body, []))
 
 
 def _encode_arguments(args: Any, kwargs: Any) -> serialize.Message:
@@ -215,20 +244,27 @@ def unpack_command(body: Any, frames: list[Any]) -> tuple[Command, tuple[int, ..
     packed = body[_HEAD.size + 8 * count :]
     if action != _CALL_PACKED:
         return (action, reg, *serialize.decode(packed, frames)), forget, turn
-    size, count = _CALL.unpack_from(packed)
+    size, pickled, count = _CALL.unpack_from(packed)
     middle = _CALL.size + size
     head = bytes(packed[_CALL.size : middle])
     call = _known.get(head) if size < _LONGEST_KNOWN else None
     if call is None:
-        func, name, own_text, bind, site = serialize.decode(head, frames[:count])
+        func, name, own_text, bind, site = serialize.decode(head, () if pickled else frames[:count])
         if type(func) is serialize.LazyPickle:
             func = SentFunction(func, name, own_text)
+        elif type(func) is str:  # of one that comes beside the head
+            func = func, name, own_text
         call = func, bind, site
-        if not count and size < _LONGEST_KNOWN and type(func) in (Register, SentFunction):
+        if size < _LONGEST_KNOWN and (not count or pickled) and type(func) in _MAY_COME_AGAIN:
             if len(_known) >= _MOST_KNOWN:
                 _known.clear()
             _known[head] = call
     func, bind, site = call
+    if pickled:
+        what, name, own_text = func
+        data = bytes(packed[middle : middle + pickled])
+        func = SentFunction(serialize.LazyPickle(what, data, *frames[:count]), name, own_text)
+        middle += pickled
     args, kwargs = cast("tuple[Any, Any]", ((), {}))
     if len(packed) > middle:
         args, kwargs, places = serialize.decode(packed[middle:], frames[count:])

@@ -95,14 +95,14 @@ class RemoteChannel:
         self.write: Callable[[Frame], object] = _drop
         self._connections = connections
         self._forgotten: tuple[int, ...] = ()  # what the worker was told of `to_forget`
-        self._recent: deque[tuple[int, str, Any]] = deque(maxlen=_RECENT)
+        self.recent: deque[tuple[int, str, Any]] = deque(maxlen=_RECENT)
 
     def begin(self, write: Callable[[Frame], object]) -> None:
         """Another worker is at the other end: count anew; under the session's lock."""
         self.sent = self.done = 0
         self._exact = False
         self._forgotten = ()
-        self._recent.clear()
+        self.recent.clear()
         self.write = write
 
     def send(self, command: Command) -> None:
@@ -124,16 +124,10 @@ class RemoteChannel:
         frame = command_encoding.pack_command(
             command, connections.number_of, forget, connections.transport.shared
         )
-        self.note(command)
+        _note((self,), command)
         with connections.cork:
             connections.flush_held()
             self.write(frame)
-
-    def note(self, command: Command) -> None:
-        """Count a command, and of a call keep what `last_command` may say of it."""
-        self.sent += 1
-        if command[0] == _CALL_PACKED:
-            self._recent.append((self.sent, command[3].text, command[6]))
 
     def recv(self) -> Command:
         """Only the worker's end has it."""
@@ -153,7 +147,7 @@ class RemoteChannel:
 
     def last_command(self) -> str:
         """What the worker ran last, as far as is known; "" if nothing."""
-        open_ones = [entry for entry in tuple(self._recent) if entry[0] > self.done]
+        open_ones = [entry for entry in tuple(self.recent) if entry[0] > self.done]
         if not open_ones:
             return ""
         _, text, site = open_ones[0]
@@ -163,6 +157,18 @@ class RemoteChannel:
         if self._exact or not later:
             return text
         return f"{text} or {f'one of the {later} calls' if later > 1 else 'the call'} after it"
+
+
+def _note(channels: Iterable[RemoteChannel], command: Command) -> None:
+    """Count a command, and of a call keep what `last_command` may say of it."""
+    if command[0] != _CALL_PACKED:
+        for channel in channels:
+            channel.sent += 1
+        return
+    text, site = command[3].text, command[6]
+    for channel in channels:
+        channel.sent += 1
+        channel.recent.append((channel.sent, text, site))
 
 
 def _drop(_frame: Frame) -> None:
@@ -265,8 +271,7 @@ class WorkerConnections:
             command, self.number_of, self.to_forget, self.transport.shared, self._turn
         )
         self.to_forget = ()
-        for channel in self._all:
-            channel.note(command)
+        _note(self._all, command)
         with self.cork:
             held = self._held
             held.append(frame)
