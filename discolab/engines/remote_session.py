@@ -16,6 +16,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import repeat
+from operator import call
 from typing import Any
 
 import torch
@@ -27,7 +29,7 @@ from ..runtime.channel import Channel, ThreadChannel
 from ..runtime.controller import check_timeout
 from ..runtime.errors import ArgumentError, DiscoError, SessionClosedError, SessionError
 from ..runtime.failures import Failure, name_ranks
-from ..runtime.interrupts import shield
+from ..runtime.interrupts import run_steps, shield
 from ..runtime.registers import Site
 from ..runtime.services import SERVICE as PROBES
 from ..runtime.services import Probes, Service, name_of
@@ -98,6 +100,7 @@ class RemoteSession(Session):
         self._lost = self._connections.lost
         # worker 0 last: it sends what was held back for the others (connections/controller_side.py)
         self._send_by((self._connections.send_all, self._sends[0]), in_c=False)
+        self._to_hold = self._connections.hold, self._sends[0], self._calls.add
         self._local = LocalWorkers([channel], num_workers, num_groups, devices, host_data)
         self._connections.adopt(self._local.workers[0], channel)
         self._registered: dict[str, Any] = {}
@@ -326,18 +329,23 @@ class RemoteSession(Session):
                 self._registered[name] = function
         return super()._look_up(name, site)
 
+    def _send_call(self, command: Command) -> None:
+        """As in `Controller`; a call with tensors is sent now, for they may change."""
+        if command[3].message.frames:
+            super()._send_call(command)
+        else:
+            run_steps(map(call, self._to_hold, repeat(command)))
+            self._connections.held_one()
+
     def _forget(self, ids: tuple[int, ...]) -> None:
         """Have remote workers forget with the next command that goes to them; under the lock."""
-        if self._closed:
-            return
-        with shield():
-            self._sends[0]((DiscoAction.KILL_REG, 0, ids))
-            self._connections.forget(ids)
+        if not self._closed:
+            run_steps(map(call, self._to_hold[:2], repeat((DiscoAction.KILL_REG, 0, ids))))
 
     def forget_dropped(self) -> None:
         """As in `Session`."""
         super().forget_dropped()
-        with self._lock:
+        with self._lock, shield():
             if not self._closed:
                 self._connections.forget_now()
 

@@ -385,6 +385,10 @@ class Controller:
             with self._lock:
                 self._forget_dropped()
 
+    def _send_call(self, command: Command) -> None:
+        """Append a call to every channel, and count it; under the lock."""
+        self._run_steps(map(call, self._to_all_as_call, repeat(command)))
+
     def _broadcast(self, command: tuple[Any, ...]) -> None:
         """Append a command to every channel, and count it; under the lock."""
         self._check_open()

@@ -10,8 +10,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import repeat
-from operator import call
 from os import PathLike
 from sys import maxsize
 from time import monotonic
@@ -142,7 +140,7 @@ class Session(Drawn, Controller):
             reg = registers.take()
             ref = DRef(reg, self)
             command = (_CALL_PACKED, reg, what, given, named, bind, site)
-            self._run_steps(map(call, self._to_all_as_call, repeat(command)))  # as `_broadcast`
+            self._send_call(command)
             code = what.__code__ if type(what) is FunctionType else maker_of(what)
             self._origins[reg] = code, site
             book = self._book
@@ -162,7 +160,7 @@ class Session(Drawn, Controller):
         with self._lock:
             if self._closed or self._lost:
                 self._check_callable(func)
-            self._broadcast((_CALL_PACKED, 0, *command))
+            self._send_call((_CALL_PACKED, 0, *command))
 
     def free(self, ref: DRef) -> None:
         """Free a DRef's value on all workers, in turn with other commands; returns at once.

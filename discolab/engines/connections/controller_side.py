@@ -3,8 +3,9 @@
 A `WorkerConnections` knows no session, so that a session nobody holds can be collected. What guards
 or owns its state:
 
-- the session's lock guards sending of commands: the `RemoteChannel`s, `to_forget`, the numbers of
-  tickets; the cork guards commands held back, which worker 0's thread may send too
+- the session's lock guards what is sent to one worker, and which commands are held back
+- the cork guards the sending of commands, which worker 0's thread may do too: the `RemoteChannel`s,
+  `to_forget`, the turn, the numbers of tickets
 - the reader thread alone writes `states`, `heartbeats`, `lost`, `last_output`, and calls services
 - `_tickets` is a dict of which single operations are used; `_changed` guards nothing but waiting
 
@@ -20,7 +21,7 @@ import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
@@ -116,17 +117,17 @@ class RemoteChannel:
                 connections.number_of(ticket)
                 connections.answer_for(self.rank)
             return
-        forget = connections.to_forget
-        if forget is self._forgotten:
-            forget = ()
-        else:  # the next command to all says it again, before any of these registers is used again
-            self._forgotten = forget
-        frame = command_encoding.pack_command(
-            command, connections.number_of, forget, connections.transport.shared
-        )
-        _note((self,), command)
         with connections.cork:
             connections.flush_held()
+            forget = connections.to_forget
+            if forget is self._forgotten:
+                forget = ()
+            else:  # the next command to all says it again, before any of these is used again
+                self._forgotten = forget
+            frame = command_encoding.pack_command(
+                command, connections.number_of, forget, connections.transport.shared
+            )
+            _note((self,), command)
             self.write(frame)
 
     def recv(self) -> Command:
@@ -238,8 +239,10 @@ class WorkerConnections:
         self.to_forget: tuple[int, ...] = ()  # registers, with the next command
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="discolab-reader", daemon=True)
-        self.cork = threading.RLock()  # guards `_held`, and the sending of commands
-        self._held: list[Frame] = []
+        self.cork = threading.RLock()  # guards the sending of commands; within a shield
+        self._held: deque[Command] = deque()  # calls, and registers to forget, in this order
+        self._frames: list[Frame] = []  # what of them was packed and not sent yet
+        self.hold: Callable[[Command], None] = self._held.append
         self._turn = 0
         self._flushing = False
         self._all = tuple(self.channels.values())
@@ -257,56 +260,79 @@ class WorkerConnections:
 
     # -- sending -----------------------------------------------------------------------------
 
-    def send_all(self, command: Command) -> None:
-        """Queue a command for all remote workers; under the session's lock.
+    # A call is held back for a moment, so that the question that often follows it goes with it:
+    # until there is one, or worker 0, which was idle and gets the call next, takes it. `hold` is C
+    # code: with what gives the call to worker 0 no Ctrl-C comes between.
 
-        A call is held back for a moment, so that the question that often follows it goes with it:
-        until there is one, or worker 0, which was idle and gets the call next, takes it.
-        """
-        action = command[0]
-        if action in _WORKER_0_ONLY or not self._all:
+    def held_one(self) -> None:
+        """Send what is held back, unless worker 0 does so in a moment; after `hold`."""
+        # worker 0 says that it is idle no more and then looks: one of us two sees the other
+        if not self.idle or len(self._held) >= _MOST_HELD:
+            with shield(), self.cork:
+                self.flush_held()
+
+    def send_all(self, command: Command) -> None:
+        """Queue a command for all remote workers; under the session's lock, in a shield."""
+        if command[0] in _WORKER_0_ONLY or not self._all:
             return
-        self._turn += 1
-        frame = command_encoding.pack_command(
-            command, self.number_of, self.to_forget, self.transport.shared, self._turn
-        )
-        self.to_forget = ()
-        _note(self._all, command)
         with self.cork:
-            held = self._held
-            held.append(frame)
-            may_wait = action == _CALL_PACKED and frame.buffer is None
-            # worker 0 says that it is idle no more and then looks: one of us two sees the other
-            if not (may_wait and self.idle and len(held) < _MOST_HELD):
+            try:
+                self._pack_held()
+                self._pack(command)
+            finally:
                 self.flush_held()
         for rank in tuple(self.answers):
             self.answer_for(rank)
 
+    def _pack(self, command: Command) -> None:
+        """Pack a command for all, with the registers to forget before it; under the cork."""
+        frame = command_encoding.pack_command(
+            command, self.number_of, self.to_forget, self.transport.shared, self._turn + 1
+        )
+        self._turn += 1
+        self._frames.append(frame)
+        self.to_forget = ()
+        _note(self._all, command)
+
+    def _pack_held(self) -> None:
+        held = self._held
+        while held:
+            command = held[0]
+            if command[0] == _CALL_PACKED:
+                self._pack(command)
+            else:
+                self.to_forget += command[2]
+                if len(self.to_forget) > command_encoding.MOST_FORGOTTEN:
+                    self._pack(self._forgetting())
+            held.popleft()
+
     def flush_held(self) -> None:
         """Send what was held back; under the cork."""
-        held = self._held
-        if held:
-            try:
-                self._flushing = True  # worker 0 need not wait for the cork just to find nothing
-                for frame in held if len(held) == 1 else bundle(held):
-                    for channel in self._all:
-                        channel.write(frame)
-            finally:
-                self._flushing = False
+        if not (self._held or self._frames):
+            return
+        self._flushing = True  # worker 0 need not wait for the cork just to find nothing
+        try:
+            self._pack_held()
+            frames = self._frames
+            for frame in frames if len(frames) < 2 else bundle(frames):
+                for channel in self._all:
+                    channel.write(frame)
             # not before: after a Ctrl-C above all is sent again, and `turn` sorts it out
-            held.clear()
+            frames.clear()
+        finally:
+            self._flushing = False
 
-    def forget(self, ids: Sequence[int]) -> None:
-        """Have the workers forget registers, with the next command; under the session's lock."""
-        self.to_forget += tuple(ids)
-        if len(self.to_forget) > command_encoding.MOST_FORGOTTEN:
-            self.forget_now()
+    def _forgetting(self) -> Command:
+        ids, self.to_forget = list(self.to_forget), ()
+        return DiscoAction.KILL_REG, 0, ids
 
     def forget_now(self) -> None:
-        """Have the workers forget them without waiting for a command; under the session's lock."""
-        if self.to_forget:
-            ids, self.to_forget = list(self.to_forget), ()
-            self.send_all((DiscoAction.KILL_REG, 0, ids))
+        """Have the workers forget registers without a command; under the lock, in a shield."""
+        with self.cork:
+            self._pack_held()
+            if self.to_forget:
+                self._pack(self._forgetting())
+            self.flush_held()
 
     def number_of(self, ticket: Ticket) -> int:
         """A ticket's number on its way; the ticket is kept here until all have replied."""
@@ -340,8 +366,9 @@ class WorkerConnections:
 
     @property
     def sent(self) -> dict[int, int]:
-        """How many commands each remote worker was sent."""
-        return {rank: channel.sent for rank, channel in self.channels.items()}
+        """How many commands each remote worker was sent, or is in a moment."""
+        held = sum(command[0] == _CALL_PACKED for command in tuple(self._held))
+        return {rank: channel.sent + held for rank, channel in self.channels.items()}
 
     # -- worker 0 ----------------------------------------------------------------------------
 
@@ -353,7 +380,7 @@ class WorkerConnections:
             self.idle = True
             command = get()
             self.idle = False
-            if self._held and not self._flushing:  # see `send_all`
+            if (self._held or self._frames) and not self._flushing:  # see `held_one`
                 with self.cork:
                     self.flush_held()
             return command
@@ -419,7 +446,8 @@ class WorkerConnections:
         self.closing = self._stopped = True
         for channel in self._all:
             channel.write = _drop
-        self._held = []
+        self._held.clear()
+        self._frames.clear()
         _running.discard(self)
 
     def look_soon(self) -> None:
