@@ -249,8 +249,11 @@ def _names_known(worker: Worker) -> set[str]:
 def _looks_for(name: str) -> str:
     """The first part of a module's name, where a worker's own folders may have it; or ""."""
     global _in_use
-    worker, top = current_worker_or_none(), name.partition(".")[0]
-    if worker is None or top in _OF_ALL or top in _names_known(worker):
+    top = name.partition(".")[0]
+    if top in _OF_ALL:
+        return ""
+    worker = current_worker_or_none()
+    if worker is None or top in _names_known(worker):
         return ""
     _in_use = _in_use or bool(_added())
     return top
