@@ -280,9 +280,9 @@ table.add(
         meaning="A module is executed once, by the worker that imports it first. What it sets of a "
         "worker's own (the default dtype and device, gradients, errors of numpy, …) each worker "
         "has that imports it, and the notebook if it does; what it seeds, the first worker alone: "
-        "seed in the script or a cell. Nobody has noted what a module has set that the notebook has "
-        "imported before the session: it is set in the notebook only, but for the default dtype, "
-        "with which workers begin; set it in a cell too.",
+        "seed in the script or a cell. What a module has set that the notebook has imported before "
+        "the session, when nobody noted it, is set in the notebook only, but for the default "
+        "dtype, with which workers begin; set it in a cell too.",
         test="tests/isolation/test_imports.py::test_each_worker_has_what_a_module_sets",
         install=_install,
         library="Python",

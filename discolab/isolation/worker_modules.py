@@ -221,7 +221,13 @@ def _spec_here(known: ModuleSpec, package: ModuleType | None) -> ModuleSpec:
 
 
 def _place(spec: ModuleSpec) -> Any:
-    return spec.origin or list(spec.submodule_search_locations or ())
+    """Its file, or where a folder without __init__.py is found."""
+    if spec.origin:
+        return spec.origin
+    try:
+        return list(spec.submodule_search_locations or ())
+    except KeyError:  # what it is in has gone
+        return []
 
 
 def _another(name: str, known: Any, found: ModuleSpec) -> SessionError:
@@ -412,7 +418,8 @@ def _is_beside(spec: ModuleSpec, folders: list[str]) -> bool:
     name = spec.name.partition(".")[0]
     if name == _HERE:
         return False
-    places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
+    place = _place(spec)
+    places = [place] if isinstance(place, str) else place
     inside = [os.path.join(os.path.abspath(folder), name) for folder in folders]
     return any(
         place in (f"{path}.py", path) or place.startswith((os.path.join(path, ""), f"{path}."))
