@@ -611,6 +611,24 @@ def test_each_worker_has_a_configuration_of_dask(four: Session) -> None:
     assert values == [(f"{r + 1}MiB", [r, r + 1, r + 2], None) for r in range(4)]
 
 
+def test_each_worker_has_settings_of_botorch(four: Session) -> None:
+    pytest.importorskip("botorch")
+
+    def program() -> Any:
+        from botorch import settings
+
+        rank, found = current_worker().worker_id, []
+        for _ in range(3):
+            with settings.propagate_grads(rank % 2 == 1):
+                ccl.barrier()
+                found.append(settings.propagate_grads.on())
+                ccl.barrier()
+        return found, settings.propagate_grads.on()
+
+    values = four.call_packed(program).debug_get_from_all()
+    assert values == [([rank % 2 == 1] * 3, False) for rank in range(4)]
+
+
 def test_each_worker_has_a_configuration_of_zarr(four: Session) -> None:
     """Also on the thread of zarr's event loop, which the first worker starts."""
     pytest.importorskip("zarr")
