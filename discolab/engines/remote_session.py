@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from ..isolation.programs import follow
 from ..runtime import functions, restart
 from ..runtime.actions import Command, DiscoAction
 from ..runtime.arguments import Register
@@ -35,7 +36,7 @@ from ..runtime.services import SERVICE as PROBES
 from ..runtime.services import Probes, Service, name_of
 from ..runtime.session import Session
 from ..runtime.status import WorkerStatus
-from ..runtime.worker import Worker, current_worker_or_none
+from ..runtime.worker import Worker, current_worker, current_worker_or_none, has_own_process
 from .connections import command_encoding
 from .connections.controller_side import WorkerConnections, WorkerProcesses
 from .connections.interface import Transport
@@ -310,8 +311,8 @@ class RemoteSession(Session):
     def _encode_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         path = _of_sys["path"] if current_worker_or_none() is None else sys.path
         if path != self._path:  # a folder was added since: modules may come from it
-            self._path, self._path_told = list(path), True
-            self.call_without_result(follow_path, self._path)
+            before, self._path, self._path_told = self._path, list(path), True
+            self.call_without_result(follow_path, self._path, before)
         if (folder := _folder()) != self._folder:
             self._folder, self._folder_told = folder, True
             self.call_without_result(follow_to, folder)
@@ -578,9 +579,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_child)
 
 
-def follow_path(path: list[str]) -> None:
-    """Look for modules where the controller does (a worker function)."""
-    sys.path[:] = [*path, *(own for own in sys.path if own not in path)]
+def follow_path(path: list[str], before: list[str] | None = None) -> None:
+    """Look for modules where the controller does (a worker function).
+
+    Parameters
+    ----------
+    before
+        Where it did until now. None: who calls has not followed it yet.
+    """
+    if before is None:
+        sys.path[:] = [*path, *(own for own in sys.path if own not in path)]
+    elif has_own_process(current_worker()):  # a thread follows by itself
+        follow(sys.path, before, path)
 
 
 _LONGEST_PATH = 4096

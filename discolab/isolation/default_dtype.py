@@ -38,7 +38,7 @@ from ..runtime import worker as workers
 from ..runtime.errors import SessionError
 from ..runtime.interrupts import plain_lock
 from ..runtime.worker import Worker, current_worker_or_none
-from . import table
+from . import import_effects, table
 from .patches import Patches
 from .table import Row, Treatment
 
@@ -331,6 +331,7 @@ def _set_dtype_over(original: Callable[[Any], None]) -> Callable[[Any], None]:
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             original(dtype)  # which refuses it
         _set(dtype)
+        import_effects.is_set("the default dtype", dtype)
 
     return set_own
 

@@ -47,19 +47,25 @@ class _ImportedHere(threading.local):
 
 @dataclass(eq=False)
 class _Note:
-    """What one module changes: `steps` are settings with their values, or modules within it."""
+    """What one module changes: `steps` are settings with their values, or modules within it.
+
+    `again` has the settings that were set since the last look, and whether only to what they were
+    already: another worker may have had something else.
+    """
 
     last: dict[str, Any]
     steps: list[Any] = field(default_factory=list)
+    again: dict[str, bool] = field(default_factory=dict)
 
     def look(self) -> dict[str, Any]:
         """Note what has changed since the last look; gives what it is now."""
         now = _settings_here()
         for name, value in now.items():
             before = self.last.get(name)
-            if before is not value and before != value:
+            if self.again.get(name) or (before is not value and before != value):
                 self.steps.append((name, before, value))
         self.last = now
+        self.again.clear()
         return now
 
 
@@ -139,6 +145,12 @@ _UNSET = object()
 def of_worker(key: str) -> None:
     """Have what stands under a key of `Worker.process_state` count as a setting."""
     _keys.add(key)
+
+
+def is_set(name: str, value: Any) -> None:
+    """Who calls sets a setting: noted if a module does, whatever it was before."""
+    for note in _imported.notes[-1:]:
+        note.again[name] = note.again.get(name, True) and note.last.get(name, _UNSET) == value
 
 
 def also(name: str, get: Get, change: Change) -> None:
@@ -247,6 +259,7 @@ def _take_effect(name: str) -> None:
                 _change(*step)
         if notes:
             notes[-1].last = _settings_here()
+            notes[-1].again.clear()
             notes[-1].steps.append(name)
 
 
@@ -268,8 +281,8 @@ table.add(
         "worker's own (the default dtype and device, gradients, errors of numpy, …) each worker "
         "has that imports it, and the notebook if it does; what it seeds, the first worker alone: "
         "seed in the script or a cell. What a module has set that the notebook has imported before "
-        "the session is set in the notebook only; but for the default dtype, with which workers "
-        "begin.",
+        "the session, when nobody noted it, is set in the notebook only, but for the default "
+        "dtype, with which workers begin; set it in a cell too.",
         test="tests/isolation/test_imports.py::test_each_worker_has_what_a_module_sets",
         install=_install,
         library="Python",

@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import atexit
 import functools
+import itertools
 import os
 import signal
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from ..runtime.errors import SessionError
 from ..runtime.worker import Worker, current_worker_or_none, has_own_process
-from . import table
+from . import import_effects, table
 from .patches import ModuleOfWorkers, Patches
 from .table import Row, Treatment
 
 _argv: weakref.WeakKeyDictionary[Worker, list[str]] = weakref.WeakKeyDictionary()
 _paths: weakref.WeakKeyDictionary[Worker, list[str]] = weakref.WeakKeyDictionary()
+# of workers in cells: the process's `sys.path` that their own has followed; a script's follows none
+_followed: weakref.WeakKeyDictionary[Worker, list[str]] = weakref.WeakKeyDictionary()
 _handlers: weakref.WeakKeyDictionary[Worker, dict[int, Any]] = weakref.WeakKeyDictionary()
 _at_end: weakref.WeakKeyDictionary[Worker, list[Callable[[], Any]]] = weakref.WeakKeyDictionary()
 
@@ -59,17 +63,18 @@ class _SysOfWorkers(ModuleOfWorkers):
 
     @property
     def path(self) -> list[str]:
-        """Where the worker's script finds modules; the process's while it runs none."""
-        own = own_path()
-        found: list[str] = _of_process("path") if own is None else own
+        """Where the worker's cells or script find modules."""
+        worker = current_worker_or_none()
+        found: list[str] = _of_process("path") if worker is None else _own_path(worker)
         return found
 
     @path.setter
     def path(self, value: list[str]) -> None:
         worker = current_worker_or_none()
-        if worker is None or worker not in _paths:
+        if worker is None:
             vars(sys)["path"] = value
         else:
+            _own_path(worker)  # what the process's has become until now is followed
             _paths[worker] = value
 
     @property
@@ -92,21 +97,59 @@ def _install_sys(patches: Patches) -> None:
     patches.change_class(sys, type("SysOfWorkers", (_SysOfWorkers, type(sys)), {}))
 
 
-def own_path() -> list[str] | None:
-    """The calling worker's own `sys.path`, if it has one now."""
-    worker = current_worker_or_none()
-    return None if worker is None else _paths.get(worker)
+def _own_path(worker: Worker) -> list[str]:
+    """A worker's `sys.path`; in cells it follows what the notebook adds to its own, and removes."""
+    own, process = _paths.get(worker), vars(sys)["path"]
+    if own is None:
+        _followed[worker] = list(process)
+        own = _paths[worker] = list(process)
+    elif _followed.get(worker, process) != process:
+        before, _followed[worker] = _followed[worker], list(process)
+        follow(own, before, _followed[worker])
+    return own
 
 
-def use_path(worker: Worker, path: list[str] | None) -> None:
-    """Give a worker a `sys.path` of its own; None: the process's again.
+def follow(own: list[str], before: Sequence[str], now: Sequence[str]) -> None:
+    """Change a path as another one has changed: what came to its front, to the front."""
+    gone = [place for place in before if place not in now]
+    new = [place for place in now if place not in before and place not in own]
+    front = [p for p in itertools.takewhile(lambda p: p not in before, now) if p in new]
+    kept = [place for place in own if place not in gone]
+    own[:] = [*front, *kept, *(place for place in new if place not in front)]
+
+
+import_effects.also(
+    "sys.path",
+    lambda: tuple(sys.path),
+    lambda before, after: follow(sys.path, before, after),
+)
+
+
+def added_folders() -> list[str]:
+    """Where the calling worker looks for modules and the notebook does not."""
+    process = vars(sys)["path"]
+    if sys.path is process:
+        return []
+    return [place for place in sys.path if place not in process]
+
+
+@contextmanager
+def script_path(worker: Worker, folder: str) -> Iterator[None]:
+    """Within it a worker has the `sys.path` of a script in a folder.
 
     A worker that has its process for itself has the process's anyway.
     """
-    if path is None:
-        _paths.pop(worker, None)
-    elif not has_own_process(worker):
-        _paths[worker] = path
+    if has_own_process(worker):
+        yield
+        return
+    cells, followed = list(_own_path(worker)), _followed.pop(worker, None)
+    _paths[worker] = [folder, *cells]
+    try:
+        yield
+    finally:
+        _paths[worker] = cells
+        if followed is not None:
+            _followed[worker] = followed
 
 
 def use_command_line(worker: Worker, argv: list[str] | None) -> None:
@@ -134,9 +177,10 @@ table.add(
     Row(
         state="`sys.argv`, `sys.path` and `sys.ps1`",
         treatment=Treatment.PER_WORKER,
-        meaning="Each worker has the command line of its script, and its script's `sys.path`: what "
-        "it adds there goes at its end. There is no prompt on a worker, so that libraries don't "
-        "take it for an interactive session.",
+        meaning="Each worker has the command line of its script, and a `sys.path` of its own: "
+        "what a script adds there goes at its end, what a cell adds stays on that worker. In cells "
+        "it follows what the notebook adds and removes. There is no prompt on a worker, so that "
+        "libraries don't take it for an interactive session.",
         test="tests/isolation/test_programs.py::test_each_worker_has_its_own_command_line",
         install=_install_sys,
         in_child=_in_child,

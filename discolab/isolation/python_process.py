@@ -157,9 +157,9 @@ _SHARED = {
     "context to the call where workers differ. A script's end puts the first two back.",
     "`os.umask`, `time.tzset`, `logging.raiseExceptions`, `logging.lastResort`": "One for all; "
     "give `os.open` the mode, `datetime` the zone, and a logger a handler, where workers differ.",
-    "modules, their variables and caches (`functools.lru_cache`), `sys.path` in cells": "A module "
-    "is one object for all workers, but for those beside a script or a `hubconf.py`. A worker "
-    "imports for all; scripts of two folders do not run at once.",
+    "modules, their variables and caches (`functools.lru_cache`)": "A module is one object for "
+    "all workers, but for those beside a script and in folders that a worker adds to `sys.path`. A "
+    "worker imports for all; scripts of two folders do not run at once.",
     "`os.getpid`, locks of `fcntl.lockf`": "Workers are one process, to which such a lock belongs; "
     "name files by the rank, and lock them with `fcntl.flock`, as `filelock` does.",
     "styles and scales of matplotlib, `threadpoolctl`, `rich`'s console, places of `tqdm`'s "

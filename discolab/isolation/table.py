@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ..runtime.worker import Worker
-from .patches import BoundNames, Patches
+from .patches import BoundNames, ModuleOfWorkers, Patches
 
 
 class Treatment(enum.Enum):
@@ -152,7 +152,7 @@ def uninstall() -> None:
 
 def imported(name: str, module: ModuleType, *, anew: bool = False) -> None:
     """A module may have just been made, or made `anew` by a reload: carry out what rows change."""
-    if name not in _hooks or is_half_made(module):
+    if name not in _hooks or is_half_made(module) or isinstance(module, ModuleOfWorkers):
         return  # Python asks for a package again with each of its modules
     for row in tuple(_hooks[name]):
         if anew or _changed.get((row.state, name)) is not module:

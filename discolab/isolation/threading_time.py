@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import functools
 import sys
 import threading
 import time
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Generator
 from typing import Any
 
 from ..runtime.errors import WaitTimeoutError
@@ -115,6 +117,56 @@ def _submit_over(submit: Callable[..., Any]) -> Callable[..., Any]:
     return submit_for_worker
 
 
+_steps = threading.local()  # .of_submitter: whether a loop's thread does a step for another one
+
+
+async def _for_worker(coroutine: Any, worker: Worker | None) -> Any:
+    """A coroutine whose steps belong to a worker, whoever has started the loop's thread."""
+    return await _stepped(coroutine, worker)
+
+
+@types.coroutine
+def _stepped(coroutine: Any, worker: Worker | None) -> Generator[Any, Any, Any]:
+    step, given = coroutine.send, None
+    while True:
+        before, _steps.of_submitter = current_worker_or_none(), True
+        bind_thread(worker)
+        try:
+            awaited = step(given)
+        except StopIteration as end:
+            return end.value
+        finally:
+            bind_thread(before)
+            _steps.of_submitter = False
+        try:
+            given, step = (yield awaited), coroutine.send
+        except GeneratorExit:
+            coroutine.close()
+            raise
+        except BaseException as exc:
+            given, step = exc, coroutine.throw
+
+
+def _run_over(run: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(run)
+    def run_for_worker(coro: Any, loop: Any) -> Any:
+        if asyncio.iscoroutine(coro):
+            coro = _for_worker(coro, current_worker_or_none())
+        return run(coro, loop)
+
+    return run_for_worker
+
+
+def _create_task_over(create: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(create)
+    def create_for_worker(self: Any, coro: Any, **kwargs: Any) -> Any:
+        if getattr(_steps, "of_submitter", False) and asyncio.iscoroutine(coro):
+            coro = _for_worker(coro, current_worker_or_none())
+        return create(self, coro, **kwargs)
+
+    return create_for_worker
+
+
 def _sleep_over(sleep: Callable[[float], None]) -> Callable[[float], None]:
     @functools.wraps(sleep)
     def sleep_or_end(seconds: float, /) -> None:
@@ -139,6 +191,8 @@ def _install_interrupts(patches: Patches) -> None:
 def _install(patches: Patches) -> None:
     patches.replace(threading.Thread, "start", _start_over)
     patches.replace(concurrent.futures.ThreadPoolExecutor, "submit", _submit_over)
+    patches.replace(asyncio, "run_coroutine_threadsafe", _run_over, everywhere=True)
+    patches.replace(asyncio.BaseEventLoop, "create_task", _create_task_over)
 
 
 table.add(
@@ -159,7 +213,8 @@ table.add(
         state="whose a thread is",
         treatment=Treatment.PER_WORKER,
         meaning="A thread that a worker's code starts with `threading` is that worker's, and so is "
-        "what it submits to a `ThreadPoolExecutor`, whoever has made that.",
+        "what it submits to a `ThreadPoolExecutor`, or to an event loop on another thread, whoever "
+        "has made that.",
         test="tests/engines/test_hooks.py::test_a_thread_started_by_a_worker_belongs_to_it",
         install=_install,
         library="Python",

@@ -125,6 +125,8 @@ class OwnSetting(Generic[T]):
         worker = worker_unless_importing() if self._imports_share else current_worker_or_none()
         if worker is not None:
             worker.process_state[self._key] = value
+            if not self._imports_share:
+                import_effects.is_set(self._key, value)
         return worker is not None
 
 

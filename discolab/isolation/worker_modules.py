@@ -1,12 +1,15 @@
-"""Modules beside a script, which each worker executes for itself, as a process would.
+"""Modules that a worker executes for itself, as a process would: those of folders of its own.
 
 A script's helpers keep what is a rank's own in variables: ``RANK = int(os.environ["RANK"])``, a
-registry, a model, a seed that they set when they are imported. So while scripts run, what Python
-finds in the script's folder, or in one that the script has added to `sys.path`, is a `WorkerModule`
-in `sys.modules`. It answers each worker from a module of its own, which the worker executes at its
-first import, from where its own `sys.path` has it; a script begins without any. A module that the
-notebook imports, or has imported before, is the notebook's alone. The same holds for a folder from
-which a worker loads with `torch.hub`, which adds it to `sys.path` meanwhile.
+registry, a model, a seed that they set when they are imported. So what Python finds in the folder
+of a script that runs, or in one that a worker has added to its `sys.path`, in a script or a cell,
+is a `WorkerModule` in `sys.modules`. It answers each worker from a module of its own, which the
+worker executes at its first import, from where its own `sys.path` has it. A module that the
+notebook imports, or has imported before, is the notebook's alone. `torch.hub` adds the folder from
+which a worker loads to `sys.path` meanwhile.
+
+A script begins without any; at its end cells have those again that they have imported. In cells
+what a worker has imported stays, as in Python: `_IMPORTED` has the names.
 
 Modules in C, those of installed packages, and those that put another object in their place are the
 process's: rows of their own say what becomes of their state. notebook/script.py calls `begin` and
@@ -27,50 +30,49 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec, NamespaceLoader, PathFinder, SourceFileLoader
 from importlib.util import module_from_spec
 from types import ModuleType
 from typing import Any, cast
 
-from torch import hub
-
 from ..runtime.errors import SessionError
 from ..runtime.interrupts import plain_lock, reentrant_lock
-from ..runtime.user_code import is_library_file
-from ..runtime.worker import Worker, current_worker_or_none, has_own_process
+from ..runtime.worker import Worker, current_worker, current_worker_or_none, has_own_process
 from . import table
 from .imports import whole_name
 from .patches import ModuleOfWorkers, Patches
-from .programs import own_path, use_path
+from .programs import added_folders, script_path
 from .table import Row, Treatment
 
 Function = Callable[..., Any]
 
 _HERE = __name__.partition(".")[0]  # a script may stand beside this package's sources
+_OF_ALL = sys.stdlib_module_names | {_HERE, "__main__", "torch"}  # whoever has others of that name
+
+# In `Worker.process_state`, of modules the first part of their names:
+_IMPORTED = "what its cells have imported"
+_LOOKED_FOR = "what its script has looked for"  # with the `sys.path` that it had; None: no script
 _OF_SHELL = frozenset({"__class__", "__reduce__", "__reduce_ex__"})
 
 _REPLACES_ITSELF = re.compile(r"sys\.modules\[__name__\]\s*(=|\.__class__)|modules\[__name__\]\s*=")
 
-_path_before: list[str] | None = None  # `sys.path` before scripts ran; None: none runs
+_folder: str | None = None  # of the scripts that run
+_path_before: list[str] = []  # `sys.path` before scripts ran, where a worker has the process's
 _in_use = False  # whether there may be any `WorkerModule`
-# what a worker's own `sys.path` had before its script or hub folder
-_own_before: weakref.WeakKeyDictionary[Worker, list[str]] = weakref.WeakKeyDictionary()
-# while a worker runs a script: a `sys.path` that it had, and the names that it has looked for there
-_looked_for: weakref.WeakKeyDictionary[Worker, tuple[list[str], set[str]]]
-_looked_for = weakref.WeakKeyDictionary()
+_importers: weakref.WeakSet[Worker] = weakref.WeakSet()  # those with an entry `_IMPORTED`
 _locks: weakref.WeakKeyDictionary[Worker, Any] = weakref.WeakKeyDictionary()
 _notebooks_lock = reentrant_lock()
 _guard = plain_lock()
 # under the worker's lock: by module and worker, the thread that makes it
 _makers: dict[Any, int] = {}
-_of_process: set[str] = set()  # modules beside scripts that are one for all workers
+_of_process: dict[str, Any] = {}  # such modules that are one for all workers, and where they are
 
 
 class WorkerModule(ModuleOfWorkers):
     """In `sys.modules`, for all workers: each finds a module of its own in it."""
 
-    __slots__ = ("_notebooks", "_own", "_spec_of_own")
+    __slots__ = ("_cells", "_notebooks", "_own", "_spec_of_own")
 
     def __init__(self, spec: ModuleSpec, notebooks: ModuleType | None = None) -> None:
         super().__init__(spec.name)
@@ -78,6 +80,7 @@ class WorkerModule(ModuleOfWorkers):
         set_state("_spec_of_own", spec)
         set_state("_notebooks", notebooks)
         set_state("_own", weakref.WeakKeyDictionary())
+        set_state("_cells", weakref.WeakKeyDictionary())  # of them, those that cells have imported
 
     def __getattribute__(self, name: str) -> Any:
         if name in _OF_SHELL:
@@ -129,10 +132,17 @@ def _module_of(shell: WorkerModule, worker: Worker | None) -> ModuleType | None:
 def _keep(shell: WorkerModule, worker: Worker | None, module: ModuleType | None) -> None:
     if worker is None:
         object.__setattr__(shell, "_notebooks", module)
-    elif module is None:
-        _state(shell, "_own").pop(worker, None)
-    else:
-        _state(shell, "_own")[worker] = module
+        return
+    names = ("_own",) if _runs_script(worker) else ("_own", "_cells")
+    for modules in (_state(shell, name) for name in names):
+        if module is None:
+            modules.pop(worker, None)
+        else:
+            modules[worker] = module
+
+
+def _runs_script(worker: Worker) -> bool:
+    return worker.process_state.get(_LOOKED_FOR) is not None
 
 
 def _lock_of(worker: Worker | None) -> Any:
@@ -158,6 +168,10 @@ def _make(shell: WorkerModule, worker: Worker | None) -> ModuleType:
         if module is not None:
             return module
         spec = _spec_here(spec, package)
+        if worker is not None and _is_shared(spec, package, worker):
+            module = _make(shell, None)
+            _keep(shell, worker, module)
+            return module
         module = module_from_spec(spec)
         _makers[key] = threading.get_ident()
         _keep(shell, worker, module)
@@ -170,8 +184,19 @@ def _make(shell: WorkerModule, worker: Worker | None) -> ModuleType:
         finally:
             del _makers[key]
         if isinstance(package, WorkerModule):
-            setattr(package, child, shell)
+            setattr(_module_of(package, worker), child, shell)
+        if worker is None:
+            table.imported(spec.name, module)
         return module
+
+
+def _is_shared(spec: ModuleSpec, package: ModuleType | None, worker: Worker) -> bool:
+    """Whether cells of a worker have a module that the notebook and others find as well."""
+    if _runs_script(worker):
+        return False
+    if isinstance(package, WorkerModule):
+        return _module_of(package, worker) is _module_of(package, None)
+    return not _is_beside(spec, _added())
 
 
 def _spec_here(known: ModuleSpec, package: ModuleType | None) -> ModuleSpec:
@@ -196,7 +221,13 @@ def _spec_here(known: ModuleSpec, package: ModuleType | None) -> ModuleSpec:
 
 
 def _place(spec: ModuleSpec) -> Any:
-    return spec.origin or list(spec.submodule_search_locations or ())
+    """Its file, or where a folder without __init__.py is found."""
+    if spec.origin:
+        return spec.origin
+    try:
+        return list(spec.submodule_search_locations or ())
+    except KeyError:  # what it is in has gone
+        return []
 
 
 def _another(name: str, known: Any, found: ModuleSpec) -> SessionError:
@@ -207,30 +238,95 @@ def _another(name: str, known: Any, found: ModuleSpec) -> SessionError:
     )
 
 
-def _own_in_place_of(name: str, module: ModuleType, worker: Worker) -> None:
-    """Where a script has added a folder that has a module of a name that was imported before.
+def _names_known(worker: Worker) -> set[str]:
+    """Modules that Python gives to a worker without looking in its folders again."""
+    script = worker.process_state.get(_LOOKED_FOR)
+    if script is None:
+        names: set[str] | None = worker.process_state.get(_IMPORTED)
+        if names is None:
+            names = worker.process_state[_IMPORTED] = set()
+            _importers.add(worker)
+        return names
+    if script[0] != sys.path:
+        script = worker.process_state[_LOOKED_FOR] = list(sys.path), set()
+    return cast("set[str]", script[1])
 
-    In cells what was imported before stays, as in Python.
+
+def _looks_for(name: str) -> str:
+    """The first part of a module's name, where a worker's own folders may have it; or ""."""
+    global _in_use
+    top = name.partition(".")[0]
+    if top in _OF_ALL:
+        return ""
+    worker = current_worker_or_none()
+    if worker is None or top in _names_known(worker):
+        return ""
+    _in_use = _in_use or bool(_added())
+    return top
+
+
+def _note_imported(top: str) -> None:
+    """What cells have imported stays, whatever folders they add."""
+    worker = current_worker_or_none()
+    if worker is not None and not _runs_script(worker):
+        _names_known(worker).add(top)
+
+
+def _own_in_place_of(top: str, worker: Worker) -> None:
+    """Where folders of a worker's own have a module of a name that others have imported.
+
+    Raises
+    ------
+    SessionError
+        If what others have imported can't be theirs alone.
     """
-    path, names = _looked_for.get(worker, (None, set()))
-    if path is None:
+    names, module = _names_known(worker), sys.modules.get(top)
+    if top in names or module is None or isinstance(module, WorkerModule):
         return
-    if path != sys.path:
-        path, names = _looked_for[worker] = list(sys.path), set()
-    if name in names:
-        return
-    spec = module.__spec__
-    if spec and spec.name == name and not is_library_file(spec.origin or ""):
-        found = PathFinder.find_spec(name)
-        if found is not None and _is_beside(found):
-            own = name not in _of_process and isinstance(spec.loader, SourceFileLoader)
-            if own and _is_source(found):
-                with _guard:
-                    if sys.modules.get(name) is module:  # else another worker has come first
-                        sys.modules[name] = WorkerModule(found, module)
-            elif _place(found) != _place(spec):
-                raise _another(name, _place(spec), found)
-    names.add(name)
+    folders = _added()
+    found = PathFinder.find_spec(top) if folders else None
+    if found is not None and _is_beside(found, folders):
+        if top not in _of_process and _may_be_own(top, module) and _is_source(found):
+            _share_out(top, module, found)
+        elif _place(found) != (known := _place_of(top, module)):
+            raise _another(top, known, found)
+    names.add(top)
+
+
+def _may_be_own(name: str, module: Any) -> bool:
+    """Whether a module that was imported before is plain Python's, and may stay its importers'."""
+    spec = getattr(module, "__spec__", None)
+    return (
+        type(module) is ModuleType
+        and isinstance(spec, ModuleSpec)
+        and spec.name == name
+        and isinstance(spec.loader, SourceFileLoader | NamespaceLoader)
+        and not table.is_half_made(module)
+    )
+
+
+def _place_of(name: str, module: Any) -> Any:
+    if name in _of_process:
+        return _of_process[name]
+    spec = getattr(module, "__spec__", None)
+    return _place(spec) if isinstance(spec, ModuleSpec) else getattr(module, "__file__", None)
+
+
+def _share_out(top: str, module: ModuleType, found: ModuleSpec) -> None:
+    """A module, and what is in it, stay the notebook's and of the cells that have imported it."""
+    with _guard:
+        if sys.modules.get(top) is not module:
+            return  # another worker has come first
+        owners = [w for w in _importers if top in w.process_state.get(_IMPORTED, ())]
+        for name, known in tuple(sys.modules.items()):
+            inside = name == top or name.startswith(f"{top}.")
+            if inside and _may_be_own(name, known):
+                spec = found if name == top else cast("ModuleSpec", known.__spec__)
+                shell = sys.modules[name] = WorkerModule(spec, known)
+                for worker in owners:
+                    _state(shell, "_own")[worker] = _state(shell, "_cells")[worker] = known
+                    if _runs_script(worker):
+                        del _state(shell, "_own")[worker]
 
 
 def _make_by_name(name: str) -> bool:
@@ -245,16 +341,22 @@ def _make_by_name(name: str) -> bool:
     module, worker = sys.modules.get(name), current_worker_or_none()
     if type(module) is ModuleType and table.is_half_made(module):
         return False
-    if worker is not None and type(module) is ModuleType and "." not in name:
-        _own_in_place_of(name, module, worker)
+    if worker is not None and (top := _looks_for(name)):
+        _own_in_place_of(top, worker)
         module = sys.modules.get(name)
     parent, _, child = name.rpartition(".")
     package = sys.modules.get(parent)
     if isinstance(module, WorkerModule):
         _make(module, worker)
-    elif module is not None and isinstance(package, WorkerModule):
+    elif isinstance(package, WorkerModule):
         own = _make(package, worker)
-        if not hasattr(own, child):  # one of the process, which another worker has imported
+        # one of the process, which another worker has imported
+        if module is not None and not hasattr(own, child):
+            found = PathFinder.find_spec(name, own.__path__)
+            if found is None:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+            if _place(found) != (known := _place_of(name, module)):
+                raise _another(name, known, found)
             setattr(own, child, module)
     return module is not None
 
@@ -288,10 +390,10 @@ class _Finder:
         if parent and not isinstance(sys.modules.get(parent), WorkerModule):
             return None
         spec = PathFinder.find_spec(name, path, target)
-        if spec is None or not (parent or _is_beside(spec)):
+        if spec is None or not (parent or _is_beside(spec, _added())):
             return None
         if not _is_source(spec):
-            _of_process.add(name)
+            _of_process[name] = _place(spec)
             return None
         shells = copy.copy(spec)
         shells.loader = cast("Any", _Loader(spec))
@@ -311,135 +413,116 @@ def _is_source(spec: ModuleSpec) -> bool:
     return _REPLACES_ITSELF.search(source) is None
 
 
-def _is_beside(spec: ModuleSpec) -> bool:
-    """Whether a module is found in a folder that `sys.path` has because of a script."""
-    name, folders = spec.name.partition(".")[0], _added()
+def _is_beside(spec: ModuleSpec, folders: list[str]) -> bool:
+    """Whether a module is found in one of these folders."""
+    name = spec.name.partition(".")[0]
     if name == _HERE:
         return False
-    places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
+    place = _place(spec)
+    places = [place] if isinstance(place, str) else place
+    inside = [os.path.join(os.path.abspath(folder), name) for folder in folders]
     return any(
-        place in (os.path.join(folder, f"{name}.py"), os.path.join(folder, name))
-        or place.startswith(os.path.join(folder, name, ""))
-        for place in places
-        for folder in folders
+        place in (f"{path}.py", path) or place.startswith((os.path.join(path, ""), f"{path}."))
+        for place in map(os.path.abspath, places)
+        for path in inside
     )
 
 
 def _added() -> list[str]:
-    """The folders in `sys.path` that are there because of the caller's script or hub folder."""
-    worker, path = current_worker_or_none(), own_path()
-    before = None if worker is None or path is None else _own_before.get(worker)
-    before = _path_before if before is None else before
-    if before is None:
-        return []
-    added = [place for place in sys.path if place not in before]
-    return added if _path_before is None else [*added, _folder]
-
-
-_folder = ""  # of the script, which may have been in `sys.path` before
+    """The folders in which the caller looks because it has added them, or runs a script."""
+    worker = current_worker_or_none()
+    if _folder is None or (worker is not None and not _runs_script(worker)):
+        return added_folders()
+    return [_folder, *added_folders()]
 
 
 def begin(folder: str) -> None:
     """The first script begins: modules in its folder are each worker's own from here on."""
     global _path_before, _folder, _in_use
-    _path_before, _folder, _in_use = list(sys.path), folder, True
-    sys.path.insert(0, folder)
+    _folder, _in_use = folder, True
+    if has_own_process(current_worker()):
+        _path_before = list(sys.path)
+        sys.path.insert(0, folder)
     if _Finder not in sys.meta_path:
         return
     for name, module in tuple(sys.modules.items()):
-        spec = getattr(module, "__spec__", None)
-        if (
-            type(module) is ModuleType
-            and isinstance(spec, ModuleSpec)
-            and spec.name == name
-            and isinstance(spec.loader, SourceFileLoader)
-            and _is_beside(spec)
-            and _is_source(spec)
-        ):
+        if not _may_be_own(name, module):
+            continue
+        spec = cast("ModuleSpec", module.__spec__)
+        if _is_beside(spec, [folder]) and _is_source(spec):
             sys.modules[name] = WorkerModule(spec, module)
-
-
-@contextmanager
-def _with_path(worker: Worker, before: list[str], path: list[str]) -> Iterator[None]:
-    """Within it a worker has a `sys.path` of its own, in which `before` is nobody's addition."""
-    _own_before[worker] = before
-    use_path(worker, path)
-    try:
-        yield
-    finally:
-        use_path(worker, None)
-        _own_before.pop(worker, None)
 
 
 @contextmanager
 def fresh_imports(worker: Worker) -> Iterator[None]:
     """Around a script on a worker, as in a new process: nothing is imported yet."""
-    assert _path_before is not None
-    for module in tuple(sys.modules.values()):
-        if type(module) is WorkerModule:
-            _keep(module, worker, None)
-    _looked_for[worker] = [], set()
+    assert _folder is not None
+    worker.process_state[_LOOKED_FOR] = [], set()
+    for shell in _shells().values():
+        _keep(shell, worker, None)
     try:
-        with _with_path(worker, list(_path_before), [_folder, *_path_before]):
+        with script_path(worker, _folder):
             yield
     finally:
-        _looked_for.pop(worker, None)
+        for shell in _shells().values():
+            if worker in _state(shell, "_cells"):
+                _keep(shell, worker, _state(shell, "_cells")[worker])
+        worker.process_state[_LOOKED_FOR] = None
+
+
+def _shells() -> dict[str, WorkerModule]:
+    return {n: m for n, m in tuple(sys.modules.items()) if type(m) is WorkerModule}
 
 
 def end() -> None:
     """The last script has ended: nothing of it is left where Python looks for modules."""
-    global _path_before
-    assert _path_before is not None
-    before, _path_before = _path_before, None
-    if _folder in sys.path:
-        sys.path.remove(_folder)  # once, as it was added
-    sys.path[:] = [place for place in sys.path if place in before]
-    _put_back()
+    global _folder
+    if has_own_process(current_worker()):
+        if _folder in sys.path:
+            sys.path.remove(_folder)  # once, as it was added
+        sys.path[:] = [place for place in sys.path if place in _path_before]
+    _folder = None
+    _put_back(of_cells=False)
     while _of_process:
-        sys.modules.pop(_of_process.pop(), None)
+        sys.modules.pop(_of_process.popitem()[0], None)
     importlib.invalidate_caches()
 
 
-def _put_back() -> None:
-    """Python finds the notebook's modules where each worker had its own."""
+def _put_back(*, of_cells: bool) -> None:
+    """Python finds the notebook's modules where each worker had its own.
+
+    Parameters
+    ----------
+    of_cells
+        Whether also where cells of a worker that lives have imported one.
+    """
     global _in_use
     _in_use = False
-    for name, module in tuple(sys.modules.items()):
-        if type(module) is WorkerModule:
-            notebooks = _state(module, "_notebooks")
-            if notebooks is not None:
-                sys.modules[name] = notebooks
-            else:
-                del sys.modules[name]
-
-
-def _hub_over(add: Function) -> Function:
-    """torch.hub's context manager: the folder is in the worker's `sys.path` alone."""
-
-    @functools.wraps(add)
-    def add_for_worker(path: str) -> AbstractContextManager[None]:
-        global _in_use
-        worker = current_worker_or_none()
-        if worker is None or own_path() is not None or has_own_process(worker):
-            own: AbstractContextManager[None] = add(path)
-            return own
-        _in_use = True
-        return _with_path(worker, list(sys.path), [path, *sys.path])
-
-    return add_for_worker
+    for name, module in _shells().items():
+        notebooks = _state(module, "_notebooks")
+        if _state(module, "_cells") and not of_cells:
+            _in_use = True
+        elif notebooks is not None:
+            sys.modules[name] = notebooks
+        else:
+            del sys.modules[name]
 
 
 def _install(patches: Patches) -> None:
     def load_over(load: Function) -> Function:
         @functools.wraps(load)
         def find_load_and_make(name: str, import_: Any) -> Any:
-            if not _in_use:
-                return load(name, import_)
-            parent = name.rpartition(".")[0]
-            if parent and parent not in sys.modules:
-                import_(parent)  # executed before the module's own turn to be imported begins
+            top = _looks_for(name)
+            if _in_use:
+                _make_by_name(name)
+                parent = name.rpartition(".")[0]
+                if parent and parent not in sys.modules:
+                    import_(parent)  # executed before the module's own turn to be imported begins
             module = load(name, import_)
-            _make_by_name(name)
+            if _in_use:
+                _make_by_name(name)
+            if top:
+                _note_imported(top)
             return module
 
         return find_load_and_make
@@ -449,8 +532,12 @@ def _install(patches: Patches) -> None:
         def import_and_make(
             name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
         ) -> Any:
+            top = "" if level else _looks_for(name)
             if not _in_use:
-                return import_(name, globals, locals, fromlist, level)
+                module = import_(name, globals, locals, fromlist, level)
+                if top:
+                    _note_imported(top)
+                return module
             whole = whole_name(name, globals, level)
             is_there = _make_by_name(whole)
             module = import_(name, globals, locals, fromlist, level)
@@ -461,18 +548,27 @@ def _install(patches: Patches) -> None:
                 for child in getattr(module, "__all__", ()) if "*" in fromlist else fromlist:
                     if not hasattr(module, child):
                         _make_by_name(f"{whole}.{child}")
+            if top:
+                _note_imported(top)
             return module
 
         return import_and_make
 
     patches.replace(importlib._bootstrap, "_find_and_load", load_over)
     patches.replace(builtins, "__import__", import_over)
-    patches.replace(hub, "_add_to_sys_path", _hub_over)
     process = os.getpid()  # a child has its worker's modules from `_in_child`
-    patches.at_undo(lambda: _put_back() if os.getpid() == process else None)
+    patches.at_undo(lambda: _put_back(of_cells=True) if os.getpid() == process else None)
     at = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else len(sys.meta_path)
     sys.meta_path.insert(at, _Finder)
     patches.at_undo(lambda: sys.meta_path.remove(_Finder) if _Finder in sys.meta_path else None)
+
+
+def _leave(worker: Worker) -> None:
+    """A worker that has ended keeps no module from the notebook."""
+    _importers.discard(worker)
+    for shell in _shells().values():
+        for name in ("_own", "_cells"):
+            _state(shell, name).pop(worker, None)
 
 
 def _in_child(worker: Worker) -> None:
@@ -491,16 +587,17 @@ def _in_child(worker: Worker) -> None:
 
 table.add(
     Row(
-        state="modules beside a script",
+        state="modules beside a script, and in folders that a worker adds to `sys.path`",
         treatment=Treatment.PER_WORKER,
         meaning="Each worker executes those that a script imports from its folder, and from "
-        "folders that it adds to `sys.path`: their variables, classes and caches, and what they "
-        "set when they are imported, are that worker's. They are forgotten at the script's end; "
-        "the notebook keeps what it has imported itself. So it is with a folder from which a "
-        "worker loads with `torch.hub`, until a script begins; in a cell what was imported before "
-        "under a name of its modules stays, as in Python.",
+        "folders that it adds to `sys.path`, in a script or a cell: their variables, classes and "
+        "caches, and what they set when they are imported, are that worker's; the notebook keeps "
+        "what it has imported itself. A script's are forgotten at its end. So it is with a folder "
+        "from which a worker loads with `torch.hub`. What a worker's cells have imported stays, as "
+        "in Python.",
         test="tests/isolation/test_worker_modules.py::test_each_worker_has_modules_of_its_own",
         install=_install,
+        leave=_leave,
         in_child=_in_child,
         library="Python",
     )

@@ -1,6 +1,8 @@
 """What threaded sessions change in the process, and that all of it is put back."""
 
+import asyncio
 import concurrent.futures
+import contextlib
 import sys
 import threading
 import time
@@ -145,6 +147,46 @@ def test_what_is_submitted_to_a_pool_belongs_to_who_submits_it(pair: ThreadedSes
 
         assert pair.call_packed(ask_pool).debug_get_from_all() == [[0] * 50, [1] * 50]
         assert pool.submit(current_worker_or_none).result(20) is None
+
+
+@pytest.mark.one_process
+def test_what_is_submitted_to_a_loop_belongs_to_who_submits_it(pair: ThreadedSession) -> None:
+    """Also the tasks that it creates there: libraries keep one loop for all."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def rank() -> int | None:
+        await asyncio.sleep(0.001)
+        worker = current_worker_or_none()
+        return None if worker is None else worker.rank
+
+    async def ask() -> list[int | None]:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.sleep(20), 0.001)
+        later = await asyncio.to_thread(current_worker_or_none)
+        found = [await rank(), *await asyncio.gather(rank(), rank())]
+        assert later is current_worker_or_none()
+        return found
+
+    def ask_loop() -> list[int | None]:
+        found: list[int | None] = []
+        for _ in range(20):
+            found += asyncio.run_coroutine_threadsafe(ask(), loop).result(20)
+        return found
+
+    try:
+        assert pair.call_packed(ask_loop).debug_get_from_all() == [[0] * 60, [1] * 60]
+        assert ask_loop() == [None] * 60
+        future = asyncio.run_coroutine_threadsafe(asyncio.sleep(20), loop)
+        future.cancel()
+        with pytest.raises(concurrent.futures.CancelledError):
+            future.result(20)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(20)
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
 
 
 @pytest.mark.alone

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from discolab import Session, ThreadedSession, current_worker
 from discolab.isolation import import_effects, table
@@ -283,7 +284,7 @@ def test_two_workers_may_need_the_first_storage_at_once(request: pytest.FixtureR
 
 
 SETS = """
-import numpy as np, torch
+import sys, numpy as np, torch
 torch.set_default_dtype(torch.float64)
 torch.set_default_device("meta")
 torch.set_grad_enabled(False)
@@ -292,11 +293,12 @@ torch.set_autocast_enabled("cpu", True)
 torch.set_flush_denormal(True)
 np.seterr(divide="raise")
 torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+sys.path.append("/of-dl-sets")
 import dl_inner
 """
 INNER = "import decimal; decimal.getcontext().prec = 7"
 IMPORTS = """
-import decimal, numpy as np, torch
+import decimal, sys, numpy as np, torch
 
 def look():
     tiny = torch.tensor(1e-40, dtype=torch.float32, device="cpu")
@@ -304,7 +306,7 @@ def look():
         str(torch.get_default_dtype()), torch.get_default_device().type, torch.is_grad_enabled(),
         torch.distributions.Distribution._validate_args, torch.is_autocast_enabled("cpu"),
         bool((tiny * 1).item() == 0), np.geterr()["divide"], decimal.getcontext().prec,
-        len(torch.nn.modules.module._global_forward_hooks),
+        len(torch.nn.modules.module._global_forward_hooks), "/of-dl-sets" in sys.path,
     ]
 
 def program():
@@ -357,6 +359,35 @@ def test_each_worker_has_what_a_module_sets(
         torch.set_default_dtype(torch.float32)  # what all threads of the notebook have in common
         torch.distributions.Distribution.set_default_validate_args(__debug__)
         torch.nn.modules.module._global_forward_hooks.clear()
+
+
+def test_what_a_module_sets_anew_each_worker_has(four: Session, write: Write) -> None:
+    """Though the first that imports it had set the same; what it puts back is nobody's."""
+    write(sets="import torch\ntorch.set_default_dtype(torch.float64)")
+    write(
+        restores="""
+        import torch
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float16)
+        torch.set_default_dtype(before)
+        """
+    )
+
+    def program(name: str, first: torch.dtype, others: torch.dtype) -> torch.dtype:
+        if current_worker().rank == 0:
+            torch.set_default_dtype(first)
+            importlib.import_module(f"parcel.{name}")
+        else:
+            torch.set_default_dtype(others)
+        dist.barrier()
+        importlib.import_module(f"parcel.{name}")
+        return torch.get_default_dtype()
+
+    double, single = torch.float64, torch.float32
+    found = four.call_packed(program, "sets", double, single).debug_get_from_all()
+    assert found == [double] * 4
+    found = four.call_packed(program, "restores", single, double).debug_get_from_all()
+    assert found == [single, double, double, double]
 
 
 def in_thread(function: Callable[[], Any]) -> None:

@@ -611,6 +611,67 @@ def test_each_worker_has_a_configuration_of_dask(four: Session) -> None:
     assert values == [(f"{r + 1}MiB", [r, r + 1, r + 2], None) for r in range(4)]
 
 
+def test_each_worker_has_settings_of_botorch(four: Session) -> None:
+    pytest.importorskip("botorch")
+
+    def program() -> Any:
+        from botorch import settings
+
+        rank, found = current_worker().worker_id, []
+        for _ in range(3):
+            with settings.propagate_grads(rank % 2 == 1):
+                ccl.barrier()
+                found.append(settings.propagate_grads.on())
+                ccl.barrier()
+        return found, settings.propagate_grads.on()
+
+    values = four.call_packed(program).debug_get_from_all()
+    assert values == [([rank % 2 == 1] * 3, False) for rank in range(4)]
+
+
+def test_each_worker_has_a_configuration_of_zarr(four: Session) -> None:
+    """Also on the thread of zarr's event loop, which the first worker starts."""
+    pytest.importorskip("zarr")
+
+    def program() -> Any:
+        import zarr
+
+        rank, found = current_worker().worker_id, []
+        zarr.config.set({"mine": rank})
+        for _ in range(3):
+            with zarr.config.set({"array.order": "F" if rank % 2 else "C"}):
+                ccl.barrier()
+                store = zarr.storage.MemoryStore()
+                made = zarr.create_array(store=store, shape=(4, 4), dtype="f4")
+                found.append(made[:].flags["F_CONTIGUOUS"])
+                ccl.barrier()
+        return zarr.config.get("mine"), found
+
+    values = four.call_packed(program).debug_get_from_all()
+    assert values == [(rank, [rank % 2 == 1] * 3) for rank in range(4)]
+
+
+def test_each_worker_orders_the_keys_of_h5py(four: Session, tmp_path: Path) -> None:
+    pytest.importorskip("h5py")
+
+    def program() -> Any:
+        import h5py
+
+        rank = current_worker().worker_id
+        h5py.get_config().track_order = rank % 2 == 0
+        ccl.barrier()
+        with h5py.File(tmp_path / f"{rank}.h5", "w") as file:
+            for name in "zyx":
+                file[name] = rank
+            names = "".join(file)
+        h5py.get_config().complex_names = h5py.get_config().complex_names
+        with pytest.raises(SessionError, match=r"complex_names.*Set it in the notebook"):
+            h5py.get_config().complex_names = "real", "imag"
+        return names
+
+    assert four.call_packed(program).debug_get_from_all() == ["zyx", "xyz"] * 2
+
+
 def test_a_worker_may_not_seed_polars(four: Session) -> None:
     polars = pytest.importorskip("polars")
 

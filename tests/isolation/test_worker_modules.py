@@ -39,7 +39,7 @@ def run(sess: Session, folder: Path, text: str) -> list[Any]:
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with modules, of which Python forgets all in the end."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     write(
@@ -62,7 +62,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         dl_tools__in____init__="",
         dl_plain__in__deep="import dl_state\nvalue = dl_state.RANK",
     )
-    return tmp_path
+    importlib.invalidate_caches()
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith("dl_")]:
+        del sys.modules[name]
 
 
 def test_each_worker_has_modules_of_its_own(make: Callable[..., Session], project: Path) -> None:
@@ -459,3 +462,137 @@ result = dl_both.where
     with ThreadedSession(1, devices="cpu", timeout=60) as sess:
         assert run(sess, scripts, text) == ["notebook"]
     assert asked.count("dl_both") == 2  # by where it looks
+
+
+def cell(sess: Session, text: str) -> list[Any]:
+    """What workers find in `result` after a cell."""
+    return list(sess.call_packed(run_cell, dedent(text)).debug_get_from_all())
+
+
+def run_cell(text: str) -> Any:
+    names = current_worker().namespace
+    exec(compile(text, "<cell>", "exec"), names)
+    return names["result"]
+
+
+@pytest.fixture
+def by_rank(project: Path) -> Path:
+    """Folders 0 to 3 with modules of the same names."""
+    for rank in range(4):
+        project.joinpath(str(rank)).mkdir()
+        write(
+            project / str(rank),
+            dl_config=f"import os\nrank, value = int(os.environ['RANK']), 10 + {rank}",
+            dl_kit__in__part=f"import dl_config\nvalue = [dl_config.value, 20 + {rank}]",
+            dl_kit__in____init__="",
+        )
+    return project
+
+
+ADD = """
+import sys, torch.distributed as dist
+rank = dist.get_rank()
+dist.barrier()
+sys.path.insert(0, f"{folder}/{rank}")
+dist.barrier()
+"""
+
+
+def test_each_worker_looks_in_folders_that_its_cells_add(
+    make: Callable[..., Session], by_rank: Path
+) -> None:
+    sess, path = make(4, timeout=60), list(sys.path)
+    text = "import dl_config, dl_kit.part\nresult = [dl_config.rank, dl_kit.part.value]"
+    expected = [[rank, [10 + rank, 20 + rank]] for rank in range(4)]
+    add = f"folder = {str(by_rank)!r}\n{ADD}"
+    assert cell(sess, add + text) == expected
+    assert cell(sess, f"dl_config.rank += 100\n{text}") == [[100 + r, v] for r, v in expected]
+    assert sys.path == path
+    if isinstance(sess, ThreadedSession):  # a process has one module of a name
+        # a script begins anew, and leaves cells what they have imported
+        assert run(sess, by_rank, f"{text}\ndl_config.rank = -1") == expected
+    assert cell(sess, text) == [[100 + r, v] for r, v in expected]
+    assert cell(sess, "sys.path[0] = './nowhere'\nresult = sys.path[0]") == ["./nowhere"] * 4
+
+
+def test_cells_of_workers_do_not_find_what_the_notebook_has_imported(
+    make: Callable[..., Session], by_rank: Path
+) -> None:
+    """Where they have added a folder with a module of that name, as in processes."""
+    write(by_rank, dl_config="value = 'notebook'", dl_kit__in__part="value = 'notebook'")
+    write(by_rank, dl_kit__in____init__="")
+    sys.path.insert(0, str(by_rank))
+    importlib.invalidate_caches()
+    mine: Any = importlib.import_module("dl_config")
+    importlib.import_module("dl_kit.part")
+    text = f"""
+import torch.distributed as dist
+if dist.get_rank() == 0:
+    import dl_config  # it stays: Python looks for it once
+folder = {str(by_rank)!r}
+{ADD}
+import dl_kit.part, dl_config
+result = [dl_config.value, dl_kit.part.value]
+"""
+    values = ["notebook", 11, 12, 13]
+    assert cell(make(4, timeout=60), text) == [[v, [v, 20 + r]] for r, v in enumerate(values)]
+    assert importlib.import_module("dl_kit.part").value == "notebook"
+    assert importlib.import_module("dl_config").value == mine.value == "notebook"
+
+
+def test_a_relative_folder_of_a_worker_is_its_own(
+    make: Callable[..., Session], by_rank: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(by_rank)
+    text = "folder = '.'\n" + ADD + "import dl_config\nresult = dl_config.value"
+    assert cell(make(4, timeout=60), text) == [10, 11, 12, 13]
+
+
+def test_cells_follow_the_path_of_the_notebook(make: Callable[..., Session], project: Path) -> None:
+    """Behind the folders that they have added, whatever the engine."""
+    sess = make(2, timeout=60)
+    assert cell(sess, "import sys\nsys.path.insert(0, '/of-worker')\nresult = 0") == [0, 0]
+    sys.path.append(str(project))
+    sys.path.insert(0, "/front")
+    result = "result = [p for p in sys.path if p in ('/front', '/of-worker')], sys.path[-1]"
+    assert cell(sess, result) == [(["/front", "/of-worker"], str(project))] * 2
+    assert "/of-worker" not in sys.path
+    sys.path.remove("/front")
+    assert cell(sess, result) == [(["/of-worker"], str(project))] * 2
+    assert cell(sess, "import dl_tools.table as t\nresult = t.entries") == [{}] * 2
+
+
+def test_a_script_has_modules_of_its_own_in_a_package_that_the_notebook_has(
+    make: Callable[..., Session], project: Path
+) -> None:
+    scripts = project / "scripts"
+    scripts.mkdir()
+    write(project, dl_kit__in____init__="", dl_kit__in__part="value = 1", dl_kit__in__other="")
+    write(scripts, dl_kit__in____init__="", dl_kit__in__part="value = 2", dl_kit__in__more="")
+    sys.path.insert(0, str(project))
+    importlib.invalidate_caches()
+    part: Any = importlib.import_module("dl_kit.part")
+    assert importlib.import_module("dl_kit.other").__name__ == "dl_kit.other"
+    text = """
+import importlib
+result = []
+import dl_kit.part
+result.append(dl_kit.part.value)
+from dl_kit.part import value
+result += [value, importlib.import_module("dl_kit.more").__name__]
+try: import dl_kit.other
+except ModuleNotFoundError: result.append("none")
+"""
+    assert run(make(2), scripts, text) == [[2, 2, "dl_kit.more", "none"]] * 2
+    assert importlib.import_module("dl_kit.part") is part
+
+
+def test_a_script_may_have_a_module_named_as_a_library(project: Path) -> None:
+    """Which the notebook, or a library, has imported before."""
+    mine: Any = importlib.import_module("yaml")
+    write(project, yaml="value = 5")
+    text = "import yaml\nresult = yaml.value"
+    with ThreadedSession(2, devices="cpu", timeout=60) as sess:
+        assert run(sess, project, text) == [5, 5]
+        assert importlib.import_module("yaml") is mine
+    assert mine.safe_load("[1]") == [1]

@@ -22,7 +22,7 @@ from typing import Any
 from . import leftovers
 from .steps import World, do, draw
 
-HUNG = 90.0  # seconds that no step may take
+HUNG = 180.0  # seconds that no step may take: a session may be given START_TIMEOUT to start
 FIRST = 300.0  # seconds for the first session, for which Ray starts, and all is imported
 _SAMPLE_EVERY = 5.0  # seconds
 WARM_UP: list[dict[str, Any]] = [

@@ -9,6 +9,7 @@ from . import (  # noqa: F401
     datasets,
     diffusers,
     gpytorch,
+    h5py,
     hydra,
     ignite,
     joblib,
@@ -38,4 +39,5 @@ from . import (  # noqa: F401
     xarray,
     xgboost,
     yaml,
+    zarr,
 )

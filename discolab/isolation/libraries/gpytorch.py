@@ -1,4 +1,4 @@
-"""gpytorch and linear_operator keep their settings in classes, also those of `with` statements."""
+"""gpytorch, linear_operator and botorch keep settings in classes, also of `with` statements."""
 
 from __future__ import annotations
 
@@ -33,12 +33,15 @@ def _settings(module: ModuleType, patches: Patches) -> None:
 
 table.add(
     Row(
-        state="settings of gpytorch and linear_operator",
+        state="settings of gpytorch, linear_operator and botorch",
         treatment=Treatment.PER_WORKER,
         meaning="What a worker sets, also as a context, is its own; for all else it sees the "
         "notebook's.",
         test="tests/isolation/test_libraries.py::test_each_worker_has_settings_of_gpytorch",
-        on_import={"linear_operator.settings": _settings, "gpytorch.settings": _settings},
+        on_import={
+            f"{library}.settings": _settings
+            for library in ("linear_operator", "gpytorch", "botorch")
+        },
         library="gpytorch",
     )
 )
