@@ -192,8 +192,17 @@ def _rejoined(points: Sequence[Point], number: int) -> Point | None:
         elif later.relative <= _ROUNDING * point.relative:
             return later
         elif point.relative > _LARGE:
-            return None if _diluted(points, number, later) else later
+            near = later.relative <= _rounding_until(points[:number], later.dtype)
+            return later if near and not _diluted(points, number, later) else None
     return None
+
+
+def _rounding_until(points: Sequence[Point], dtype: str) -> float:
+    """By how much of a typical element rounding may have values off, as it had those before."""
+    before = [
+        p.relative for p in points if p.agrees and not p.problem and p.dtype == dtype and p.rows
+    ]
+    return max(_ROUNDINGS * torch.finfo(getattr(torch, dtype)).eps, 2 * max(before, default=0.0))
 
 
 def _diluted(points: Sequence[Point], number: int, later: Point) -> bool:
@@ -577,8 +586,11 @@ def _other_parameter(
 
 
 def _near_modules(point: Point) -> list[str]:
-    """The modules whose settings may matter."""
-    if point.kind in ("note", "argument", "result"):
+    """The modules whose settings may matter: through which a value went that goes wrong there.
+
+    Not the one that an input goes into, nor, in backward, the one that an output's comes into.
+    """
+    if point.kind in ("note", "argument", "result", "output" if point.gradient else "input"):
         return []
     path = point.module.split("#")[0]
     return [path.rpartition(".")[0]] if point.kind == "parameter" else [path]
@@ -852,6 +864,18 @@ def zero_notes(value: Callable[[str], torch.Tensor], gradients: Iterable[Point])
         yield (
             f"{what} {verbs[0]} zero on both sides and {verbs[1]} nothing: {_few(zero)} (compare "
             "with other values in the parameters, or other inputs)"
+        )
+
+
+def input_notes(gradients: Iterable[Point], first: Finding | None) -> Iterator[str]:
+    """That only the gradient of what the program is called with differs, which few need."""
+    wrong = [p for p in gradients if _wrong(p)]
+    if first is None or not first.point.gradient or not wrong:
+        return
+    if all(p.kind in ("argument", "input") and not p.module for p in wrong):
+        yield (
+            "all else agrees: the gradient of an input matters if something before it is trained, "
+            "not if it is data or a target"
         )
 
 

@@ -45,7 +45,7 @@ from .pairs import (
     settings_words,
 )
 from .presence import Presence
-from .results import Finding, Point, point_name
+from .results import Point, point_name
 from .rounding import TIMES, Noise
 from .sides import Fact, Side, WorkerSides
 
@@ -54,6 +54,7 @@ FORWARD = ("argument", "input", "output", "note", "result")
 
 _BATCH = 32 * 2**20  # bytes that a worker of another process is sent at once
 _NEARER = 0.5  # of the error as it lies: a sum with less is what the workers hold terms of
+_NEARLY = 1e-2  # of that error: the sum of the first difference's terms is shown, not the terms
 _FLOOR = 0.25  # of the median gradient of a parameter: smaller ones may be pure rounding
 
 
@@ -431,20 +432,26 @@ class Matcher:
                 if point.relative < _NEARER * plain.relative:
                     self._nearer[pair.identity] = point
 
-    def shown_as_sums(self, points: Sequence[Point], first: Finding | None) -> list[Point]:
-        """Show terms that sum up to nearly the reference's as a sum, but for the first difference.
+    def shown_as_sums(self, points: Sequence[Point], first: Point | None) -> list[Point]:
+        """Show terms that sum up to nearly the reference's as a sum.
 
-        Each of them is far from the whole, which is no difference.
+        Each of them is far from the whole, which is no difference. Of the `first` difference the
+        sum must be off by far less.
         """
-        found = []
-        for point in points:
-            pair = self.pairs.get(point.key)
-            if pair is not None and not (point.agrees or point.problem):
-                near = self._nearer.get(pair.identity)
-                if near is not None and (first is None or point.key != first.point.key):
-                    point = as_point(near, point)
-            found.append(point)
-        return found
+        return [
+            self._as_sum(point, _NEARLY if first is not None and point.key == first.key else 1.0)
+            for point in points
+        ]
+
+    def _as_sum(self, point: Point, times: float) -> Point:
+        """A value that differs as the sum of the workers' terms, if that is off by so much less."""
+        pair = self.pairs.get(point.key)
+        if pair is None or point.agrees or point.problem:
+            return point
+        near = self._nearer.get(pair.identity)
+        if near is None or near.relative > times * point.relative:
+            return point
+        return as_point(near, point)
 
     # -- rounding ------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from ..layouts.layout import ShardLayout
@@ -28,6 +29,7 @@ from .diagnose import (
     Compared,
     detour_notes,
     first_divergence,
+    input_notes,
     known_causes,
     settings_notes,
     value_notes,
@@ -271,8 +273,12 @@ class _Run:
 
     def _comparison(self, first: Finding | None) -> ProgramComparison:
         matcher, compared = self.matcher, self.compared
-        compared.points = matcher.shown_as_sums(compared.points, first)
-        compared.gradients = matcher.shown_as_sums(compared.gradients, first)
+        wrong = None if first is None else first.point
+        compared.points = matcher.shown_as_sums(compared.points, wrong)
+        compared.gradients = matcher.shown_as_sums(compared.gradients, wrong)
+        if first is not None:
+            shown = (p for p in compared.every if p.key == first.point.key and not p.agrees)
+            first = replace(first, point=next(shown, first.point))
         missing = [point for point in compared.every if point.problem]
         only_ours, only_theirs = _only_on_one_side(matcher)
         notes = [*self.notes, *self._closing_notes(first)]
@@ -310,6 +316,7 @@ class _Run:
         yield from presence.skipped
         yield from value_notes(matcher.pairs, self.compared.every)
         yield from zero_notes(matcher.ours.value, self.compared.gradients)
+        yield from input_notes(self.compared.gradients, first)
         known = () if first is None else first.causes
         yield from settings_notes(recorder.modules, matcher.settings, known)
         yield from detour_notes((self.compared.points, self.compared.gradients), first)
