@@ -30,6 +30,7 @@ from .matcher import Matcher
 from .measure import MOST_SAMPLES, sample
 from .pairs import Pair
 from .results import Finding, Point
+from .rounding import LIKELY
 
 _MOST_SIBLINGS = 6  # modules that one value goes to
 _TERMS_BEFORE = 10  # values before a difference that may have been added wrongly
@@ -193,6 +194,7 @@ def _rejoined(points: Sequence[Point], number: int) -> Point | None:
             return later
         elif point.relative > _LARGE:
             near = later.relative <= _rounding_until(points[:number], later.dtype)
+            near = near and not 0 < LIKELY * later.rounding < later.error
             return later if near and not _diluted(points, number, later) else None
     return None
 

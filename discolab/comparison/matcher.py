@@ -464,7 +464,9 @@ class Matcher:
         return "float" in point.dtype
 
     def judged_by_noise(self, point: Point, noise: Noise) -> Point:
-        """The point, as one that agrees if rounding makes as much of the reference itself."""
+        """The point with what rounding makes of the reference; if it is no more it agrees."""
+        if point.rows and "float" in point.dtype:
+            point = replace(point, rounding=noise.of(point.key, lambda whole: whole)[1])
         if not self.may_be_rounding(point) or not point.rows:
             return point
         pair = self.pairs[point.key]
@@ -481,7 +483,7 @@ class Matcher:
                     for rank, row in judged.rows.items()
                 )
             if rounds:
-                return replace(judged, agrees=True, ranks=(), unlike=False)
+                return replace(judged, agrees=True, ranks=(), unlike=False, rounding=point.rounding)
         return point
 
     def _judged_sum(self, pair: Pair, layout: ShardLayout, parts: dict[int, torch.Tensor]) -> Point:

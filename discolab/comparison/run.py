@@ -39,7 +39,7 @@ from .looking import Operations
 from .matcher import FORWARD, PARAMETERS, Matcher
 from .pairs import Names, only_in
 from .results import Finding, Point, ProgramComparison, Unmatched
-from .rounding import measure_noise
+from .rounding import LIKELY, measure_noise
 from .sides import Fact, Side, WorkerSides, hold, on_shelf, own_errors
 
 
@@ -181,19 +181,48 @@ class _Run:
         noise = measure_noise(self.ours, *self.given, self.seed, self._starts)
         if noise is None:
             return first
-        excused = 0
+        excused: list[Point] = []
         for points in (self.compared.points, self.compared.gradients):
             for number, point in enumerate(points):
-                judged = self.matcher.judged_by_noise(point, noise)
-                excused += judged is not point
-                points[number] = judged
+                points[number] = self.matcher.judged_by_noise(point, noise)
+                if points[number].agrees and not point.agrees:
+                    excused.append(point)
+        if not excused:
+            return first
+        first = first_divergence(self.matcher, self.compared)
+        if first is not None and first.point.gradient:
+            first = self._doubted(first, excused)
         if excused:
             self.notes.append(
-                f"{excused} value{'s' * (excused > 1)} beyond the usual tolerance: off by no more "
-                "than rounding does to the reference itself, as two more runs of it have shown"
+                f"{len(excused)} value{'s' * (len(excused) > 1)} beyond the usual tolerance: off "
+                "by no more than rounding does to the reference itself, as two more runs of it "
+                "have shown"
             )
-            first = first_divergence(self.matcher, self.compared)
         return first
+
+    def _doubted(self, first: Finding, excused: list[Point]) -> Finding:
+        """The first difference where backward differs by more than rounding: perhaps in forward.
+
+        There what was excused with a wide allowance, for two runs show little of what rounding may
+        do, is the likelier place. What stays excused is left in `excused`.
+        """
+        points = self.compared.points
+        places = {point.key: number for number, point in enumerate(points)}
+        times: dict[str, float] = {}
+        for point in [p for p in excused if not p.gradient]:
+            judged = points[places[point.key]]
+            if judged.error > LIKELY * judged.rounding:
+                times[point.key] = judged.error / max(judged.rounding, 1e-30)
+                points[places[point.key]] = replace(point, rounding=judged.rounding)
+                excused.remove(point)
+        found = first_divergence(self.matcher, self.compared) if times else first
+        if found is None or found.point.key not in times:
+            return found or first
+        place = (
+            f"{found.place}; it is off by {times[found.point.key]:.0f} times what rounding did to "
+            "two runs of the reference, and backward by more than that: perhaps it goes wrong here"
+        )
+        return replace(found, place=place)
 
     def _looked_into(self, first: Finding) -> Finding:
         """The same, with the cause that the operations give away, if they do."""
