@@ -52,6 +52,7 @@ from .sides import Fact, Side, WorkerSides
 PARAMETERS = ("parameter", "buffer")
 FORWARD = ("argument", "input", "output", "note", "result")
 
+_OF_BATCH = "parts of the batch"  # who says how a value lies
 _BATCH = 32 * 2**20  # bytes that a worker of another process is sent at once
 _NEARER = 0.5  # of the error as it lies: a sum with less is what the workers hold terms of
 _NEARLY = 1e-2  # of that error: the sum of the first difference's terms is shown, not the terms
@@ -222,6 +223,54 @@ class Matcher:
                 ]
         return max(counts, default=1)
 
+    def losses_of_parts(
+        self, points: Sequence[Point], cuts: Sequence[ShardLayout]
+    ) -> tuple[list[Point], list[str]]:
+        """Compare the numbers that workers have of their parts of the batch as averages of these.
+
+        That is how a loss is where a data-parallel program computes it in a module, or gives it.
+
+        Returns
+        -------
+        tuple
+            The points, and what to tell of it.
+        """
+        spread = any(_count_of_parts(layout, 0) > 1 for layout in cuts)
+        if not spread and self.count_of_parts([], points) < 2:
+            return list(points), []
+        found, told = [], []
+        for point in points:
+            pair = self.pairs.get(point.key)
+            if (
+                pair is not None and not point.agrees and not point.problem
+                and point.kind in ("output", "result") and not point.shape
+                and "float" in point.dtype and pair.layouts[0].source == "inferred"
+            ):  # fmt: skip
+                mean = self._as_mean(pair)
+                if mean is not None:
+                    point = as_point(mean, point)
+                    told.append(point.words)
+            found.append(point)
+        if not told:
+            return found, []
+        return found, [
+            f"each worker has the {told[0]} of its part of the batch: their average is the "
+            "reference's"
+        ]
+
+    def _as_mean(self, pair: Pair) -> Point | None:
+        """A value as the mean of what workers hold, if that is the reference's."""
+        (parts,) = self.workers.samples([pair.point.theirs])
+        for copies in copies_on(pair.layouts, self.meshes):
+            for total in partial_layouts(copies):
+                ops = tuple("avg" if op else "" for op in total.partial)
+                mean = replace(total, layout=replace(total.layout, partial=ops), source=_OF_BATCH)
+                point = self._judged_sum(pair, mean, {r: parts[r] for r in pair.held})
+                if point.agrees:
+                    pair.layouts.append(mean)
+                    return point
+        return None
+
     def has_loss_of_parts(self, points: Sequence[Point]) -> bool:
         """Whether each worker may have a loss of its own, over its part of the batch.
 
@@ -229,6 +278,8 @@ class Matcher:
         that all have whole, as after a sum or a gather. What a program that runs backward gives
         need not be the loss.
         """
+        if any(point.source == _OF_BATCH for point in points):
+            return True
         if self.ours.loss is None and not self.ours.ran_backward:
             return False
         kind = "output" if self.ours.ran_backward else "result"

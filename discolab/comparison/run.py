@@ -162,6 +162,9 @@ class _Run:
                 self.compared.points = self.matcher.compare_forward(
                     self.workers.facts(FORWARD), self.workers.plain_values()
                 )
+                points, notes = self.matcher.losses_of_parts(self.compared.points, cuts)
+                self.compared.points = points
+                self.notes += notes
                 if self.backward:
                     self._run_backward(cuts)
             first = self._first()
