@@ -180,6 +180,8 @@ def _rejoined(points: Sequence[Point], number: int) -> Point | None:
         ends.append("note")  # named by the user: it should be the same
     if point.problem or point.agrees or point.kind in ends:
         return None
+    if point.gradient and point.kind == "output" and _reaches_parameters(points, number):
+        return None
     for later in points[number + 1 :]:
         if later.problem or not later.agrees or later.partial or not _around(later, point):
             continue
@@ -197,6 +199,16 @@ def _rejoined(points: Sequence[Point], number: int) -> Point | None:
             near = near and not 0 < LIKELY * later.rounding < later.error
             return later if near and not _diluted(points, number, later) else None
     return None
+
+
+def _reaches_parameters(points: Sequence[Point], number: int) -> bool:
+    """Whether the gradient of a parameter differs that is made of a module's wrong gradient."""
+    path = points[number].module.split("#")[0]
+    below = f"{path}." if path else ""
+    return any(
+        p.kind == "parameter" and p.module.startswith(below) and _wrong(p)
+        for p in points[number + 1 :]
+    )
 
 
 def _rounding_until(points: Sequence[Point], dtype: str) -> float:
