@@ -39,17 +39,26 @@ _MOST_SETTINGS, _MOST_DETOURS = 8, 4
 _LARGE = 0.1  # of a typical element: this does not vanish by itself
 _ROUNDING = 1e-4
 _ROUNDINGS = 8  # epsilons of a typical element: more than rounding the result makes
+_FEW_ROUNDINGS = 2  # the same: what rounding makes mostly
 _ONE_NUMBER = 1e-5
 _UNSUMMED = 1e-2  # of a typical element: with a sum left out a shard is off by more
 
 
 @dataclass
 class Compared:
-    """All points of a comparison, in the order of the reference's program."""
+    """All points of a comparison, in the order of the reference's program.
+
+    Attributes
+    ----------
+    doubted
+        Whether forward is known to be wrong, perhaps: what a coarse dtype has become the same again
+        only nearly is no other way then.
+    """
 
     parameters: list[Point] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
     gradients: list[Point] = field(default_factory=list)
+    doubted: bool = False
 
     @property
     def runs(self) -> tuple[list[Point], list[Point], list[Point]]:
@@ -146,7 +155,7 @@ def _first(matcher: Matcher, compared: Compared, end: Point | None) -> Finding |
     otherwise = {p.key for p in compared.points if not p.agrees and not p.gradient}
     for points in compared.runs:
         for number, point in enumerate(points):
-            if not _wrong(point) or _rejoined(points, number) is not None:
+            if not _wrong(point) or _rejoined(points, number, compared.doubted):
                 continue
             later = _summed_later(points, number, end)
             lacks = _may_lack_sum(points, number) and (later is not True or "Shard" in point.layout)
@@ -167,7 +176,7 @@ def _wrong(point: Point) -> bool:
     return not point.agrees or point.ends_unsummed
 
 
-def _rejoined(points: Sequence[Point], number: int) -> Point | None:
+def _rejoined(points: Sequence[Point], number: int, doubted: bool) -> Point | None:
     """Where a program agrees again that did something in another way, as to add a bias later.
 
     That is the output of a module around it, or the result; in backward the gradient of an input.
@@ -195,7 +204,7 @@ def _rejoined(points: Sequence[Point], number: int) -> Point | None:
         elif later.relative <= _ROUNDING * point.relative:
             return later
         elif point.relative > _LARGE:
-            near = later.relative <= _rounding_until(points[:number], later.dtype)
+            near = later.relative <= _rounding_until(points[:number], later.dtype, doubted)
             near = near and not 0 < LIKELY * later.rounding < later.error
             return later if near and not _diluted(points, number, later) else None
     return None
@@ -211,12 +220,13 @@ def _reaches_parameters(points: Sequence[Point], number: int) -> bool:
     )
 
 
-def _rounding_until(points: Sequence[Point], dtype: str) -> float:
+def _rounding_until(points: Sequence[Point], dtype: str, doubted: bool) -> float:
     """By how much of a typical element rounding may have values off, as it had those before."""
+    least, times = (_FEW_ROUNDINGS, 1) if doubted else (_ROUNDINGS, 2)
     before = [
         p.relative for p in points if p.agrees and not p.problem and p.dtype == dtype and p.rows
     ]
-    return max(_ROUNDINGS * torch.finfo(getattr(torch, dtype)).eps, 2 * max(before, default=0.0))
+    return max(least * torch.finfo(getattr(torch, dtype)).eps, times * max(before, default=0.0))
 
 
 def _diluted(points: Sequence[Point], number: int, later: Point) -> bool:
@@ -897,13 +907,13 @@ def _few(words: Sequence[str]) -> str:
     return ", ".join(words[:2]) + (f" and {len(words) - 2} more" if len(words) > 2 else "")
 
 
-def detour_notes(runs: Iterable[Sequence[Point]], first: Finding | None) -> list[str]:
+def detour_notes(compared: Compared, first: Finding | None) -> list[str]:
     """Where the workers do something in another way that makes no difference in the end.
 
     Parameters
     ----------
-    runs
-        The points of forward, and those of backward.
+    compared
+        Of which forward and backward are looked at.
     first
         Behind it all is different.
     """
@@ -911,11 +921,11 @@ def detour_notes(runs: Iterable[Sequence[Point]], first: Finding | None) -> list
     end = None if first is None else first.point
     if end is not None and end.kind in ("parameter", "buffer") and not end.gradient:
         return []
-    for points in runs:
+    for points in (compared.points, compared.gradients):
         for number, point in enumerate(points):
             if end is not None and point.key == end.key:
                 return _detours(found)
-            later = _rejoined(points, number)
+            later = _rejoined(points, number, compared.doubted)
             if later is not None:
                 found.setdefault(later.words, []).append(point.words)
     return _detours(found)

@@ -190,9 +190,7 @@ class _Run:
                 points[number] = self.matcher.judged_by_noise(point, noise)
                 if points[number].agrees and not point.agrees:
                     excused.append(point)
-        if not excused:
-            return first
-        first = first_divergence(self.matcher, self.compared)
+        first = first_divergence(self.matcher, self.compared) if excused else first
         if first is not None and first.point.gradient:
             first = self._doubted(first, excused)
         if excused:
@@ -207,25 +205,25 @@ class _Run:
         """The first difference where backward differs by more than rounding: perhaps in forward.
 
         There what was excused with a wide allowance, for two runs show little of what rounding may
-        do, is the likelier place. What stays excused is left in `excused`.
+        do, and what a coarse dtype has nearly become the same again, is the likelier place. What
+        stays excused is left in `excused`.
         """
         points = self.compared.points
-        places = {point.key: number for number, point in enumerate(points)}
-        times: dict[str, float] = {}
-        for point in [p for p in excused if not p.gradient]:
-            judged = points[places[point.key]]
-            if judged.error > LIKELY * judged.rounding:
-                times[point.key] = judged.error / max(judged.rounding, 1e-30)
-                points[places[point.key]] = replace(point, rounding=judged.rounding)
+        for number, judged in enumerate(points):
+            point = next((p for p in excused if p.key == judged.key), judged)
+            if point is not judged and judged.error > LIKELY * judged.rounding:
+                points[number] = replace(point, rounding=judged.rounding)
                 excused.remove(point)
-        found = first_divergence(self.matcher, self.compared) if times else first
-        if found is None or found.point.key not in times:
+        self.compared.doubted = True
+        found = first_divergence(self.matcher, self.compared)
+        if found is None or found.point.gradient:
+            self.compared.doubted = False
             return found or first
-        place = (
-            f"{found.place}; it is off by {times[found.point.key]:.0f} times what rounding did to "
-            "two runs of the reference, and backward by more than that: perhaps it goes wrong here"
+        return replace(
+            found,
+            place=f"{found.place}; rounding may do as much, and backward differs by more than "
+            "that: perhaps it goes wrong here",
         )
-        return replace(found, place=place)
 
     def _looked_into(self, first: Finding) -> Finding:
         """The same, with the cause that the operations give away, if they do."""
@@ -351,7 +349,7 @@ class _Run:
         yield from input_notes(self.compared.gradients, first)
         known = () if first is None else first.causes
         yield from settings_notes(recorder.modules, matcher.settings, known)
-        yield from detour_notes((self.compared.points, self.compared.gradients), first)
+        yield from detour_notes(self.compared, first)
 
 
 def _only_on_one_side(matcher: Matcher) -> tuple[tuple[str, ...], tuple[str, ...]]:
