@@ -40,6 +40,7 @@ _LARGE = 0.1  # of a typical element: this does not vanish by itself
 _ROUNDING = 1e-4
 _ROUNDINGS = 8  # epsilons of a typical element: more than rounding the result makes
 _FEW_ROUNDINGS = 2  # the same: what rounding makes mostly
+_SOME = 16  # elements: of fewer two runs say too little of rounding
 _ONE_NUMBER = 1e-5
 _UNSUMMED = 1e-2  # of a typical element: with a sum left out a shard is off by more
 
@@ -905,6 +906,24 @@ def input_notes(gradients: Iterable[Point], first: Finding | None) -> Iterator[s
 
 def _few(words: Sequence[str]) -> str:
     return ", ".join(words[:2]) + (f" and {len(words) - 2} more" if len(words) > 2 else "")
+
+
+def doubtful_before(compared: Compared, first: Point) -> Point | None:
+    """The earliest value in forward that agrees only since the tolerance of its dtype is wide.
+
+    It is off by more than rounding did to the reference, of which `LIKELY` is the measure.
+    """
+    for point in compared.points:
+        if point.key == first.key:
+            break
+        if (
+            point.dtype in ("float16", "bfloat16")
+            and point.agrees and not point.problem and point.size >= _SOME
+            and 0 < LIKELY * point.rounding < point.error
+            and point.relative > _FEW_ROUNDINGS * torch.finfo(getattr(torch, point.dtype)).eps
+        ):  # fmt: skip
+            return point
+    return None
 
 
 def detour_notes(compared: Compared, first: Finding | None) -> list[str]:

@@ -28,6 +28,7 @@ from .arguments import (
 from .diagnose import (
     Compared,
     detour_notes,
+    doubtful_before,
     first_divergence,
     input_notes,
     known_causes,
@@ -176,7 +177,19 @@ class _Run:
             self.workers.end()
 
     def _first(self) -> Finding | None:
-        """The first difference that is more than rounding."""
+        """The first difference that is more than rounding, and what is perhaps off before it."""
+        first = self._first_known()
+        before = None if first is None else doubtful_before(self.compared, first.point)
+        if first is None or before is None:
+            return first
+        return replace(
+            first,
+            place=f"{first.place}; perhaps it begins at the {before.words}, which is off by "
+            f"{before.error / before.rounding:.0f} times what rounding did to two runs of the "
+            "reference",
+        )
+
+    def _first_known(self) -> Finding | None:
         first = first_divergence(self.matcher, self.compared)
         if first is None or not self.matcher.may_be_rounding(first.point):
             return first
