@@ -250,6 +250,5 @@ BUGS = [
         (2,),
         "the gradients that the step used are half there",
         found=r"first#2",
-        accept="perhaps|optimizer",
     ),
 ]
