@@ -30,6 +30,7 @@ from .matcher import Matcher
 from .measure import MOST_SAMPLES, sample
 from .pairs import Pair
 from .results import Finding, Point
+from .rounding import LIKELY
 
 _MOST_SIBLINGS = 6  # modules that one value goes to
 _TERMS_BEFORE = 10  # values before a difference that may have been added wrongly
@@ -38,17 +39,27 @@ _MOST_SETTINGS, _MOST_DETOURS = 8, 4
 _LARGE = 0.1  # of a typical element: this does not vanish by itself
 _ROUNDING = 1e-4
 _ROUNDINGS = 8  # epsilons of a typical element: more than rounding the result makes
+_FEW_ROUNDINGS = 2  # the same: what rounding makes mostly
+_SOME = 16  # elements: of fewer two runs say too little of rounding
 _ONE_NUMBER = 1e-5
 _UNSUMMED = 1e-2  # of a typical element: with a sum left out a shard is off by more
 
 
 @dataclass
 class Compared:
-    """All points of a comparison, in the order of the reference's program."""
+    """All points of a comparison, in the order of the reference's program.
+
+    Attributes
+    ----------
+    doubted
+        Whether forward is known to be wrong, perhaps: what a coarse dtype has become the same again
+        only nearly is no other way then.
+    """
 
     parameters: list[Point] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
     gradients: list[Point] = field(default_factory=list)
+    doubted: bool = False
 
     @property
     def runs(self) -> tuple[list[Point], list[Point], list[Point]]:
@@ -145,7 +156,7 @@ def _first(matcher: Matcher, compared: Compared, end: Point | None) -> Finding |
     otherwise = {p.key for p in compared.points if not p.agrees and not p.gradient}
     for points in compared.runs:
         for number, point in enumerate(points):
-            if not _wrong(point) or _rejoined(points, number) is not None:
+            if not _wrong(point) or _rejoined(points, number, compared.doubted):
                 continue
             later = _summed_later(points, number, end)
             lacks = _may_lack_sum(points, number) and (later is not True or "Shard" in point.layout)
@@ -166,7 +177,7 @@ def _wrong(point: Point) -> bool:
     return not point.agrees or point.ends_unsummed
 
 
-def _rejoined(points: Sequence[Point], number: int) -> Point | None:
+def _rejoined(points: Sequence[Point], number: int, doubted: bool) -> Point | None:
     """Where a program agrees again that did something in another way, as to add a bias later.
 
     That is the output of a module around it, or the result; in backward the gradient of an input.
@@ -178,6 +189,8 @@ def _rejoined(points: Sequence[Point], number: int) -> Point | None:
     if not point.gradient:
         ends.append("note")  # named by the user: it should be the same
     if point.problem or point.agrees or point.kind in ends:
+        return None
+    if point.gradient and point.kind == "output" and _reaches_parameters(points, number):
         return None
     for later in points[number + 1 :]:
         if later.problem or not later.agrees or later.partial or not _around(later, point):
@@ -192,8 +205,29 @@ def _rejoined(points: Sequence[Point], number: int) -> Point | None:
         elif later.relative <= _ROUNDING * point.relative:
             return later
         elif point.relative > _LARGE:
-            return None if _diluted(points, number, later) else later
+            near = later.relative <= _rounding_until(points[:number], later.dtype, doubted)
+            near = near and not 0 < LIKELY * later.rounding < later.error
+            return later if near and not _diluted(points, number, later) else None
     return None
+
+
+def _reaches_parameters(points: Sequence[Point], number: int) -> bool:
+    """Whether the gradient of a parameter differs that is made of a module's wrong gradient."""
+    path = points[number].module.split("#")[0]
+    below = f"{path}." if path else ""
+    return any(
+        p.kind == "parameter" and p.module.startswith(below) and _wrong(p)
+        for p in points[number + 1 :]
+    )
+
+
+def _rounding_until(points: Sequence[Point], dtype: str, doubted: bool) -> float:
+    """By how much of a typical element rounding may have values off, as it had those before."""
+    least, times = (_FEW_ROUNDINGS, 1) if doubted else (_ROUNDINGS, 2)
+    before = [
+        p.relative for p in points if p.agrees and not p.problem and p.dtype == dtype and p.rows
+    ]
+    return max(least * torch.finfo(getattr(torch, dtype)).eps, times * max(before, default=0.0))
 
 
 def _diluted(points: Sequence[Point], number: int, later: Point) -> bool:
@@ -577,8 +611,11 @@ def _other_parameter(
 
 
 def _near_modules(point: Point) -> list[str]:
-    """The modules whose settings may matter."""
-    if point.kind in ("note", "argument", "result"):
+    """The modules whose settings may matter: through which a value went that goes wrong there.
+
+    Not the one that an input goes into, nor, in backward, the one that an output's comes into.
+    """
+    if point.kind in ("note", "argument", "result", "output" if point.gradient else "input"):
         return []
     path = point.module.split("#")[0]
     return [path.rpartition(".")[0]] if point.kind == "parameter" else [path]
@@ -855,17 +892,47 @@ def zero_notes(value: Callable[[str], torch.Tensor], gradients: Iterable[Point])
         )
 
 
+def input_notes(gradients: Iterable[Point], first: Finding | None) -> Iterator[str]:
+    """That only the gradient of what the program is called with differs, which few need."""
+    wrong = [p for p in gradients if _wrong(p)]
+    if first is None or not first.point.gradient or not wrong:
+        return
+    if all(p.kind in ("argument", "input") and not p.module for p in wrong):
+        yield (
+            "all else agrees: the gradient of an input matters if something before it is trained, "
+            "not if it is data or a target"
+        )
+
+
 def _few(words: Sequence[str]) -> str:
     return ", ".join(words[:2]) + (f" and {len(words) - 2} more" if len(words) > 2 else "")
 
 
-def detour_notes(runs: Iterable[Sequence[Point]], first: Finding | None) -> list[str]:
+def doubtful_before(compared: Compared, first: Point) -> Point | None:
+    """The earliest value in forward that agrees only since the tolerance of its dtype is wide.
+
+    It is off by more than rounding did to the reference, of which `LIKELY` is the measure.
+    """
+    for point in compared.points:
+        if point.key == first.key:
+            break
+        if (
+            point.dtype in ("float16", "bfloat16")
+            and point.agrees and not point.problem and point.size >= _SOME
+            and 0 < LIKELY * point.rounding < point.error
+            and point.relative > _FEW_ROUNDINGS * torch.finfo(getattr(torch, point.dtype)).eps
+        ):  # fmt: skip
+            return point
+    return None
+
+
+def detour_notes(compared: Compared, first: Finding | None) -> list[str]:
     """Where the workers do something in another way that makes no difference in the end.
 
     Parameters
     ----------
-    runs
-        The points of forward, and those of backward.
+    compared
+        Of which forward and backward are looked at.
     first
         Behind it all is different.
     """
@@ -873,11 +940,11 @@ def detour_notes(runs: Iterable[Sequence[Point]], first: Finding | None) -> list
     end = None if first is None else first.point
     if end is not None and end.kind in ("parameter", "buffer") and not end.gradient:
         return []
-    for points in runs:
+    for points in (compared.points, compared.gradients):
         for number, point in enumerate(points):
             if end is not None and point.key == end.key:
                 return _detours(found)
-            later = _rejoined(points, number)
+            later = _rejoined(points, number, compared.doubted)
             if later is not None:
                 found.setdefault(later.words, []).append(point.words)
     return _detours(found)

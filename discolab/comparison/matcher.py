@@ -45,15 +45,17 @@ from .pairs import (
     settings_words,
 )
 from .presence import Presence
-from .results import Finding, Point, point_name
+from .results import Point, point_name
 from .rounding import TIMES, Noise
 from .sides import Fact, Side, WorkerSides
 
 PARAMETERS = ("parameter", "buffer")
 FORWARD = ("argument", "input", "output", "note", "result")
 
+_OF_BATCH = "parts of the batch"  # who says how a value lies
 _BATCH = 32 * 2**20  # bytes that a worker of another process is sent at once
 _NEARER = 0.5  # of the error as it lies: a sum with less is what the workers hold terms of
+_NEARLY = 1e-2  # of that error: the sum of the first difference's terms is shown, not the terms
 _FLOOR = 0.25  # of the median gradient of a parameter: smaller ones may be pure rounding
 
 
@@ -221,6 +223,54 @@ class Matcher:
                 ]
         return max(counts, default=1)
 
+    def losses_of_parts(
+        self, points: Sequence[Point], cuts: Sequence[ShardLayout]
+    ) -> tuple[list[Point], list[str]]:
+        """Compare the numbers that workers have of their parts of the batch as averages of these.
+
+        That is how a loss is where a data-parallel program computes it in a module, or gives it.
+
+        Returns
+        -------
+        tuple
+            The points, and what to tell of it.
+        """
+        spread = any(_count_of_parts(layout, 0) > 1 for layout in cuts)
+        if not spread and self.count_of_parts([], points) < 2:
+            return list(points), []
+        found, told = [], []
+        for point in points:
+            pair = self.pairs.get(point.key)
+            if (
+                pair is not None and not point.agrees and not point.problem
+                and point.kind in ("output", "result") and not point.shape
+                and "float" in point.dtype and pair.layouts[0].source == "inferred"
+            ):  # fmt: skip
+                mean = self._as_mean(pair)
+                if mean is not None:
+                    point = as_point(mean, point)
+                    told.append(point.words)
+            found.append(point)
+        if not told:
+            return found, []
+        return found, [
+            f"each worker has the {told[0]} of its part of the batch: their average is the "
+            "reference's"
+        ]
+
+    def _as_mean(self, pair: Pair) -> Point | None:
+        """A value as the mean of what workers hold, if that is the reference's."""
+        (parts,) = self.workers.samples([pair.point.theirs])
+        for copies in copies_on(pair.layouts, self.meshes):
+            for total in partial_layouts(copies):
+                ops = tuple("avg" if op else "" for op in total.partial)
+                mean = replace(total, layout=replace(total.layout, partial=ops), source=_OF_BATCH)
+                point = self._judged_sum(pair, mean, {r: parts[r] for r in pair.held})
+                if point.agrees:
+                    pair.layouts.append(mean)
+                    return point
+        return None
+
     def has_loss_of_parts(self, points: Sequence[Point]) -> bool:
         """Whether each worker may have a loss of its own, over its part of the batch.
 
@@ -228,6 +278,8 @@ class Matcher:
         that all have whole, as after a sum or a gather. What a program that runs backward gives
         need not be the loss.
         """
+        if any(point.source == _OF_BATCH for point in points):
+            return True
         if self.ours.loss is None and not self.ours.ran_backward:
             return False
         kind = "output" if self.ours.ran_backward else "result"
@@ -431,20 +483,26 @@ class Matcher:
                 if point.relative < _NEARER * plain.relative:
                     self._nearer[pair.identity] = point
 
-    def shown_as_sums(self, points: Sequence[Point], first: Finding | None) -> list[Point]:
-        """Show terms that sum up to nearly the reference's as a sum, but for the first difference.
+    def shown_as_sums(self, points: Sequence[Point], first: Point | None) -> list[Point]:
+        """Show terms that sum up to nearly the reference's as a sum.
 
-        Each of them is far from the whole, which is no difference.
+        Each of them is far from the whole, which is no difference. Of the `first` difference the
+        sum must be off by far less.
         """
-        found = []
-        for point in points:
-            pair = self.pairs.get(point.key)
-            if pair is not None and not (point.agrees or point.problem):
-                near = self._nearer.get(pair.identity)
-                if near is not None and (first is None or point.key != first.point.key):
-                    point = as_point(near, point)
-            found.append(point)
-        return found
+        return [
+            self._as_sum(point, _NEARLY if first is not None and point.key == first.key else 1.0)
+            for point in points
+        ]
+
+    def _as_sum(self, point: Point, times: float) -> Point:
+        """A value that differs as the sum of the workers' terms, if that is off by so much less."""
+        pair = self.pairs.get(point.key)
+        if pair is None or point.agrees or point.problem:
+            return point
+        near = self._nearer.get(pair.identity)
+        if near is None or near.relative > times * point.relative:
+            return point
+        return as_point(near, point)
 
     # -- rounding ------------------------------------------------------------------------------
 
@@ -457,7 +515,9 @@ class Matcher:
         return "float" in point.dtype
 
     def judged_by_noise(self, point: Point, noise: Noise) -> Point:
-        """The point, as one that agrees if rounding makes as much of the reference itself."""
+        """The point with what rounding makes of the reference; if it is no more it agrees."""
+        if point.rows and "float" in point.dtype:
+            point = replace(point, rounding=noise.of(point.key, lambda whole: whole)[1])
         if not self.may_be_rounding(point) or not point.rows:
             return point
         pair = self.pairs[point.key]
@@ -474,7 +534,7 @@ class Matcher:
                     for rank, row in judged.rows.items()
                 )
             if rounds:
-                return replace(judged, agrees=True, ranks=(), unlike=False)
+                return replace(judged, agrees=True, ranks=(), unlike=False, rounding=point.rounding)
         return point
 
     def _judged_sum(self, pair: Pair, layout: ShardLayout, parts: dict[int, torch.Tensor]) -> Point:

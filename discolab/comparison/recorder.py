@@ -115,6 +115,7 @@ class ActivationRecorder:
         self._numbers = 0
         self._order = 0
         self._lock = plain_lock()  # gradients may come on several threads
+        self._order_hooks: list[Any] = []
 
     # -- while it runs -------------------------------------------------------------------------
 
@@ -304,6 +305,32 @@ class ActivationRecorder:
                 self._numbers += 1
                 snapshot = Snapshot(self._numbers, value, sharding, 0, weakref.ref(tensor))
                 self._add(Entry(kind, plain_path(name), "", snapshot, snapshot.gradient))
+
+    def note_parameter_order(self, module: torch.nn.Module | None) -> None:
+        """Note when backward has the last part of each parameter's gradient, until `forget_order`.
+
+        A parameter that several modules use, as a tied one, has it after the last of them.
+        """
+        if module is None or not self.gradients:
+            return
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            entry = self.entries.get(f"parameter|{plain_path(name)}|")
+            if entry is not None and parameter.requires_grad and parameter.is_leaf:
+                hook = self._arrival(entry.gradient)
+                self._order_hooks.append(parameter.register_post_accumulate_grad_hook(hook))
+
+    def _arrival(self, gradient: Gradient) -> Callable[[torch.Tensor], None]:
+        def arrived(_: torch.Tensor) -> None:
+            with self._lock:
+                self._order += 1
+                gradient.order = self._order
+
+        return arrived
+
+    def forget_order(self) -> None:
+        """Undo `note_parameter_order`."""
+        while self._order_hooks:
+            self._order_hooks.pop().remove()
 
     def take_parameter_gradients(self, module: torch.nn.Module | None) -> None:
         """Enter what backward has left in the ``.grad`` of the parameters."""

@@ -65,6 +65,8 @@ class Point:
         Why it could not be compared; it then counts neither as agreeing nor as differing.
     unlike : bool
         Whether the workers' values differ among themselves where they should be the same.
+    rounding : float
+        By how much runs of the reference that round otherwise differ here; 0: not measured.
     """
 
     kind: str
@@ -87,6 +89,7 @@ class Point:
     rows: Mapping[int, Row] = field(default_factory=dict)
     problem: str = ""
     unlike: bool = False
+    rounding: float = 0.0
 
     @property
     def size(self) -> int:

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .sides import Side
 
+LIKELY = 3  # times what two runs differ by: most values are off by less
 TIMES = 8  # what two runs differ by: so much workers may be off
 _PIECES = 4  # in which the sum of a product of matrices is cut
 _SAME = 1e-4  # of a typical element: a run that is repeatable gives this again

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from ..layouts.layout import ShardLayout
@@ -27,7 +28,9 @@ from .arguments import (
 from .diagnose import (
     Compared,
     detour_notes,
+    doubtful_before,
     first_divergence,
+    input_notes,
     known_causes,
     settings_notes,
     value_notes,
@@ -37,7 +40,7 @@ from .looking import Operations
 from .matcher import FORWARD, PARAMETERS, Matcher
 from .pairs import Names, only_in
 from .results import Finding, Point, ProgramComparison, Unmatched
-from .rounding import measure_noise
+from .rounding import LIKELY, measure_noise
 from .sides import Fact, Side, WorkerSides, hold, on_shelf, own_errors
 
 
@@ -160,6 +163,9 @@ class _Run:
                 self.compared.points = self.matcher.compare_forward(
                     self.workers.facts(FORWARD), self.workers.plain_values()
                 )
+                points, notes = self.matcher.losses_of_parts(self.compared.points, cuts)
+                self.compared.points = points
+                self.notes += notes
                 if self.backward:
                     self._run_backward(cuts)
             first = self._first()
@@ -171,7 +177,19 @@ class _Run:
             self.workers.end()
 
     def _first(self) -> Finding | None:
-        """The first difference that is more than rounding."""
+        """The first difference that is more than rounding, and what is perhaps off before it."""
+        first = self._first_known()
+        before = None if first is None else doubtful_before(self.compared, first.point)
+        if first is None or before is None:
+            return first
+        return replace(
+            first,
+            place=f"{first.place}; perhaps it begins at the {before.words}, which is off by "
+            f"{before.error / before.rounding:.0f} times what rounding did to two runs of the "
+            "reference",
+        )
+
+    def _first_known(self) -> Finding | None:
         first = first_divergence(self.matcher, self.compared)
         if first is None or not self.matcher.may_be_rounding(first.point):
             return first
@@ -179,19 +197,46 @@ class _Run:
         noise = measure_noise(self.ours, *self.given, self.seed, self._starts)
         if noise is None:
             return first
-        excused = 0
+        excused: list[Point] = []
         for points in (self.compared.points, self.compared.gradients):
             for number, point in enumerate(points):
-                judged = self.matcher.judged_by_noise(point, noise)
-                excused += judged is not point
-                points[number] = judged
+                points[number] = self.matcher.judged_by_noise(point, noise)
+                if points[number].agrees and not point.agrees:
+                    excused.append(point)
+        first = first_divergence(self.matcher, self.compared) if excused else first
+        if first is not None and first.point.gradient:
+            first = self._doubted(first, excused)
         if excused:
             self.notes.append(
-                f"{excused} value{'s' * (excused > 1)} beyond the usual tolerance: off by no more "
-                "than rounding does to the reference itself, as two more runs of it have shown"
+                f"{len(excused)} value{'s' * (len(excused) > 1)} beyond the usual tolerance: off "
+                "by no more than rounding does to the reference itself, as two more runs of it "
+                "have shown"
             )
-            first = first_divergence(self.matcher, self.compared)
         return first
+
+    def _doubted(self, first: Finding, excused: list[Point]) -> Finding:
+        """The first difference where backward differs by more than rounding: perhaps in forward.
+
+        There what was excused with a wide allowance, for two runs show little of what rounding may
+        do, and what a coarse dtype has nearly become the same again, is the likelier place. What
+        stays excused is left in `excused`.
+        """
+        points = self.compared.points
+        for number, judged in enumerate(points):
+            point = next((p for p in excused if p.key == judged.key), judged)
+            if point is not judged and judged.error > LIKELY * judged.rounding:
+                points[number] = replace(point, rounding=judged.rounding)
+                excused.remove(point)
+        self.compared.doubted = True
+        found = first_divergence(self.matcher, self.compared)
+        if found is None or found.point.gradient:
+            self.compared.doubted = False
+            return found or first
+        return replace(
+            found,
+            place=f"{found.place}; rounding may do as much, and backward differs by more than "
+            "that: perhaps it goes wrong here",
+        )
 
     def _looked_into(self, first: Finding) -> Finding:
         """The same, with the cause that the operations give away, if they do."""
@@ -271,8 +316,12 @@ class _Run:
 
     def _comparison(self, first: Finding | None) -> ProgramComparison:
         matcher, compared = self.matcher, self.compared
-        compared.points = matcher.shown_as_sums(compared.points, first)
-        compared.gradients = matcher.shown_as_sums(compared.gradients, first)
+        wrong = None if first is None else first.point
+        compared.points = matcher.shown_as_sums(compared.points, wrong)
+        compared.gradients = matcher.shown_as_sums(compared.gradients, wrong)
+        if first is not None:
+            shown = (p for p in compared.every if p.key == first.point.key and not p.agrees)
+            first = replace(first, point=next(shown, first.point))
         missing = [point for point in compared.every if point.problem]
         only_ours, only_theirs = _only_on_one_side(matcher)
         notes = [*self.notes, *self._closing_notes(first)]
@@ -310,9 +359,10 @@ class _Run:
         yield from presence.skipped
         yield from value_notes(matcher.pairs, self.compared.every)
         yield from zero_notes(matcher.ours.value, self.compared.gradients)
+        yield from input_notes(self.compared.gradients, first)
         known = () if first is None else first.causes
         yield from settings_notes(recorder.modules, matcher.settings, known)
-        yield from detour_notes((self.compared.points, self.compared.gradients), first)
+        yield from detour_notes(self.compared, first)
 
 
 def _only_on_one_side(matcher: Matcher) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -157,6 +157,8 @@ class Side:
             self._grads = [
                 (p, None if p.grad is None else p.grad.clone()) for p in self.module.parameters()
             ]
+            if current_worker_or_none() is None:  # in the reference's order all is told
+                self.recorder.note_parameter_order(self.module)
         before = self._versions()
         with (
             seeded(seed, self.device),
@@ -201,6 +203,7 @@ class Side:
             while self._grads:
                 parameter, grad = self._grads.pop()
                 parameter.grad = grad
+        self.recorder.forget_order()
         self._result = None
 
     def backward(
@@ -389,10 +392,13 @@ class _Step:
 
 
 def in_order(entries: list[Entry]) -> list[Entry]:
-    """Gradients in the order of backward; those of a module's parameters after its own."""
+    """Gradients in the order of backward; those of a module's parameters after its own.
+
+    That of a parameter which others use, too, comes once the last of them has given its part.
+    """
     last: dict[str, int] = {}
     for entry in entries:
-        if entry.gradient.order > 0:
+        if entry.kind != "parameter" and entry.gradient.order > 0:
             module = entry.name.split("#")[0]
             last[module] = max(last.get(module, 0), entry.gradient.order)
     end = max(last.values(), default=0) + 1
@@ -400,7 +406,7 @@ def in_order(entries: list[Entry]) -> list[Entry]:
     def turn(entry: Entry) -> tuple[int, int]:
         if entry.kind != "parameter":
             return entry.gradient.order, 0
-        return last.get(entry.name.rpartition(".")[0], end), 1
+        return max(last.get(entry.name.rpartition(".")[0], end), entry.gradient.order), 1
 
     return sorted(entries, key=turn)
 

@@ -74,6 +74,8 @@ class DebugController:
         In which it begins, "" if that is not known.
     breaks
         The breakpoints as they were changed since the program was sent; None if they were not.
+    aborted
+        See `keep_what_stands`.
     version
         Counts changes; `changed` is told of each.
     listeners
@@ -85,6 +87,7 @@ class DebugController:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.lockstep: Lockstep | None = None
+        self.aborted: tuple[int, Stop] | None = None
         self.name = self.file = ""
         self.breaks: tuple[Any, ...] | None = None
         self.version = 0
@@ -130,6 +133,13 @@ class DebugController:
             if not self._watching:
                 self._watching = True
                 threading.Thread(target=self._watch, name="discolab-debugger", daemon=True).start()
+
+    def keep_what_stands(self) -> None:
+        """Keep why workers stand, before they are ended, with the ordinal of their call."""
+        with self.lock:
+            if self.lockstep is not None and self.lockstep.paused:
+                call = max(self._ordinals.values(), default=-1)
+                self.aborted = call, snapshot(self.lockstep, self.name)
 
     @property
     def is_active(self) -> bool:

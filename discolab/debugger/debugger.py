@@ -146,6 +146,11 @@ class Debugger:
         """How things are, without variables; None before there was a program."""
         return None if self._controller.lockstep is None else self._controller.stop()
 
+    @property
+    def aborted(self) -> tuple[int, Stop] | None:
+        """What stood when `abort` ended a program the last time, and the ordinal of its call."""
+        return self._controller.aborted
+
     # -- programs ----------------------------------------------------------------------------
 
     @property
@@ -370,6 +375,7 @@ class Debugger:
         list of int
             The workers that are stuck in a call that Python can't interrupt.
         """
+        self._controller.keep_what_stands()
         stuck = self.session.interrupt(timeout)
         self._controller.close(stuck)
         return stuck

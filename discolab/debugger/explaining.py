@@ -113,12 +113,13 @@ def explain(session: Session) -> Explanation:
     failures = _last_failures(session, recorded)
     stacks = {rank: stack for rank, (*_, stack) in told.items() if stack}
     running = {call for *_, call, _ in told.values()}
-    failing, stands, spots = _standing(session)
+    over = max((last for _, _, last, *_ in told.values()), default=-1)
+    last = max(-1, over, *running, *(failure.call for failure in failures))
+    failing, stands, spots, aborted = _standing(session, last)
     replaced = _replaced(failures, found.workers)
     cell = _cell(failures, stacks.values())
     deaths, hang = _deaths(session, found.workers, cell), _hang(found, stacks)
     frozen, unheard = _unheard(found.workers, told, cell) if not session.closed else ([], [])
-    over = max((last for _, _, last, *_ in told.values()), default=-1)
     earlier = bool(replaced) or any(over > failure.call for failure in failures)
     stopped = earlier and all(failure.interrupted for failure in failures)
     failed_calls: list[Fact] = []
@@ -136,24 +137,25 @@ def explain(session: Session) -> Explanation:
     if told:
         if hang and not (failing or failed_calls):
             spots = list(stacks.values())
-        shown = _Shown(failures if failed_calls else [], spots, recorded)
+        shown = _Shown(failures if failed_calls or aborted >= 0 else [], spots, recorded, aborted)
         facts += _of_variables(session, told, shown)
     if not failed:
         facts.insert(0, Fact("nothing has failed"))
-    advice = _WHERE_THEY_STAND if failing or stands else ""
-    if failed and not earlier and not advice:
+    advice = _WHERE_THEY_STAND if (failing or stands) and aborted < 0 else ""
+    if failed and not earlier and not advice and aborted < 0:
         advice = _advice(failures, found)
     return Explanation(found.title, tuple(facts[:_MOST_LINES]), advice, failed)
 
 
 @dataclass(frozen=True)
 class _Shown:
-    """What is explained: the failed calls, the places where workers stand for a failure, and all
-    failed calls that are recorded."""
+    """What is explained: the failed calls, the places where workers stand for a failure, all
+    failed calls that are recorded, and the call that was ended while they stood, or -1."""
 
     failures: Sequence[Failure]
     spots: Sequence[Sequence[tuple[str, int]]]
     recorded: Sequence[Failure]
+    aborted: int
 
 
 def _of_variables(session: Session, told: Mapping[int, Any], shown: _Shown) -> list[Fact]:
@@ -178,7 +180,7 @@ def _failing(told: Mapping[int, Any], shown: _Shown) -> Failing | None:
     stacks = [stack for stack in stacks if stack]
     if not stacks:
         return None
-    call = max(failure.call for failure in causes) if causes else max(told[r][4] for r in told)
+    call = max(shown.aborted, *(f.call for f in causes), *(told[r][4] for r in told if not causes))
     missing: dict[str, list[int]] = {}
     for failure in causes:
         name = _NOT_DEFINED.fullmatch(failure.message.partition(". ")[0])
@@ -250,13 +252,20 @@ def _unheard(
     return facts, [Fact(f"{name_ranks(ranks)} {words}")]
 
 
-def _standing(session: Session) -> tuple[list[Fact], list[Fact], list[list[tuple[str, int]]]]:
+def _standing(
+    session: Session, last: int
+) -> tuple[list[Fact], list[Fact], list[list[tuple[str, int]]], int]:
     """Who stands where in the debugger, and why: where something has failed, and elsewhere.
 
-    And the stacks of the former, ``(file, line)`` from the outermost frame on.
+    And the stacks of the former, ``(file, line)`` from the outermost frame on. If none stands any
+    more, since the `last` call was ended while they stood for a failure: that, and its ordinal.
     """
     debugger = known_debugger(session)
-    stop = debugger.stop if debugger is not None and debugger.is_paused else None
+    stop, aborted = None, -1
+    if debugger is not None and debugger.is_paused:
+        stop = debugger.stop
+    elif debugger is not None and debugger.aborted is not None and debugger.aborted[0] >= last:
+        aborted, stop = debugger.aborted
     groups: dict[tuple[str, str, str], list[int]] = {}
     spots = []
     for worker in stop.workers if stop is not None else ():
@@ -273,10 +282,12 @@ def _standing(session: Session) -> tuple[list[Fact], list[Fact], list[list[tuple
         if reason in _FAILED_THERE:
             failing.append(Fact(f"{name_ranks(ranks)}{_FAILED_THERE[reason]}{note}", site))
             continue
+        if aborted >= 0:
+            continue
         verb, why = "stands" if len(ranks) == 1 else "stand", note or reason
         text = f"{name_ranks(ranks)} {verb} in the debugger" + (f": {why}" if why else "")
         stands.append(Fact(text, site))
-    return failing, stands, spots
+    return failing, stands, spots, aborted if failing else -1
 
 
 def _brief(words: str) -> str:
@@ -423,9 +434,9 @@ def _stopped(stopped: Sequence[Failure], found: Diagnosis, cell: str) -> list[Fa
     One that was at no line of the user's, as where the cell was yet compiled, was in the `cell`.
     """
     rounds = [one for one in found.rounds if one.ordinal == stopped[0].call]
-    last = next((one for one in reversed(rounds) if _with(one, STOPPED)), None)
-    waiting = _with(last, STOPPED) if last is not None else []
-    absent = _with(last, MISSING) if last is not None else []
+    rounds = [one for one in rounds if _with(one, STOPPED)]
+    waiting = [rank for one in rounds for rank in _with(one, STOPPED)]
+    absent = [rank for one in rounds for rank in _with(one, MISSING)]
     facts = []
     groups: dict[tuple[str, str], list[int]] = {}
     for failure in stopped:
@@ -437,11 +448,12 @@ def _stopped(stopped: Sequence[Failure], found: Diagnosis, cell: str) -> list[Fa
         outside = ", outside any collective" if set(ranks) <= set(absent) else ""
         verb = "was" if len(ranks) == 1 else "were"
         facts.append(Fact(f"{name_ranks(ranks)} {verb} stopped{outside}{unknown}", site))
-    if last is not None and waiting:
-        entry = next(entry for entry in last.entries if entry.rank in waiting)
-        verb = "waited" if absent else "were in"
-        whom = f" for {name_ranks(absent)} in" if absent else ""
-        facts.append(Fact(f"{name_ranks(waiting)} {verb}{whom} {entry.what}", entry.site))
+    for one in sorted(rounds, key=lambda one: bool(_with(one, MISSING))):  # who is waited for first
+        ranks, missing = _with(one, STOPPED), _with(one, MISSING)
+        entry = next(entry for entry in one.entries if entry.state == STOPPED)
+        verb = "waited" if missing else "was in" if len(ranks) == 1 else "were in"
+        whom = f" for {name_ranks(missing)} in" if missing else ""
+        facts.append(Fact(f"{name_ranks(ranks)} {verb}{whom} {entry.what}", entry.site))
     return facts
 
 

@@ -141,9 +141,8 @@ def names_made(worker: Worker) -> list[str]:
 
 
 def complete_on_worker(text: str) -> list[str]:
-    """What `text`, a name or ``a.b``, may be completed to (a worker function; worker 0 only)."""
-    worker = current_worker()
-    return completions(text, worker.namespace) if worker.worker_id == 0 else []
+    """What `text`, a name or ``a.b``, may be completed to (a worker function)."""
+    return completions(text, current_worker().namespace)
 
 
 def complete_at_raise(text: str) -> list[str]:

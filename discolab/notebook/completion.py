@@ -1,7 +1,8 @@
 """Tab completion inside ``%%disco`` cells: the workers' variables and their attributes.
 
-Worker 0 is asked, so that this works on every engine; it is given a third of a second. While
-it is busy, the names that it had last time are offered; where it is paused in a program, after
+Worker 0 is asked, so that this works on every engine, and the others for what it does not know;
+they are given a third of a second. While worker 0 is busy, the names that it had last time are
+offered; where it is paused in a program, after
 ``%disco_eval`` and ``%disco_set`` those that are known there. The options of the magics are, too,
 the words of ``%disco_show`` and ``%disco_debug``, and after ``-t`` the axes of the session's mesh.
 """
@@ -9,7 +10,7 @@ the words of ``%disco_show`` and ``%disco_debug``, and after ``-t`` the axes of 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -51,6 +52,11 @@ def _names_of(session: Session) -> list[str]:
     except DiscoError:
         return []
     return sorted({name for names in found.values() for name in names})
+
+
+def _lists(answers: Mapping[int, Any]) -> list[list[str]]:
+    """What workers have answered, if there are words in it."""
+    return [words for _, words in sorted(answers.items()) if isinstance(words, list) and words]
 
 
 class WorkerCompleter:
@@ -189,11 +195,12 @@ class WorkerCompleter:
             session = self._lab.sessions.get()
             if session.status()[0].state != "idle":
                 return self._names
-            ranks = [0] if func is complete_on_worker else None
-            answers = session.peek(session.call_packed(func, text), ranks, _PATIENCE)
+            ref = session.call_packed(func, text)
+            lists = _lists(session.peek(ref, [0], _PATIENCE))
+            if not lists:  # what worker 0 does not know
+                lists = _lists(session.peek(ref, None, _PATIENCE))
         except DiscoError:
             return self._names
-        lists = [words for _, words in sorted(answers.items()) if isinstance(words, list) and words]
         found: list[str] = lists[0] if lists else []
         if text.isidentifier() and func is complete_on_worker:
             others = _names_of(session)  # which worker 0 may not have

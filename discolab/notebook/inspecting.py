@@ -30,6 +30,10 @@ from .sessions import Sessions
 
 _PATIENCE = 1.0  # seconds
 _ON_WORKERS = re.compile(r"\s*%%disco(_compare)?\b[^\n]*\n")
+_VARIABLE = re.compile(r"""\b([A-Za-z_]\w*)\[\s*(["'])([A-Za-z_]\w*)\2\s*\]""")  # sess["x"]
+_ASKED = re.compile(
+    r"^(\s*%disco\s+)((?:-.*\s)?)(\S+?)(\?\??)\s*$"
+)  # what IPython takes for its own
 _HELP = {"pinfo": 0, "pinfo2": 1}  # what IPython makes of ? and ??
 _IN_FRAME = f"{__name__}:inspect_in_frame"
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+", re.IGNORECASE)
@@ -153,6 +157,11 @@ def take_help(source: str) -> tuple[str, list[tuple[str, int]]]:
     return ("\n".join(lines), asked) if asked else (source, [])
 
 
+def _turned(lines: list[str]) -> list[str]:
+    """Lines ``%disco x?`` as ``%disco ?x``: IPython looks up the former in the notebook."""
+    return [_ASKED.sub(r"\1\2\4\3\n", line) for line in lines]
+
+
 class WorkerInspector:
     """Answers for names of ``%%disco`` cells in a kernel, and pages what ``x?`` asks for."""
 
@@ -163,11 +172,13 @@ class WorkerInspector:
 
     def install(self) -> None:
         """Answer the front end's questions about such cells."""
+        self._shell.input_transformers_cleanup.append(_turned)
         if self._kernel is not None:
             self._kernel.do_inspect = self._do_inspect  # over the class's own
 
     def uninstall(self) -> None:
         """Undo `install`."""
+        self._shell.input_transformers_cleanup.remove(_turned)
         if self._kernel is not None:
             del self._kernel.do_inspect
 
@@ -188,18 +199,29 @@ class WorkerInspector:
         self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()
     ) -> Any:
         """See ipykernel."""
-        head = _ON_WORKERS.match(code)
-        if head is None or cursor_pos < head.end():
+        asked = self._asked_at(code, cursor_pos)
+        if asked is None:
             return type(self._kernel).do_inspect(
                 self._kernel, code, cursor_pos, detail_level, omit_sections
             )
-        name = token_at_cursor(code[head.end() :], cursor_pos - head.end())
-        try:
-            session = self._sessions.get()
-        except DiscoError:
-            session = None
-        bundle = None
-        if session is not None and name:
-            bundle = ask_workers(session, (name, detail_level, self._theme))
+        session, name = asked
+        bundle = ask_workers(session, (name, detail_level, self._theme)) if session else None
         found = bundle is not None
         return {"status": "ok", "found": found, "data": bundle or {}, "metadata": {}}
+
+    def _asked_at(self, code: str, cursor_pos: int) -> tuple[Session | None, str] | None:
+        """Of which session's workers a place in a cell asks for what; None: of the notebook."""
+        head = _ON_WORKERS.match(code)
+        if head is None:
+            for found in _VARIABLE.finditer(code):
+                session = self._shell.user_ns.get(found[1])
+                if found.end(1) < cursor_pos <= found.end() and isinstance(session, Session):
+                    return session, found[3]
+            return None
+        if cursor_pos < head.end():
+            return None
+        name = token_at_cursor(code[head.end() :], cursor_pos - head.end())
+        try:
+            return (self._sessions.get() if name else None), name
+        except DiscoError:
+            return None, name

@@ -242,7 +242,7 @@ class OutputCapture:
 
     def install(self) -> None:
         """Wrap the streams and the display publisher, unless they are already."""
-        self._wrap_streams()
+        self.take_streams()
         publisher = self._shell.display_pub
         if self._publish is None:
             self._publish, self._clear = publisher.publish, publisher.clear_output
@@ -272,24 +272,24 @@ class OutputCapture:
 
     @contextmanager
     def during_cell(self, grouping: str = "order") -> Iterator[None]:
-        """Wrap also what ``%%capture`` or `redirect_stdout` put in place, for one cell.
-
-        `grouping` is one of `GROUPINGS`.
-        """
+        """Show in a cell what workers put out while it waits; `grouping` is one of `GROUPINGS`."""
         self._grouping = grouping
         self._pictures = {}
         self._lines_shown = self._lines_left_out = 0
-        before = sys.stdout, sys.stderr
-        self._wrap_streams()
+        self.take_streams()
         try:
             yield
         finally:
             self.flush()
             self._tell_left_out()
             self._grouping = "order"
-            sys.stdout, sys.stderr = before
 
-    def _wrap_streams(self) -> None:
+    def take_streams(self) -> None:
+        """Wrap also what ``%%capture`` or `redirect_stdout` put in place.
+
+        They take that away themselves: until then workers that go on must not write into it
+        unlabelled.
+        """
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
             if not isinstance(stream, WorkerStream):

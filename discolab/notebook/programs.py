@@ -198,6 +198,7 @@ class Programs:
         )
         shown = self._running.watching(sess, stream, progress_after, group_outputs)
         # from before the program is sent: workers may print at once
+        self._sessions.output.take_streams()
         with ending_on_stop(sess, interrupt), shown if block else nullcontext():
             started = self._begin(sess, program, Stepping(step, breaks, trace, pm, nan))
             if not block:

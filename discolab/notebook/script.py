@@ -32,6 +32,7 @@ import torch
 
 from ..ccl.distributed import environ
 from ..debugger import post_mortem
+from ..debugger.fingerprints import note_cell
 from ..isolation import logs_and_warnings, main_module, worker_modules
 from ..isolation.custom_ops import overrides_as_before
 from ..isolation.fresh_random import fresh_random_state
@@ -133,6 +134,7 @@ def run_script(path: str, source: str, args: list[str], name: str = "") -> None:
     finally:
         use_command_line(worker, None)
         worker.namespace.update({n: value for n, value in names.items() if not n.startswith("_")})
+        note_cell(worker, path)
 
 
 def _how_it_ended(exc: SystemExit, path: str) -> str:

@@ -55,6 +55,9 @@ def failing(rank):
 )
 
 
+LONG_NAME = "a_name_of_sixty_five_letters_that_somebody_has_given_to_a_variabl"
+
+
 def _placed(name: str, placements: str) -> tuple[str, ...]:
     return (f"x = sess['{name}']\nx.placements = {placements}\nx",)
 
@@ -168,7 +171,8 @@ total = ccl.all_reduce(weights)""",
     "post_mortem": (
         "%disco_abort",
         "%%disco\nimport math\ndef divide(numerator, denominator):\n"
-        "    return numerator / denominator\ndivide(hidden_states.sum(), 0) + [][rank]",
+        f"    {LONG_NAME} = numerator / denominator\n    return {LONG_NAME} + [][rank]\n"
+        "divide(hidden_states.sum(), 0)",
         "%disco_pm",
     ),
     "explain": ("%disco_explain",),

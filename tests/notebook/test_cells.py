@@ -197,6 +197,15 @@ def test_capture_takes_the_output_of_workers(nb: Any) -> None:
     assert nb.ok("%%disco\nprint('seen')").stdout == "[0-3] seen\n"
 
 
+def test_what_a_cell_in_the_background_prints_is_labelled_under_capture(nb: Any) -> None:
+    for number in range(5):
+        nb.ok(f"%%capture cap\n%%disco -a\nprint('first {number}')\nimport time; time.sleep(0.3)\n"
+              f"print('last {number}')")  # fmt: skip
+        nb.ok("%disco 1")  # behind it
+        text = nb.ok("print(cap.stdout, end='')").stdout
+        assert all(line.startswith("[") for line in text.splitlines()), text
+
+
 def test_large_output_is_kept_whole(nb: Any) -> None:
     result = nb.ok("%%disco\nfor i in range(3000): print(rank, i)")
     lines = result.stdout.splitlines()

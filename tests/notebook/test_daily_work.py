@@ -91,6 +91,17 @@ def test_shift_tab_knows_the_workers_objects(two: Kernel) -> None:
     assert two.inspect("%%disco\nno_such_name(") == ""
     assert "the notebook has one" in two.inspect("model")
     assert "Run a cell" in two.inspect("%%disco")
+    assert "Run a cell" in two.inspect("%%disco\nBlock(", at=6)
+
+
+def test_shift_tab_on_an_item_of_a_session(two: Kernel) -> None:
+    assert "Sequential" in two.inspect('sess["model"]')
+    assert "Sequential" in two.inspect("print(sess['model'], 1)", at=len("print(sess['mo"))
+    assert two.inspect('sess["alone"]').startswith("On worker 1 alone.")
+    assert "Session" in two.inspect('sess["model"]', at=4)
+    assert two.inspect('sess["nobody_has_it"]') == ""
+    two.ok("plain = {'model': 1}")
+    assert "dict" in two.inspect("plain['model']", at=5)
 
 
 def test_question_marks_in_a_cell(two: Kernel) -> None:
@@ -100,6 +111,12 @@ def test_question_marks_in_a_cell(two: Kernel) -> None:
     assert "forward(self, x" in source["text/plain"]
     assert two.ok("%%disco\nn").text.startswith("DRef n: 2 on all")
     assert "`nothing` not found" in two.ok("%%disco\nnothing?").stdout
+    for line in ("%disco Block.forward?", "%disco Block.forward??", "%disco -t 1 Block.forward?"):
+        (shown,) = two.ok(line).pages
+        assert "(self, x" in shown["text/plain"], line
+        assert ("self.linear" in shown["text/plain"]) == ("??" in line), line
+    assert "`nothing` not found on the workers" in two.ok("%disco nothing?").stdout
+    assert "%disco" in two.ok("%disco?").pages[0]["text/plain"]
     (shown,) = two.ok("%%disco\nmine, same = rank, [object()]\nmine?").pages
     assert shown["text/plain"].startswith("On worker 0; another on worker 1.\n")
     (shown,) = two.ok("%%disco\nsame?").pages  # but for its address
@@ -124,12 +141,14 @@ def test_items_of_a_session_complete(two: Kernel) -> None:
 
 def test_keys_and_names_of_other_workers_complete(two: Kernel) -> None:
     two.ok("%%disco\nrates = {'slow': 1, 'fast': 2, 3: 4}\nnested = [rates]\n"
-           "if rank == 1: only_there = 5")  # fmt: skip
+           "if rank == 1: only_there, own = 5, {'gamma': 1}")  # fmt: skip
     for line in ("%%disco\nrates['sl", "%disco rates['sl", "%disco_eval rates['sl"):
         assert two.complete(line) == ["slow"], line
     assert two.complete('%%disco\nx = nested[0]["') == ["fast", "slow"]
     assert two.complete("%%disco\nonly_th") == ["only_there"]
     assert two.complete("%disco_break only_th") == ["only_there"]
+    assert two.complete("%%disco\nown['") == ["gamma"]
+    assert two.complete("%%disco -t 1\nown.ke") == ["own.keys"]
     assert {"rates", "nested"} <= set(two.complete("%disco_eval "))
     two.complete("%%disco\nnot_there['")
     two.ok("%%disco\nprint('fine')")  # what a look has met is no failure of the next cell

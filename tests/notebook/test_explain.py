@@ -228,6 +228,37 @@ def test_it_was_stopped(three: Kernel) -> None:
     assert lines(three) == ["1. nothing has failed"]  # who has stopped it knows of it
 
 
+def test_one_that_waited_for_a_message_is_not_said_to_be_outside(three: Kernel) -> None:
+    three.fails("%%disco\nimport time\nif rank == 1: ccl.recv(torch.zeros(3), 0)\n"
+                "if rank == 2: ccl.barrier()\nfor _ in range(100): time.sleep(0.1)",
+                interrupt_after=1.5)  # fmt: skip
+    told = [line.partition(" · Cell In[")[0] for line in lines(three)]
+    assert told == [
+        "1. worker 0 was stopped, outside any collective",
+        "2. worker 1 was in recv from worker 0 of float32[3]",
+        "3. worker 2 waited for workers 0-1 in barrier",
+    ]
+
+
+def test_why_the_workers_stood_outlives_their_end(three: Kernel) -> None:
+    three.ok("%disco_restart")
+    three.ok("%%disco\nlr = 0.1")
+    three.ok("%%disco\nif rank == 2: lr = 0.2")
+    three.fails("%%disco\ndisco_assert(lr, 'replicated')")
+    before = lines(three)
+    assert before[0].startswith("1. workers 0-2 failed disco_assert(lr, 'replicated'): ")
+    three.ok("%disco_abort")
+    assert lines(three) == before[:-1]  # nobody stands there any more
+    three.ok("%%disco --pm\nval = [1, 2][rank]")
+    three.ok("%disco_abort")
+    assert lines(three)[0].startswith("1. worker 2 raised IndexError: list index out of range · ")
+    three.ok("%%disco\n1")
+    assert lines(three)[0] == "1. nothing has failed"
+    three.ok("%%disco --step\na = 1\nb = 2")
+    three.ok("%disco_abort")
+    assert lines(three)[0].startswith("1. workers 0-2 were stopped · ")
+
+
 def test_nan_on_one_worker_first(three: Kernel) -> None:
     three.ok("%disco_restart")
     three.ok("%%disco\nw = torch.ones(4)\nmask = torch.tensor([0, float('-inf')])")
@@ -404,6 +435,18 @@ def test_random_states_that_differ(three: Kernel) -> None:
     told = lines(three)
     assert "the state of torch's random numbers: equal on all workers before" in told[1]
     assert "other on worker 2 since · Cell In[" in told[1]
+
+
+def test_what_a_script_has_changed_is_not_told_of_a_cell(three: Kernel, tmp_path: Path) -> None:
+    three.ok("%disco_restart")
+    script = tmp_path / "draws.py"
+    script.write_text("import torch\nx = torch.ones(2)\n")
+    three.ok("%%disco\ntorch.manual_seed(0)")
+    three.ok(f"%disco_run {script}")
+    three.ok("%%disco\na = 1")
+    three.fails("%%disco\nif rank == 1: torch.randn(1) / 0 + [0]")
+    random = [line for line in lines(three) if "random numbers" in line]
+    assert not [line for line in random if "Cell In[" in line], random
 
 
 def test_numbers_that_are_meant_to_differ_are_not_asked_about(three: Kernel) -> None:

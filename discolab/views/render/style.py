@@ -109,7 +109,7 @@ _PALETTES = {False: _palette(_ONE_SIGN), True: _palette(_BOTH_SIGNS)}
 _RULES = (
     "{font:13px/1.45 var(--jp-ui-font-family,system-ui,sans-serif);"
     "color:var(--jp-ui-font-color1,inherit);font-variant-numeric:tabular-nums;overflow-x:auto;"
-    "container-type:inline-size}",
+    "container-type:inline-size;overflow-wrap:break-word}",
     " .t{font-weight:600}",
     " div+.p.t,&table+.p.t{margin-top:8px}",
     " .m{opacity:.75}",
@@ -177,6 +177,7 @@ _PROGRAM_RULES = (
     " .o b{padding:0 4px}",
     " .o{max-width:100%}",
     " .o table.d td{white-space:normal;overflow-wrap:anywhere}",
+    " .o table.d tbody th{white-space:normal;overflow-wrap:break-word;max-width:260px}",
     " .o .h{vertical-align:middle;display:inline-block}",
     " .o .i{font-family:var(--jp-code-font-family,ui-monospace,monospace)}",
     " .o td.f{background:rgba(128,128,128,.1)}",
@@ -200,7 +201,8 @@ _STACKED = (
     " tr{display:flex;flex-wrap:wrap;gap:0 12px;padding:2px 0;"
     "border-top:1px solid rgba(128,128,128,.2)}",
     " td, th{display:block!important;padding:1px 0!important;white-space:normal!important;"
-    "overflow-wrap:anywhere;max-width:100%!important;min-width:0!important;text-align:left!important}",
+    "overflow-wrap:anywhere!important;max-width:100%!important;min-width:0!important;"
+    "text-align:left!important}",
     " th[scope=row]{padding-left:6px!important}",
     " td:empty{display:none!important}",
     " td[data-h]::before{content:attr(data-h) ' ';opacity:.7}",
