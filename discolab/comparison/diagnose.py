@@ -158,6 +158,8 @@ def _first(matcher: Matcher, compared: Compared, end: Point | None) -> Finding |
         for number, point in enumerate(points):
             if not _wrong(point) or _rejoined(points, number, compared.doubted):
                 continue
+            if _adds_bias_later(matcher, points, number):
+                continue
             later = _summed_later(points, number, end)
             lacks = _may_lack_sum(points, number) and (later is not True or "Shard" in point.layout)
             earlier = _averaged(matcher, points, number)
@@ -209,6 +211,51 @@ def _rejoined(points: Sequence[Point], number: int, doubted: bool) -> Point | No
             near = near and not 0 < LIKELY * later.rounding < later.error
             return later if near and not _diluted(points, number, later) else None
     return None
+
+
+def _adds_bias_later(matcher: Matcher, points: Sequence[Point], number: int) -> bool:
+    """Whether a module of the workers leaves a bias out that is not left out of what comes of it.
+
+    It has no such parameter, and its output is off by just that. If a later value is not, the
+    program has added it, and what is wrong there is something else.
+    """
+    point = points[number]
+    if point.kind != "output" or point.gradient or point.problem or not point.module:
+        return False
+    path = point.module.split("#")[0]
+    lacking = [
+        key for key, pair in matcher.pairs.items()
+        if pair.point.kind == "parameter" and not pair.held and not pair.point.gradient
+        and pair.point.module.rpartition(".")[0] == path
+        and point.shape[-1:] == pair.point.shape
+    ]  # fmt: skip
+    later = [p for p in points[number + 1 :] if p.shape == point.shape and not p.problem]
+    later = [p for p in later if p.kind in ("input", "output", "note", "result")][:1]
+    for key in lacking:
+        bias = matcher.ours.value(key).double().cpu()
+        if _lacks(matcher, point, bias):
+            return bool(later) and not _lacks(matcher, later[0], bias)
+    return False
+
+
+def _lacks(matcher: Matcher, point: Point, term: torch.Tensor) -> bool:
+    """Whether what workers hold, or its sum, is off by a term that is not added."""
+    pair, whole = matcher.pairs[point.key], matcher.ours.value(point.key).double().cpu()
+    if whole.numel() > MOST_SAMPLES:
+        return False
+    (held,) = matcher.workers.samples([point.theirs])
+    held = {rank: part for rank, part in held.items() if rank in pair.held}
+    wanted = whole - term
+    layout = pair.layouts[0]
+
+    def near(part: torch.Tensor, expected: torch.Tensor) -> bool:
+        allowed = 4 * (pair.tolerance.atol + pair.tolerance.rtol * expected.abs())
+        return part.shape == expected.shape and bool(((part - expected).abs() <= allowed).all())
+
+    if all(near(part, layout.part_of(wanted, rank).reshape(-1)) for rank, part in held.items()):
+        return True
+    sizes = {part.shape for part in held.values()}
+    return len(sizes) == 1 and near(torch.stack(list(held.values())).sum(0), wanted.reshape(-1))
 
 
 def _reaches_parameters(points: Sequence[Point], number: int) -> bool:

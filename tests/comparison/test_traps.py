@@ -313,15 +313,21 @@ class Modulated(nn.Module):
     def __init__(self, width: int = 16, bias: bool = True) -> None:
         super().__init__()
         self.fused, self.out = nn.Linear(6, 2 * width), nn.Linear(width, 6, bias=bias)
-        self.parted = False
+        self.parted, self.bug = False, ""
+        self.added = torch.zeros(6)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         scale, shift = self.fused(dist_fn.copy_to_region(x) if self.parted else x).chunk(2, -1)
         y = self.out(torch.tanh(scale) * (1 + shift))
-        return dist_fn.reduce_from_region(y) + self.added if self.parted else y
+        return self.last(dist_fn.reduce_from_region(y)) if self.parted else y
+
+    def last(self, y: torch.Tensor) -> torch.Tensor:
+        if self.bug == "rolled":
+            return (y + self.added).roll(1, 0)
+        return y + {"half": 0.5, "none": 0.0}.get(self.bug, 1.0) * self.added
 
 
-def _modulated(whole: Modulated, segments: int) -> Modulated:
+def _modulated(whole: Modulated, segments: int, bug: str = "") -> Modulated:
     me, n = place()
     model = Modulated(4, bias=False)
     for name in ("weight", "bias"):
@@ -329,8 +335,28 @@ def _modulated(whole: Modulated, segments: int) -> Modulated:
         part = torch.cat([piece.chunk(n)[me] for piece in pieces])
         setattr(model.fused, name, nn.Parameter(part.clone()))
     model.out.weight = nn.Parameter(whole.out.weight.detach().chunk(n, 1)[me].clone())
-    model.added, model.parted = nn.Parameter(whole.out.bias.detach().clone()), True
+    model.added, model.parted, model.bug = whole.out.bias.detach().clone(), True, bug
     return model
+
+
+@pytest.mark.parametrize(
+    ("bug", "where", "cause"),
+    [
+        ("half", "output of the whole model", "is off by -0.5 × the bias out.bias"),
+        ("rolled", "output of the whole model", "those of one place earlier"),
+        ("none", "output of out", "bias=False"),
+    ],
+)
+def test_a_bias_that_is_added_later_is_not_said_to_be_missing(
+    four: Session, bug: str, where: str, cause: str
+) -> None:
+    torch.manual_seed(0)
+    model, x = Modulated(), torch.randn(5, 6)
+    found = compare(model, four.call_packed(_modulated, model, 2, bug), x)
+    assert found.first is not None
+    assert found.first.point.words == where, found
+    assert cause in found.first.causes[0], found
+    assert not any("it is not added" in told for told in found.first.causes), found
 
 
 def test_settings_of_the_module_that_gets_a_wrong_input_are_no_cause(four: Session) -> None:
