@@ -3,6 +3,8 @@
 #include <Python.h>
 #include <c10/util/Exception.h>
 #include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -11,6 +13,7 @@
 #include <cstring>
 #include <map>
 #include <random>
+#include <sstream>
 #include <thread>
 
 namespace sim {
@@ -36,10 +39,23 @@ struct State {
   size_t limit[kDevices], allocated[kDevices] = {}, peak[kDevices] = {}, allocations[kDevices] = {};
   int next[kDevices] = {};
   std::vector<std::string> faults;
+  std::vector<std::shared_ptr<Span>> spans;
+  std::atomic<bool> keeps_spans{false};
+  uint64_t launches = 0;
   unsigned seed = 0;
   std::atomic<bool> forked{false};
+  std::vector<int> visible;
 
   State() {
+    const char* mask = std::getenv("SIM_VISIBLE_DEVICES");
+    std::istringstream named(mask ? mask : "0,1,2,3");
+    for (std::string one; std::getline(named, one, ',');) {  // the first that is none ends the list
+      char* end = nullptr;
+      long index = std::strtol(one.c_str(), &end, 10);
+      if (end == one.c_str() || index < 0 || index >= kDevices) break;
+      if (std::count(visible.begin(), visible.end(), index)) break;
+      visible.push_back(static_cast<int>(index));
+    }
     const char* bytes = std::getenv("SIM_MEMORY");
     const char* delays = std::getenv("SIM_DELAYS");
     seed = delays ? std::strtoul(delays, nullptr, 10) : 0;
@@ -80,6 +96,51 @@ void dally(Queue& queue) {  // most work is short; some takes long, so that stre
   auto roll = queue.random() % 100;
   auto most = roll < 70 ? 20u : roll < 97 ? 300u : 4000u;
   std::this_thread::sleep_for(std::chrono::microseconds(queue.random() % most));
+}
+
+int64_t time_of_day() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+struct Busy {  // of one device: since when, and how long before
+  std::mutex mutex;
+  int streams = 0;
+  std::chrono::steady_clock::time_point since;
+  double before = 0;
+};
+Busy& busy_of(int device) {
+  static auto* all = new Busy[kDevices];
+  return all[device];
+}
+double so_far(const Busy& busy) {
+  if (!busy.streams) return busy.before;
+  return busy.before + std::chrono::duration<double>(std::chrono::steady_clock::now() - busy.since).count();
+}
+
+// The work with what is counted and kept of it.
+std::function<void()> observed(std::function<void()> run, int device, std::shared_ptr<Span> span) {
+  return [run = std::move(run), device, span]() mutable {
+    Busy& busy = busy_of(device);
+    {
+      std::lock_guard<std::mutex> lock(busy.mutex);
+      if (!busy.streams++) busy.since = std::chrono::steady_clock::now();
+    }
+    struct End {
+      Busy& busy;
+      Span* span;
+      ~End() {
+        if (span) span->end = time_of_day();
+        std::lock_guard<std::mutex> lock(busy.mutex);
+        busy.before = so_far(busy);
+        busy.since = std::chrono::steady_clock::now();
+        --busy.streams;
+      }
+    } end{busy, span.get()};
+    if (span) span->begin = time_of_day();
+    run();
+  };
 }
 
 void serve(Queue& queue) {
@@ -178,10 +239,13 @@ thread_local int device_now = 0;
 thread_local int streams_now[kDevices] = {};
 }  // namespace
 
+int device_count() { return static_cast<int>(state().visible.size()); }
+int physical(int device) { return state().visible.at(device); }
 int current_device() { return device_now; }
 void set_device(int device) {
   TORCH_CHECK(
-      0 <= device && device < kDevices, "sim: there is no device ", device, ", only 0-", kDevices - 1);
+      0 <= device && device < device_count(), "sim: there is no device ", device, ", of ",
+      device_count());
   device_now = device;
 }
 int current_stream(int device) { return device * kStreams + streams_now[device]; }
@@ -283,6 +347,7 @@ void submit(
     const std::vector<BlockPtr>& blocks) {
   check_fork();
   std::string found;
+  int64_t given = state().keeps_spans ? time_of_day() : 0;
   {
     auto& s = state();
     Lock lock(s.mutex);
@@ -293,7 +358,13 @@ void submit(
     if (found.empty()) {
       ++clock[stream];
       for (size_t i = 0; i < uses.size(); ++i) note(blocks[i], uses[i], stream, op);
-      push(stream, std::move(run));
+      std::shared_ptr<Span> span;
+      if (given) {
+        int thread = static_cast<int>(syscall(SYS_gettid));
+        span = std::make_shared<Span>(Span{op, stream, ++s.launches, thread, given, time_of_day()});
+        s.spans.push_back(span);
+      }
+      push(stream, observed(std::move(run), stream / kStreams, span));
       return;
     }
     s.faults.push_back(found);
@@ -395,6 +466,24 @@ void synchronize_stream(int stream) {
 
 void synchronize_device(int device) {
   for (int i = 0; i < kStreams; ++i) synchronize_stream(device * kStreams + i);
+}
+
+void keep_spans(bool on) {
+  Lock lock(state().mutex);
+  state().keeps_spans = on;
+  if (on) state().spans.clear();
+}
+std::vector<Span> spans() {
+  std::vector<Span> found;
+  Lock lock(state().mutex);
+  for (const auto& span : state().spans)
+    if (span->end) found.push_back(*span);
+  return found;
+}
+double busy_seconds(int device) {
+  Busy& busy = busy_of(device);
+  std::lock_guard<std::mutex> lock(busy.mutex);
+  return so_far(busy);
 }
 
 Memory memory(int device) {

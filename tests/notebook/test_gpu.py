@@ -12,15 +12,20 @@ import torch
 from safetensors.torch import save_file
 
 from discolab.views.formats import format_bytes
+from tests.accelerator import sim
 from tests.gpus import GPU, needs_gpu
 
 from .conftest import Kernel
 
 pytestmark = needs_gpu
 
+SIMULATED = """from tests.accelerator import sim
+from discolab.runtime.services import PRELOAD
+sim.load()
+PRELOAD.insert(0, "tests.accelerator.register")"""
 PROMPT = 2.0  # seconds from stop to a usable prompt
 CELL = """%%disco
-assert torch.cuda.current_device() == device.index
+assert torch.accelerator.current_device_index() == device.index
 x = torch.full((1 << 20,), float(rank), device=device)
 for _ in range(100):
     y = ccl.all_reduce(x)
@@ -37,6 +42,8 @@ z"""
 def lab(request: pytest.FixtureRequest) -> Iterator[Kernel]:
     """A kernel with four workers on one GPU."""
     kernel = Kernel()
+    if sim.loaded():
+        kernel.ok(SIMULATED)
     kernel.ok("%load_ext discolab")
     kernel.ok("import json, time, torch\nfrom discolab import notebook")
     kernel.engine = request.param  # type: ignore[attr-defined]
@@ -62,15 +69,15 @@ def test_a_cell_reduces_and_its_picture_says_so(nb: Any) -> None:
 def test_devices_show_the_memory_that_torch_counts(nb: Any) -> None:
     nb.ok("%%disco\nkept = torch.ones(1 << (20 + rank), device=device)")
     nb.ok("rows = notebook.disco_devices().rows")
-    counted = "sess.call_packed(torch.cuda.memory_allocated).debug_get_from_all()"
+    counted = "sess.call_packed(torch.accelerator.memory_allocated).debug_get_from_all()"
     assert nb.ok(f"[row['memory']['used'] for row in rows] == {counted}").text == "True"
     rows = json.loads(nb.ok("print(json.dumps(rows))").stdout)
     text = nb.ok("%disco_devices").text
     for row in rows:
         assert row["device"] == str(GPU)
-        assert row["device_name"] == torch.cuda.get_device_name(GPU)
+        assert row["device_name"] == torch.get_device_module(GPU).get_device_name(GPU)
         assert 0 <= row["gpu"]["utilisation"] <= 100
-        assert 10 < row["gpu"]["temperature"] < 110
+        assert sim.loaded() or 10 < row["gpu"]["temperature"] < 110
         assert format_bytes(row["memory"]["used"]) in text
     if nb.engine == "threads":
         assert f"workers 0-3 share {GPU}: its memory is what process " in text
@@ -150,7 +157,8 @@ def test_a_worker_out_of_memory_says_so_and_the_others_go_on(nb: Any) -> None:
     assert "equal on all workers" in nb.ok(CELL).text
 
 
-def test_nccl_is_refused_where_workers_share_a_gpu(nb: Any) -> None:
-    refused = nb.fails("sess.init_ccl('nccl')").traceback
+def test_the_devices_library_is_refused_where_workers_share_a_gpu(nb: Any) -> None:
+    library = sim.COLLECTIVES if sim.loaded() else "nccl"
+    refused = nb.fails(f"sess.init_ccl({library!r})").traceback
     assert "share" in refused
     assert "'local'" in refused or "'gloo'" in refused
