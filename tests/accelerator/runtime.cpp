@@ -19,6 +19,8 @@
 namespace sim {
 namespace {
 
+constexpr size_t kWaiting = 1024;  // pieces of work that a stream holds, as on a GPU
+
 struct Queue {  // what a stream has to do, and its thread
   std::mutex mutex;
   std::condition_variable changed;
@@ -179,6 +181,18 @@ void push(int stream, std::function<void()> run) {
   queue.changed.notify_all();
 }
 
+// A device takes so much; who gives more waits.
+void await_room(int stream) {
+  Queue& queue = state().queues[stream];
+  {
+    Lock lock(queue.mutex);
+    if (queue.work.size() < kWaiting) return;
+  }
+  Unlocked others;
+  Lock lock(queue.mutex);
+  queue.changed.wait(lock, [&] { return queue.work.size() < kWaiting; });
+}
+
 void check_fork() {
   TORCH_CHECK(!state().forked, "sim: the device was used before the process was forked; use spawn");
 }
@@ -187,7 +201,24 @@ bool ordered(const Access& access, const Clock& clock) {
   return clock[access.stream] >= access.at;
 }
 
-// Both under the mutex.
+// The next two under the mutex.
+
+// What still uses memory that was freed, other than the stream that gives it out again, which the
+// allocator waits for, or knows to have waited.
+const Access* user_of(const Block& block) {
+  const auto& s = state();
+  for (const auto& access : block.accesses)
+    if (access.stream != block.stream && !ordered(access, block.kept) && !ordered(access, s.seen) &&
+        !ordered(access, s.clocks[block.stream]))
+      return &access;
+  return nullptr;
+}
+std::string used_after_free(const Block& block, const Access& user) {
+  return "sim: use after free: memory allocated on " + name_of(block.stream) + " was freed " +
+      "while " + user.op + " on " + name_of(user.stream) +
+      " still uses it, and would be given out again; no record_stream said so";
+}
+
 std::string race(const BlockPtr& block, const Use& use, int stream, const std::string& op) {
   for (const auto& before : block->accesses) {
     if (before.use.high <= use.low || use.high <= before.use.low) continue;
@@ -275,16 +306,9 @@ BlockPtr allocate(int device, size_t size) {
     Lock lock(s.mutex);
     // An allocator gives out what was freed on this stream, to be written after what this stream
     // has been given; it waits for streams that were recorded, and knows of no others.
-    Clock clock = s.clocks[stream];
-    merge(clock, s.seen);
     gone.swap(s.freed[stream]);
     for (const auto& old : gone)
-      for (const auto& access : old->accesses)
-        if (access.stream != stream && !ordered(access, old->kept) && !ordered(access, clock) &&
-            reused.empty())
-          reused = "sim: use after free: memory allocated on " + name_of(stream) +
-              " was freed and is given out again, while " + access.op + " on " +
-              name_of(access.stream) + " still uses it; no record_stream said so";
+      if (const auto* user = user_of(*old); user && reused.empty()) reused = used_after_free(*old, *user);
     size_t free = s.limit[device] - std::min(s.limit[device], s.allocated[device]);
     if (reused.empty() && size > free)
       TORCH_CHECK_WITH(
@@ -321,7 +345,7 @@ void release(const BlockPtr& block) {
   s.allocated[block->device] -= block->size;
   block->kept = Clock(kDevices * kStreams);
   for (int recorded : block->recorded) merge(block->kept, s.clocks[recorded]);
-  s.freed[block->stream].push_back(block);
+  if (user_of(*block)) s.freed[block->stream].push_back(block);  // what is ordered stays so
 }
 
 BlockPtr block_at(const void* data) {
@@ -346,6 +370,7 @@ void submit(
     std::function<void()> run,
     const std::vector<BlockPtr>& blocks) {
   check_fork();
+  await_room(stream);
   std::string found;
   int64_t given = state().keeps_spans ? time_of_day() : 0;
   {
@@ -404,8 +429,17 @@ void wait(int stream, const MarkPtr& mark) {
 
 namespace {
 void over(const Clock& clock) {
-  Lock lock(state().mutex);
-  merge(state().seen, clock);
+  std::vector<BlockPtr> gone;
+  auto& s = state();
+  Lock lock(s.mutex);
+  // the last moment to see memory that might have been given out again, as from now on it may be
+  for (auto& freed : s.freed) {
+    for (const auto& block : freed)
+      if (const auto* user = user_of(*block)) s.faults.push_back(used_after_free(*block, *user));
+    gone.insert(gone.end(), freed.begin(), freed.end());
+    freed.clear();
+  }
+  merge(s.seen, clock);
 }
 }  // namespace
 

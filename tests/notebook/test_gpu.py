@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def test_a_cell_reduces_and_its_picture_says_so(nb: Any) -> None:
     for _ in range(2):
         text = nb.ok(CELL).text
         assert "equal on all workers" in text
-        assert f"[0-3]  {GPU}" in text or text.count(str(GPU)) == 4, text
+        assert re.search(rf"\[0-3\]  A +{GPU} ", text), text
     nb.ok("assert [float(one.mean()) for one in sess['y'].debug_get_from_all()] == [6.0] * 4")
 
 
@@ -104,7 +105,7 @@ def test_kernels_are_in_the_lanes_of_their_workers(nb: Any, tmp_path: Path) -> N
         "if rank: ccl.all_reduce(x)\nelse: time.sleep(600)",
     ],
 )
-@pytest.mark.parametrize("elements", [1 << 10, 1 << 26])
+@pytest.mark.parametrize("elements", [1 << 10, 1 << (20 if sim.loaded() else 26)])
 def test_stop_ends_it_and_the_session_goes_on(nb: Any, body: str, elements: int) -> None:
     nb.ok(CELL)
     begin = f"import time\nx = torch.ones({elements}, device=device)\n"
