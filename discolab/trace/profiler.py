@@ -32,6 +32,10 @@ from .result import Trace
 MOST = 200_000  # events of torch that a worker keeps
 _KEY = "discolab.trace.profiler"
 _PAIRS = 9
+_LAUNCHES = (
+    "runtime",
+    "driver",
+)  # calls by which kernels are launched: cuda_runtime, xpu_driver ...
 
 
 @contextmanager
@@ -140,7 +144,10 @@ def _by_worker(
             continue
         rank = threads.get(event.device_resource_id())
         if rank is not None:
-            launched[event.correlation_id()] = rank
+            if event.activity_type().endswith(
+                _LAUNCHES
+            ):  # operators are numbered too, on their own
+                launched[event.correlation_id()] = rank
             of_rank[rank].append(_plain(event, CPU, "", shift))
     for event in kernels:
         rank = launched.get(event.correlation_id(), devices.get(event.device_index()))

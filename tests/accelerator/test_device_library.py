@@ -236,6 +236,19 @@ def test_stop_while_a_kernel_spins(where: str) -> None:
         assert sess.call_packed(summed).debug_get_from_all() == [6.0] * RANKS
 
 
+def elsewhere() -> None:
+    ccl.all_reduce(torch.ones(4, device=f"sim:{(current_worker().rank + 1) % RANKS}"))
+
+
+def test_a_tensor_on_another_workers_device_is_refused(sess: Session) -> None:
+    """With a way out."""
+    with pytest.raises(
+        WorkerError, match=r"on sim:\d, and 'simccl' moves those on the worker's own"
+    ):
+        sess.call_packed(elsewhere).debug_get_from_all()
+    assert sess.call_packed(summed).debug_get_from_all() == [6.0] * RANKS
+
+
 def summed_in_place(x: torch.Tensor) -> torch.Tensor:
     return ccl.all_reduce_(x)
 
