@@ -144,9 +144,7 @@ def _by_worker(
             continue
         rank = threads.get(event.device_resource_id())
         if rank is not None:
-            if event.activity_type().endswith(
-                _LAUNCHES
-            ):  # operators are numbered too, on their own
+            if event.activity_type().endswith(_LAUNCHES):  # the numbers of operators are others
                 launched[event.correlation_id()] = rank
             of_rank[rank].append(_plain(event, CPU, "", shift))
     for event in kernels:

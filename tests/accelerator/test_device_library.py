@@ -198,6 +198,22 @@ def test_fake_tensors_are_on_the_workers_device(sess: Session) -> None:
     assert found == [[rank, rank] for rank in range(RANKS)]
 
 
+def polled_as_torch_does() -> float:
+    """A result that is used once `is_completed` says so, on a stream that waits for nothing."""
+    x = torch.ones(SIZE, device=current_worker().device)
+    sim.sleep(0.05)
+    work = dist.all_reduce(x, async_op=True)
+    while not work.is_completed():
+        time.sleep(0.001)
+    assert sim.current_stream().query()
+    return float(x[0])
+
+
+def test_a_dist_work_is_done_when_the_device_is(sess: Session) -> None:
+    """As one of NCCL's."""
+    assert sess.call_packed(polled_as_torch_does).debug_get_from_all() == [float(RANKS)] * RANKS
+
+
 # -- what goes wrong -------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -141,3 +142,13 @@ def test_kernels_are_in_the_lanes_of_their_workers(where: str, shared: bool) -> 
         assert all(event.detail.startswith(f"{device} stream ") for event in kernels)
         assert all(first.end <= then.begin for first, then in pairwise(sines))
         assert {event.detail for event in kernels} - {f"{device} stream 0"}
+
+
+def test_a_look_waits_for_no_device() -> None:
+    """Of workers whose devices have much to do."""
+    with make_session(2, "threads", devices=["sim:1", "sim:2"], timeout=30) as sess:
+        sess.call_packed(lambda: sim.sleep(1)).debug_get_from_all()
+        began = time.monotonic()
+        assert len(sess.look(metrics.sample, timeout=5)) == 2
+        assert time.monotonic() - began < 0.5
+        assert not sim.current_stream(1).query()
