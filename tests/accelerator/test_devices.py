@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from discolab import ccl, current_worker, make_session
+from discolab import ArgumentError, ccl, current_worker, make_session
 from discolab.comparison.sides import seeded
+from discolab.engines import node_agent
 from discolab.trace import metrics
 from discolab.trace.events import GPU
 from discolab.trace.profiler import profile
@@ -152,3 +153,11 @@ def test_a_look_waits_for_no_device() -> None:
         assert len(sess.look(metrics.sample, timeout=5)) == 2
         assert time.monotonic() - began < 0.5
         assert not sim.current_stream(1).query()
+
+
+def test_a_node_offers_its_accelerators() -> None:
+    """Of whichever type; asked in a child, and only those that there are."""
+    assert node_agent._count_gpus() == sim.device_count()
+    assert node_agent._checked("sim:3,cpu", "sim", 4) == ["sim:3", "cpu"]
+    with pytest.raises(ArgumentError, match="there is no sim:4: torch sees 4 GPUs here"):
+        node_agent._checked(["sim:4"], "sim", 4)
