@@ -188,7 +188,7 @@ def _from_module(device: torch.device) -> dict[str, Any] | None:
         "memory": free_and_total[1] - free_and_total[0],
         "temperature": _ask(lambda: int(module.temperature(device))),
         "power": None,
-        "uuid": str(getattr(module.get_device_properties(device), "uuid", "")),
+        "uuid": str(_ask(lambda: module.get_device_properties(device).uuid) or ""),
     }
 
 

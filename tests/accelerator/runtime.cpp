@@ -432,12 +432,14 @@ void over(const Clock& clock) {
   std::vector<BlockPtr> gone;
   auto& s = state();
   Lock lock(s.mutex);
-  // the last moment to see memory that might have been given out again, as from now on it may be
-  for (auto& freed : s.freed) {
-    for (const auto& block : freed)
+  // The last moment to see memory that might have been given out again, as from now on it may be.
+  // Any thread may allocate at any time on a default stream; on others whoever made them, who may
+  // have them wait first, as FSDP does.
+  for (int stream = 0; stream < kDevices * kStreams; stream += kStreams) {
+    for (const auto& block : s.freed[stream])
       if (const auto* user = user_of(*block)) s.faults.push_back(used_after_free(*block, *user));
-    gone.insert(gone.end(), freed.begin(), freed.end());
-    freed.clear();
+    gone.insert(gone.end(), s.freed[stream].begin(), s.freed[stream].end());
+    s.freed[stream].clear();
   }
   merge(s.seen, clock);
 }

@@ -69,11 +69,12 @@ def test_an_error_between_the_copy_and_the_wait_frees_nothing_too_early(
 
 
 def test_a_device_that_is_not_here_is_the_receivers_own() -> None:
-    """As where a mask hides it."""
-    stand_in = channels.StandIn(channels.STAGED, "sim:7", 0, torch.ones(3))
-    found = channels._tensor(stand_in, torch.device("sim:2"))
-    assert found.device == torch.device("sim:2")
-    assert found.sum().item() == 3
+    """As where a mask hides it, or the sender has devices of another type."""
+    for name in ("sim:7", "cuda:0", "xpu:1"):
+        stand_in = channels.StandIn(channels.STAGED, name, 0, torch.ones(3))
+        found = channels._tensor(stand_in, torch.device("sim:2"))
+        assert found.device == torch.device("sim:2")
+        assert found.sum().item() == 3
 
 
 def test_sync_waits_for_the_workers_stream_alone() -> None:
