@@ -70,7 +70,10 @@ POLLED, FAKE_TESTS = of_library("dist_work_is_done"), of_library("fake and threa
 DONE_TESTS, KEPT = (*CCL, "-k", "done"), (*CCL, "-k", "kept")
 MASK = ("tests/accelerator/test_sim.py", "-k", "mask")
 DEVICES, DEBUGGER = ("tests/accelerator/test_devices.py",), ("tests/accelerator/test_debugger.py",)
-LOOKS = (*DEVICES, "-k", "look")
+LOOKS, FIGURES = (*DEVICES, "-k", "look"), (*DEVICES, "-k", "figures or utilisation")
+LANES, SNAPSHOTS = (*DEVICES, "-k", "lanes and threads"), (*DEVICES, "-k", "snapshot")
+SEEDS, COMPARISONS = (*DEVICES, "-k", "seeds or warning"), (*DEVICES, "-k", "comparison")
+PLACES = ("tests/accelerator/test_rpc.py", "-k", "sync or init_ccl")
 ACCELERATORS = "discolab/runtime/accelerators.py"
 MESSAGES = (*CCL, "-k", "messages")
 LOADER = ("tests/accelerator/test_loader.py",)
@@ -262,7 +265,6 @@ FAULTS = [
     Fault(DEVICE, "        end()\n", "        pass\n", STOP),
     Fault(DEVICE, "            self._handles.leave(rank)\n", "            pass\n", STOP),
     Fault(DEVICE, "        if len(ranks) > 1:\n", "        if len(ranks) > 2:\n", REFUSED),
-    Fault(CONDUCTOR, "                    abort_beside(end)\n", "                    pass\n", STOP),
     Fault(GROUPS, "contribution.done = write()", "write()", LIBRARY),
     # by the device's own library, processes
     Fault(
@@ -320,38 +322,38 @@ FAULTS = [
     Fault(REMOTE, "        with device_library.on(stream):\n", "        if stream:\n", REMOTELY),
     Fault(REMOTE, "device_library.end_if_stuck(worker, end_all)", "pass", STOP_REMOTELY),
     # a worker's device, and whoever waits for it
-    Fault(WORKER, "    accelerators.set_current(worker.device)\n", "", CALLS),
+    Fault(WORKER, "    accelerators.set_current(worker.device)\n", "", PLACES),
     Fault(
-        WORKER, "            accelerators.synchronize(self.device)\n", "            pass\n", CALLS
+        WORKER, "            accelerators.synchronize(self.device)\n", "            pass\n", PLACES
     ),
-    Fault(DISCO, "    accelerators.synchronize(worker.device)\n", "    pass\n", CALLS),
-    Fault(ACCELERATORS, "        current_stream(device).synchronize()\n", "        pass\n", CALLS),
+    Fault(DISCO, "    accelerators.synchronize(worker.device)\n", "    pass\n", PLACES),
+    Fault(ACCELERATORS, "        current_stream(device).synchronize()\n", "        pass\n", PLACES),
     Fault(
         ACCELERATORS,
         "current_stream(device).synchronize()",
         "torch.accelerator.synchronize(device)",
-        CALLS,
+        PLACES,
     ),
-    Fault(ACCELERATORS, "set_device_index(device.index or 0)", "set_device_index(0)", CALLS),
+    Fault(ACCELERATORS, "set_device_index(device.index or 0)", "set_device_index(0)", PLACES),
     Fault(ACCELERATORS, "return ask is None or bool(ask())", "return False", CALLS),
-    Fault(CHOOSE, "        accelerators.set_current(device)\n", "", CALLS),
-    Fault(CHOOSE, "        worker.device = device\n", "", CALLS),
-    Fault(PLACEMENT, "{kind}:{r % count}", "{kind}:0", CALLS),
+    Fault(CHOOSE, "        accelerators.set_current(device)\n", "", PLACES),
+    Fault(CHOOSE, "        worker.device = device\n", "", PLACES),
+    Fault(PLACEMENT, "{kind}:{r % count}", "{kind}:0", PLACES),
     Fault(PLACEMENT, "{kind}:{r % count}", "{kind}:{r}", MASK),
     Fault(PLACEMENT, "(device.index or 0) >= count", "(device.index or 0) > count", MASK),
     # random numbers, and what is remembered of devices
-    Fault(RANDOM, "        own = getattr(", "        getattr(", DEVICES),
-    Fault(RANDOM, "        _warn(worker)\n        return own", "        return own", DEVICES),
+    Fault(RANDOM, "        own = getattr(", "        getattr(", SEEDS),
+    Fault(RANDOM, "        _warn(worker)\n        return own", "        return own", SEEDS),
     Fault(
         FAKES, "            if accelerators.any_in_use():\n", "            if False:\n", FAKE_TESTS
     ),
-    Fault(COLLECTING, "get_rng_state(worker.device)", "get_rng_state(0)", DEVICES),
-    Fault(COLLECTING, "    if accelerators.in_use(worker.device):\n", "    if False:\n", DEVICES),
-    Fault(RESTORING, "set_rng_state(of_gpu, worker.device)", "set_rng_state(of_gpu, 0)", DEVICES),
-    Fault(SIDES, "set_rng_state(on_device, device)", "set_rng_state(on_device, 0)", DEVICES),
-    Fault(SIDES, "get_rng_state(device)", "get_rng_state(0)", DEVICES),
+    Fault(COLLECTING, "get_rng_state(worker.device)", "get_rng_state(0)", SNAPSHOTS),
+    Fault(COLLECTING, "    if accelerators.in_use(worker.device):\n", "    if False:\n", SNAPSHOTS),
+    Fault(RESTORING, "set_rng_state(of_gpu, worker.device)", "set_rng_state(of_gpu, 0)", SNAPSHOTS),
+    Fault(SIDES, "set_rng_state(on_device, device)", "set_rng_state(on_device, 0)", COMPARISONS),
+    Fault(SIDES, "get_rng_state(device)", "get_rng_state(0)", COMPARISONS),
     # what is shown of devices
-    Fault(METRICS, "memory_stats(device)", "memory_stats(0)", DEVICES),
+    Fault(METRICS, "memory_stats(device)", "memory_stats(0)", FIGURES),
     Fault(
         METRICS,
         "stats = module",
@@ -362,22 +364,22 @@ FAULTS = [
         METRICS,
         "        free, total = module.mem_get_info(device)",
         "        free, total = module.mem_get_info(0)",
-        DEVICES,
+        FIGURES,
     ),
-    Fault(METRICS, "module.utilization(device)", "module.utilization(0)", DEVICES),
-    Fault(PROFILER, "activities = torch.profiler.supported_activities()", "pass", DEVICES),
-    Fault(PROFILER, LAUNCHES, "if True:", DEVICES),
+    Fault(METRICS, "module.utilization(device)", "module.utilization(0)", FIGURES),
+    Fault(PROFILER, "activities = torch.profiler.supported_activities()", "pass", LANES),
+    Fault(PROFILER, LAUNCHES, "if True:", LANES),
     Fault(
         PROFILER,
         "launched.get(event.correlation_id(), devices.get(event.device_index()))",
         "devices.get(event.device_index())",
-        DEVICES,
+        LANES,
     ),
     Fault(
         PROFILER,
         LAUNCHES,
         "            if False:",
-        DEVICES,
+        LANES,
     ),
     Fault(
         TENSORS,
