@@ -65,7 +65,7 @@ def test_a_snapshot_has_tensors_and_random_states(tmp_path: Path) -> None:
         sess.call_packed(begin)
         sess.snapshot(tmp_path / "kept")
         first = sess.call_packed(go_on).debug_get_from_all()
-        sess.call_packed(begin)
+        sess.call_packed(lambda: torch.manual_seed(50 + current_worker().rank))
         sess.restore(tmp_path / "kept")
         assert sess.call_packed(go_on).debug_get_from_all() == first
         assert [one[1:] for one in first] == [([float(r)] * 8, f"sim:{r}") for r in range(4)]
@@ -110,9 +110,11 @@ def test_utilisation_of_each_workers_device() -> None:
 
 def test_random_states_of_a_comparison_are_put_back() -> None:
     """On the device that it was for."""
-    torch.manual_seed(1)
+    for index in range(4):  # no two are alike
+        sim._random(index, 20 + index)
     expected = [torch.rand(2, device=f"sim:{i}").tolist() for i in range(4)]
-    torch.manual_seed(1)
+    for index in range(4):
+        sim._random(index, 20 + index)
     with seeded(7, torch.device("sim:2")):
         inside = torch.rand(2, device="sim:2").tolist()
     assert torch.rand(2, device="sim:2").tolist() == expected[2] != inside
