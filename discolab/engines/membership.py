@@ -59,7 +59,9 @@ class Member:
     address
         At which other machines reach it.
     cores, gpus
-        Threads for torch, and GPUs.
+        Threads for torch, and GPUs or other accelerators.
+    accelerator
+        The type of device that these have.
     local_rank
         Of its first worker among those of its machine, as far as GPUs go.
     devices
@@ -80,6 +82,7 @@ class Member:
     reached: str = ""
     cores: int = 1
     gpus: int = 0
+    accelerator: str = "cuda"
     local_rank: int = 0
     devices: Any = None
     ranks: range = field(default=range(0))
@@ -96,7 +99,8 @@ class Member:
             own = list(self.devices)
             own = [own[index % len(own)] for index in range(self.workers)]
         elif self.gpus:
-            own = [f"cuda:{(self.local_rank + i) % self.gpus}" for i in range(self.workers)]
+            turns = range(self.local_rank, self.local_rank + self.workers)
+            own = [f"{self.accelerator}:{turn % self.gpus}" for turn in turns]
         else:
             own = ["cpu"] * self.workers
         return [str(device) for device in own]
@@ -228,7 +232,8 @@ def _member(node: bytes, hello: dict[str, Any], each: int) -> tuple[Member, dict
     workers = each if hello["workers"] is None else int(hello["workers"])
     if workers < 1:
         raise ValueError(f"{workers} workers")
-    texts = {key: str(hello[key]) for key in ("launcher", "machine", "name", "address", "reached")}
+    named = ("launcher", "machine", "name", "address", "reached", "accelerator")
+    texts = {key: str(hello[key]) for key in named}
     numbers = {key: int(hello[key]) for key in ("size", "pid", "cores", "gpus", "local_rank")}
     rank = None if hello["rank"] is None else int(hello["rank"])
     devices = None if hello["devices"] is None else [str(name) for name in hello["devices"]]

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import zmq
 
+from ..runtime import accelerators
 from ..runtime.errors import ArgumentError, DiscoError
 from ..runtime.rank_from_environment import SERVED_BEFORE, LauncherRank
 from ..runtime.services import PRELOAD
@@ -99,7 +100,7 @@ class Node:
         except ValueError as exc:
             raise ArgumentError(str(exc)) from None
         self._shown, self._keys, self._say, self._wait = endpoint, keys, say, wait
-        gpus = _count_gpus()
+        kind, gpus = accelerators.kind() or "cuda", _count_gpus()
         self._hello = {
             "versions": versions(),
             "workers": workers,
@@ -111,8 +112,9 @@ class Node:
             "name": socket.gethostname(),
             "pid": os.getpid(),
             "cores": torch.get_num_threads(),
+            "accelerator": kind,
             "gpus": gpus,
-            "devices": _checked(devices, gpus),
+            "devices": _checked(devices, kind, gpus),
         }
         forkserver.import_all(PRELOAD)
         self._await_session(wait)
@@ -284,13 +286,13 @@ class Node:
             )
 
 
-def _checked(devices: Sequence[str] | str | None, gpus: int) -> list[str] | None:
+def _checked(devices: Sequence[str] | str | None, kind: str, gpus: int) -> list[str] | None:
     """Devices by name; which GPUs there are is known without asking torch, which would use them."""
     if devices is None:
         return None
     names = devices.split(",") if isinstance(devices, str) else list(devices)
     for name in names:
-        device = place_workers(1, name)[0] if not str(name).startswith("cuda") else None
+        device = place_workers(1, name)[0] if not str(name).startswith(("cuda", kind)) else None
         index = torch.device(name).index or 0 if device is None else -1
         if index >= gpus:
             raise ArgumentError(f"there is no {name}: torch sees {gpus} GPUs here")
@@ -298,14 +300,14 @@ def _checked(devices: Sequence[str] | str | None, gpus: int) -> list[str] | None
 
 
 def _count_gpus() -> int:
-    """How many GPUs torch sees; asked in a child, so that this process can still be forked."""
-    if torch.version.cuda is None and torch.version.hip is None:
+    """How many accelerators workers take; asked in a child: this process can still be forked."""
+    if accelerators.kind() is None:
         return 0
     answer, end = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            os.write(end, str(torch.cuda.device_count()).encode())
+            os.write(end, str(accelerators.count() if accelerators.default_kind() else 0).encode())
         finally:
             os._exit(0)
     os.close(end)

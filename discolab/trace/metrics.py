@@ -169,10 +169,30 @@ def _memory(device: torch.device) -> dict[str, int] | None:
 def gpu_facts(device: torch.device) -> dict[str, Any] | None:
     """``utilisation`` in %, ``memory`` in bytes, ``temperature`` in °C, ``power`` in W, ``uuid``.
 
-    Single facts that the GPU does not tell are None; None if there is no such GPU, or no pynvml.
+    Of CUDA's GPUs NVML is asked; of other accelerators their module in torch, if it tells any.
+    Single facts that are not told are None; None if there is no such GPU, or nobody to ask.
     """
-    if device.type != "cuda" or not torch.cuda.is_initialized():
+    if not accelerators.in_use(device):
         return None
+    return _from_nvml(device) if device.type == "cuda" else _from_module(device)
+
+
+def _from_module(device: torch.device) -> dict[str, Any] | None:
+    """What the module of an accelerator tells by functions with the names of `torch.cuda`'s."""
+    module = accelerators.module_of(device)
+    if not any(hasattr(module, name) for name in ("utilization", "temperature")):
+        return None
+    free_and_total = _ask(lambda: module.mem_get_info(device)) or (0, 0)
+    return {
+        "utilisation": _ask(lambda: int(module.utilization(device))),
+        "memory": free_and_total[1] - free_and_total[0],
+        "temperature": _ask(lambda: int(module.temperature(device))),
+        "power": None,
+        "uuid": str(_ask(lambda: module.get_device_properties(device).uuid) or ""),
+    }
+
+
+def _from_nvml(device: torch.device) -> dict[str, Any] | None:
     key = str(device)
     if key not in _handles:
         _handles[key] = _find(device)

@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity
 
 from ..isolation.profiler import NOISE, Part
 from ..isolation.quiet import without_lines
+from ..runtime import accelerators
 from ..runtime.errors import ArgumentError
 from ..runtime.functions import worker_function
 from ..runtime.interrupts import shield
@@ -31,6 +32,10 @@ from .result import Trace
 MOST = 200_000  # events of torch that a worker keeps
 _KEY = "discolab.trace.profiler"
 _PAIRS = 9
+_LAUNCHES = (
+    "runtime",
+    "driver",
+)  # calls by which kernels are launched: cuda_runtime, xpu_driver ...
 
 
 @contextmanager
@@ -66,9 +71,9 @@ def begin_profile() -> None:
     worker = current_worker()
     if worker.worker_id != min(worker.peers):
         return
-    activities = [ProfilerActivity.CPU]
-    if worker.device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
+    activities = {ProfilerActivity.CPU}
+    if accelerators.on_accelerator(worker.device):
+        activities = torch.profiler.supported_activities()
     config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     with shield():
         made = torch.profiler.profile(activities=activities, experimental_config=config)
@@ -128,7 +133,8 @@ def _by_worker(
 ) -> dict[int, list[tuple[Any, ...]]]:
     """The events of each worker, as `Event` has them."""
     threads = {native_id(worker): worker.worker_id for worker in workers}
-    devices = {w.device.index or 0: w.worker_id for w in workers if w.device.type == "cuda"}
+    placed = [worker for worker in workers if accelerators.on_accelerator(worker.device)]
+    devices = {worker.device.index or 0: worker.worker_id for worker in placed}
     of_rank: dict[int, list[tuple[Any, ...]]] = {worker.worker_id: [] for worker in workers}
     launched: dict[int, int] = {}
     kernels = []
@@ -138,12 +144,14 @@ def _by_worker(
             continue
         rank = threads.get(event.device_resource_id())
         if rank is not None:
-            launched[event.correlation_id()] = rank
+            if event.activity_type().endswith(_LAUNCHES):  # the numbers of operators are others
+                launched[event.correlation_id()] = rank
             of_rank[rank].append(_plain(event, CPU, "", shift))
     for event in kernels:
         rank = launched.get(event.correlation_id(), devices.get(event.device_index()))
         if rank is not None:
-            stream = f"cuda:{event.device_index()} stream {event.device_resource_id()}"
+            device = f"{accelerators.kind()}:{event.device_index()}"
+            stream = f"{device} stream {event.device_resource_id()}"
             of_rank[rank].append(_plain(event, GPU, stream, shift))
     for mine in of_rank.values():
         mine.sort(key=lambda values: (values[3], -values[4]))

@@ -13,8 +13,9 @@ import torch
 
 HERE = Path(__file__).parent
 SOURCES = [
-    HERE / name for name in ("runtime.cpp", "device.cpp", "operators.cpp", "collectives.cpp")
+    HERE / f"{name}.cpp" for name in ("runtime", "device", "operators", "collectives", "profiler")
 ]
+KINETO = Path(torch.__file__).parent / "include" / "kineto"  # whose headers include each other
 CACHE = "DISCOLAB_SIM_CACHE"  # the folder to build in
 
 
@@ -41,6 +42,7 @@ def library() -> Path:
                 "sim",
                 [str(path) for path in SOURCES],
                 extra_cflags=["-O1", "-g0"],
+                extra_include_paths=[str(KINETO)],
                 build_directory=str(made),
                 is_python_module=False,
                 is_standalone=False,

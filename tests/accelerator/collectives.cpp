@@ -66,7 +66,9 @@ struct Shared {
 
 // One member's part in the communicator of some.
 struct Comm {
-  Comm(c10d::Store& store, const std::string& key, int place, int members, int device, Milliseconds patience)
+  Comm(
+      c10d::Store& store, const std::string& key, int place, int members, int device,
+      Milliseconds patience, const std::function<bool()>& aborted)
       : place(place), members(members), device(device), stream(next_stream(device)) {
     DEMAND(members <= 64, "there are places for 64 members");
     size = sizeof(Shared) + sizeof(Cell) * members * members;
@@ -85,13 +87,13 @@ struct Comm {
     DEMAND(mapped != MAP_FAILED, "can't map ", path);
     shared = static_cast<Shared*>(mapped);
     cells = reinterpret_cast<Cell*>(shared + 1);
-    shared->device[place] = device + 1;
+    shared->device[place] = physical(device) + 1;
     if (++shared->joined == uint32_t(members)) unlink(path.c_str());
     for (Instant end = now() + patience; shared->joined < uint32_t(members);) {
-      if (now() > end) {
+      if (now() > end || aborted()) {
         unlink(path.c_str());
         munmap(shared, size);
-        DEMAND(false, "not all members came to connect within ", patience.count(), " ms");
+        DEMAND(false, "not all members came to connect", aborted() ? "; it was aborted" : " in time");
       }
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
@@ -618,7 +620,10 @@ class Library final : public c10d::Backend {
     if (found == comms_.end()) {
       lock.unlock();  // the store may be one of Python
       auto made = std::make_shared<Comm>(
-          *store_, std::string(kName) + "/" + key, place, members, device, timeout_);
+          *store_, std::string(kName) + "/" + key, place, members, device, timeout_, [this] {
+            Lock lock(mutex_);
+            return !ended_.empty();
+          });
       lock.lock();
       found = comms_.emplace(key, made).first;
       if (!ended_.empty()) made->fail(ended_);

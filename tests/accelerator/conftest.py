@@ -6,12 +6,16 @@ import pytest
 
 from tests.accelerator import sim
 
+SEEDS = 20
+OFTEN = {"delays": 5, "seed": 2}  # without --all; of `seed` each costs a word to other processes
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Let streams drift apart in several ways."""
-    if "delays" in metafunc.fixturenames:
-        seeds = range(1, 21 if metafunc.config.getoption("all") else 6)
-        metafunc.parametrize("delays", seeds, indirect=True)
+    for name, often in OFTEN.items():
+        if name in metafunc.fixturenames:
+            last = SEEDS if metafunc.config.getoption("all") else often
+            metafunc.parametrize(name, range(1, last + 1), indirect=True)
 
 
 @pytest.fixture

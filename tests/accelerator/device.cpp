@@ -38,7 +38,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   Device getDevice() const override { return device_of(current_device()); }
   void setDevice(Device d) const override { set_device(d.index()); }
   void uncheckedSetDevice(Device d) const noexcept override {
-    if (d.index() >= 0 && d.index() < kDevices) set_device(d.index());
+    if (d.index() >= 0 && d.index() < device_count()) set_device(d.index());
   }
   Stream getStream(Device d) const override { return stream_of(current_stream(index_of(d))); }
   Stream getDefaultStream(Device d) const override { return stream_of(index_of(d) * kStreams); }
@@ -54,7 +54,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void* getStreamNativeHandle(const Stream s) const override {
     return reinterpret_cast<void*>(static_cast<intptr_t>(number_of(s)));
   }
-  DeviceIndex deviceCount() const noexcept override { return kDevices; }
+  DeviceIndex deviceCount() const noexcept override { return device_count(); }
   c10::DeviceCapability getDeviceCapability(Device) const override { return {}; }
 
   void record(void** event, const Stream& s, const DeviceIndex device, const c10::EventFlag)
@@ -233,7 +233,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(DeviceIndex) const override { return true; }
-  DeviceIndex deviceCount() const override { return kDevices; }
+  DeviceIndex deviceCount() const override { return device_count(); }
   void setCurrentDevice(DeviceIndex device) const override { set_device(device); }
   DeviceIndex getCurrentDevice() const override { return current_device(); }
   DeviceIndex exchangeDevice(DeviceIndex device) const override {
@@ -271,7 +271,9 @@ const bool hooked = [] {
 }  // namespace sim
 
 extern "C" {
-int sim_device_count() { return sim::kDevices; }
+int sim_device_count() { return sim::device_count(); }
+int sim_physical(int device) { return sim::physical(device); }
+double sim_busy(int device) { return sim::busy_seconds(device); }
 int sim_current_device() { return sim::current_device(); }
 void sim_memory(int device, size_t* four) {
   auto now = sim::memory(device);

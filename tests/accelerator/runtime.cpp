@@ -3,6 +3,8 @@
 #include <Python.h>
 #include <c10/util/Exception.h>
 #include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -11,10 +13,13 @@
 #include <cstring>
 #include <map>
 #include <random>
+#include <sstream>
 #include <thread>
 
 namespace sim {
 namespace {
+
+constexpr size_t kWaiting = 1024;  // pieces of work that a stream holds, as on a GPU
 
 struct Queue {  // what a stream has to do, and its thread
   std::mutex mutex;
@@ -36,10 +41,23 @@ struct State {
   size_t limit[kDevices], allocated[kDevices] = {}, peak[kDevices] = {}, allocations[kDevices] = {};
   int next[kDevices] = {};
   std::vector<std::string> faults;
+  std::vector<std::shared_ptr<Span>> spans;
+  std::atomic<bool> keeps_spans{false};
+  uint64_t launches = 0;
   unsigned seed = 0;
   std::atomic<bool> forked{false};
+  std::vector<int> visible;
 
   State() {
+    const char* mask = std::getenv("SIM_VISIBLE_DEVICES");
+    std::istringstream named(mask ? mask : "0,1,2,3");
+    for (std::string one; std::getline(named, one, ',');) {  // the first that is none ends the list
+      char* end = nullptr;
+      long index = std::strtol(one.c_str(), &end, 10);
+      if (end == one.c_str() || index < 0 || index >= kDevices) break;
+      if (std::count(visible.begin(), visible.end(), index)) break;
+      visible.push_back(static_cast<int>(index));
+    }
     const char* bytes = std::getenv("SIM_MEMORY");
     const char* delays = std::getenv("SIM_DELAYS");
     seed = delays ? std::strtoul(delays, nullptr, 10) : 0;
@@ -82,6 +100,51 @@ void dally(Queue& queue) {  // most work is short; some takes long, so that stre
   std::this_thread::sleep_for(std::chrono::microseconds(queue.random() % most));
 }
 
+int64_t time_of_day() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+struct Busy {  // of one device: since when, and how long before
+  std::mutex mutex;
+  int streams = 0;
+  std::chrono::steady_clock::time_point since;
+  double before = 0;
+};
+Busy& busy_of(int device) {
+  static auto* all = new Busy[kDevices];
+  return all[device];
+}
+double so_far(const Busy& busy) {
+  if (!busy.streams) return busy.before;
+  return busy.before + std::chrono::duration<double>(std::chrono::steady_clock::now() - busy.since).count();
+}
+
+// The work with what is counted and kept of it.
+std::function<void()> observed(std::function<void()> run, int device, std::shared_ptr<Span> span) {
+  return [run = std::move(run), device, span]() mutable {
+    Busy& busy = busy_of(device);
+    {
+      std::lock_guard<std::mutex> lock(busy.mutex);
+      if (!busy.streams++) busy.since = std::chrono::steady_clock::now();
+    }
+    struct End {
+      Busy& busy;
+      Span* span;
+      ~End() {
+        if (span) span->end = time_of_day();
+        std::lock_guard<std::mutex> lock(busy.mutex);
+        busy.before = so_far(busy);
+        busy.since = std::chrono::steady_clock::now();
+        --busy.streams;
+      }
+    } end{busy, span.get()};
+    if (span) span->begin = time_of_day();
+    run();
+  };
+}
+
 void serve(Queue& queue) {
   while (true) {
     std::function<void()> run;
@@ -118,6 +181,18 @@ void push(int stream, std::function<void()> run) {
   queue.changed.notify_all();
 }
 
+// A device takes so much; who gives more waits.
+void await_room(int stream) {
+  Queue& queue = state().queues[stream];
+  {
+    Lock lock(queue.mutex);
+    if (queue.work.size() < kWaiting) return;
+  }
+  Unlocked others;
+  Lock lock(queue.mutex);
+  queue.changed.wait(lock, [&] { return queue.work.size() < kWaiting; });
+}
+
 void check_fork() {
   TORCH_CHECK(!state().forked, "sim: the device was used before the process was forked; use spawn");
 }
@@ -126,7 +201,24 @@ bool ordered(const Access& access, const Clock& clock) {
   return clock[access.stream] >= access.at;
 }
 
-// Both under the mutex.
+// The next two under the mutex.
+
+// What still uses memory that was freed, other than the stream that gives it out again, which the
+// allocator waits for, or knows to have waited.
+const Access* user_of(const Block& block) {
+  const auto& s = state();
+  for (const auto& access : block.accesses)
+    if (access.stream != block.stream && !ordered(access, block.kept) && !ordered(access, s.seen) &&
+        !ordered(access, s.clocks[block.stream]))
+      return &access;
+  return nullptr;
+}
+std::string used_after_free(const Block& block, const Access& user) {
+  return "sim: use after free: memory allocated on " + name_of(block.stream) + " was freed " +
+      "while " + user.op + " on " + name_of(user.stream) +
+      " still uses it, and would be given out again; no record_stream said so";
+}
+
 std::string race(const BlockPtr& block, const Use& use, int stream, const std::string& op) {
   for (const auto& before : block->accesses) {
     if (before.use.high <= use.low || use.high <= before.use.low) continue;
@@ -178,10 +270,13 @@ thread_local int device_now = 0;
 thread_local int streams_now[kDevices] = {};
 }  // namespace
 
+int device_count() { return static_cast<int>(state().visible.size()); }
+int physical(int device) { return state().visible.at(device); }
 int current_device() { return device_now; }
 void set_device(int device) {
   TORCH_CHECK(
-      0 <= device && device < kDevices, "sim: there is no device ", device, ", only 0-", kDevices - 1);
+      0 <= device && device < device_count(), "sim: there is no device ", device, ", of ",
+      device_count());
   device_now = device;
 }
 int current_stream(int device) { return device * kStreams + streams_now[device]; }
@@ -211,16 +306,9 @@ BlockPtr allocate(int device, size_t size) {
     Lock lock(s.mutex);
     // An allocator gives out what was freed on this stream, to be written after what this stream
     // has been given; it waits for streams that were recorded, and knows of no others.
-    Clock clock = s.clocks[stream];
-    merge(clock, s.seen);
     gone.swap(s.freed[stream]);
     for (const auto& old : gone)
-      for (const auto& access : old->accesses)
-        if (access.stream != stream && !ordered(access, old->kept) && !ordered(access, clock) &&
-            reused.empty())
-          reused = "sim: use after free: memory allocated on " + name_of(stream) +
-              " was freed and is given out again, while " + access.op + " on " +
-              name_of(access.stream) + " still uses it; no record_stream said so";
+      if (const auto* user = user_of(*old); user && reused.empty()) reused = used_after_free(*old, *user);
     size_t free = s.limit[device] - std::min(s.limit[device], s.allocated[device]);
     if (reused.empty() && size > free)
       TORCH_CHECK_WITH(
@@ -257,7 +345,7 @@ void release(const BlockPtr& block) {
   s.allocated[block->device] -= block->size;
   block->kept = Clock(kDevices * kStreams);
   for (int recorded : block->recorded) merge(block->kept, s.clocks[recorded]);
-  s.freed[block->stream].push_back(block);
+  if (user_of(*block)) s.freed[block->stream].push_back(block);  // what is ordered stays so
 }
 
 BlockPtr block_at(const void* data) {
@@ -282,7 +370,9 @@ void submit(
     std::function<void()> run,
     const std::vector<BlockPtr>& blocks) {
   check_fork();
+  await_room(stream);
   std::string found;
+  int64_t given = state().keeps_spans ? time_of_day() : 0;
   {
     auto& s = state();
     Lock lock(s.mutex);
@@ -293,7 +383,13 @@ void submit(
     if (found.empty()) {
       ++clock[stream];
       for (size_t i = 0; i < uses.size(); ++i) note(blocks[i], uses[i], stream, op);
-      push(stream, std::move(run));
+      std::shared_ptr<Span> span;
+      if (given) {
+        int thread = static_cast<int>(syscall(SYS_gettid));
+        span = std::make_shared<Span>(Span{op, stream, ++s.launches, thread, given, time_of_day()});
+        s.spans.push_back(span);
+      }
+      push(stream, observed(std::move(run), stream / kStreams, span));
       return;
     }
     s.faults.push_back(found);
@@ -333,8 +429,19 @@ void wait(int stream, const MarkPtr& mark) {
 
 namespace {
 void over(const Clock& clock) {
-  Lock lock(state().mutex);
-  merge(state().seen, clock);
+  std::vector<BlockPtr> gone;
+  auto& s = state();
+  Lock lock(s.mutex);
+  // The last moment to see memory that might have been given out again, as from now on it may be.
+  // Any thread may allocate at any time on a default stream; on others whoever made them, who may
+  // have them wait first, as FSDP does.
+  for (int stream = 0; stream < kDevices * kStreams; stream += kStreams) {
+    for (const auto& block : s.freed[stream])
+      if (const auto* user = user_of(*block)) s.faults.push_back(used_after_free(*block, *user));
+    gone.insert(gone.end(), s.freed[stream].begin(), s.freed[stream].end());
+    s.freed[stream].clear();
+  }
+  merge(s.seen, clock);
 }
 }  // namespace
 
@@ -395,6 +502,24 @@ void synchronize_stream(int stream) {
 
 void synchronize_device(int device) {
   for (int i = 0; i < kStreams; ++i) synchronize_stream(device * kStreams + i);
+}
+
+void keep_spans(bool on) {
+  Lock lock(state().mutex);
+  state().keeps_spans = on;
+  if (on) state().spans.clear();
+}
+std::vector<Span> spans() {
+  std::vector<Span> found;
+  Lock lock(state().mutex);
+  for (const auto& span : state().spans)
+    if (span->end) found.push_back(*span);
+  return found;
+}
+double busy_seconds(int device) {
+  Busy& busy = busy_of(device);
+  std::lock_guard<std::mutex> lock(busy.mutex);
+  return so_far(busy);
 }
 
 Memory memory(int device) {

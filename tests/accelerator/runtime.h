@@ -68,6 +68,11 @@ int number_of(const c10::Stream& stream);
 c10::Stream stream_of(int number);
 std::string name_of(int number);
 
+// How many of the devices this process sees, and which: SIM_VISIBLE_DEVICES, as "2,0". Everything
+// else goes by the place in that list.
+int device_count();
+int physical(int device);
+
 int current_device();
 void set_device(int device);  // checks that there is such a device
 int current_stream(int device);
@@ -93,6 +98,19 @@ void synchronize(const MarkPtr& mark);
 bool query_stream(int stream);
 void synchronize_stream(int stream);  // throws what work on the stream has thrown
 void synchronize_device(int device);
+
+// What ran when, for the profiler: of work that is given while it is asked for.
+struct Span {
+  std::string op;
+  int stream;
+  uint64_t number;  // of the launch
+  int thread;  // the operating system's, that gave it
+  int64_t given, taken;  // ns of the day: the call by which it was given
+  int64_t begin = 0, end = 0;  // and the work itself
+};
+void keep_spans(bool on);  // forgets those before
+std::vector<Span> spans();  // of what is done
+double busy_seconds(int device);  // so far, in which at least one stream had something to do
 
 void fault(const std::string& text);  // note it
 [[noreturn]] void fail(const std::string& text);  // note it and throw

@@ -3,7 +3,8 @@
 Four devices whose work runs late and out of step, on threads, by torch's CPU kernels. A *fault* is
 an access to memory that nothing has ordered after an earlier one: it is raised where it is made
 and noted, and `faults()` gives what was noted. Environment: ``SIM_DELAYS`` (seed of the delays; 0:
-none), ``SIM_MEMORY`` (bytes a device). The library is built on first use, see build.py.
+none), ``SIM_MEMORY`` (bytes a device), ``SIM_VISIBLE_DEVICES`` (which devices there are, and in
+which order: "2,0"). The library is built on first use, see build.py.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import ctypes
 import importlib.machinery
 import importlib.util
 import os
+import time
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +28,8 @@ from . import build
 NAME, COLLECTIVES = "sim", "simccl"
 Stream, Event = torch.Stream, torch.Event
 _lib: Any = None
+_loaded_at = time.perf_counter()
+_looked: dict[int, tuple[float, float]] = {}  # by device: when somebody looked, how long it worked
 _peaks = ("limit", "allocated", "peak", "allocations")
 
 
@@ -43,6 +47,7 @@ def load() -> types.ModuleType:
         _lib.sim_faults.restype = ctypes.c_size_t
         _lib.sim_faults.argtypes = (ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
         _lib.sim_sleep.argtypes = (ctypes.c_double,)
+        _lib.sim_busy.restype = ctypes.c_double
         _lib.sim_limit_memory.argtypes = (ctypes.c_int, ctypes.c_size_t)
         torch._register_device_module(NAME, module)
         torch.utils.generate_methods_for_privateuse1_backend()
@@ -105,7 +110,7 @@ def _at_exit() -> None:
 
 def is_available() -> bool:
     """Whether there is a device."""
-    return True
+    return device_count() > 0
 
 
 def is_initialized() -> bool:
@@ -192,7 +197,7 @@ def get_device_properties(device: Any = None) -> types.SimpleNamespace:
     return types.SimpleNamespace(
         name="simulated device",
         total_memory=_memory(index)["limit"],
-        uuid=f"sim-{index}",
+        uuid=f"sim-{_lib.sim_physical(index)}",
         major=0,
         minor=0,
         multi_processor_count=1,
@@ -253,6 +258,15 @@ def mem_get_info(device: Any = None) -> tuple[int, int]:
     """Free bytes, and all bytes."""
     now = _memory(device)
     return now["limit"] - now["allocated"], now["limit"]
+
+
+def utilization(device: Any = None) -> int:
+    """Percent of the time since the last call in which the device had something to do."""
+    index, now = _index(device), time.perf_counter()
+    busy = float(_lib.sim_busy(index))
+    since, before = _looked.get(index, (_loaded_at, 0.0))
+    _looked[index] = now, busy
+    return round(100 * min(1.0, (busy - before) / max(now - since, 1e-9)))
 
 
 def empty_cache() -> None:

@@ -7,8 +7,10 @@ once, inputs overwritten right after the call.
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.nn.parallel import DistributedDataParallel
 
 from discolab import Session, WorkerError, ccl, current_worker, make_session
+from discolab.ccl.backends import libraries, process_groups, remote_device_library
 from tests.accelerator import sim
 from tests.accelerator.test_ccl import PROGRAMS, RANKS, SIZE, never_waited, polled, run, total
 
@@ -45,7 +48,7 @@ def sess(request: pytest.FixtureRequest) -> Iterator[Session]:
         yield session
 
 
-@pytest.fixture(params=range(1, 3))
+@pytest.fixture
 def seed(request: pytest.FixtureRequest, sess: Session) -> Iterator[None]:
     """Let the streams of all processes drift apart; no memory may be used out of order there."""
     sess.call_packed(sim.set_delays, request.param)
@@ -196,6 +199,22 @@ def test_fake_tensors_are_on_the_workers_device(sess: Session) -> None:
     assert found == [[rank, rank] for rank in range(RANKS)]
 
 
+def polled_as_torch_does() -> float:
+    """A result that is used once `is_completed` says so, on a stream that waits for nothing."""
+    x = torch.ones(SIZE, device=current_worker().device)
+    sim.sleep(0.05)
+    work = dist.all_reduce(x, async_op=True)
+    while not work.is_completed():
+        time.sleep(0.001)
+    assert sim.current_stream().query()
+    return float(x[0])
+
+
+def test_a_dist_work_is_done_when_the_device_is(sess: Session) -> None:
+    """As one of NCCL's."""
+    assert sess.call_packed(polled_as_torch_does).debug_get_from_all() == [float(RANKS)] * RANKS
+
+
 # -- what goes wrong -------------------------------------------------------------------------------
 
 
@@ -232,6 +251,103 @@ def test_stop_while_a_kernel_spins(where: str) -> None:
         with pytest.raises(WorkerError):
             ref.debug_get_from_all()
         assert sess.call_packed(summed).debug_get_from_all() == [6.0] * RANKS
+
+
+def elsewhere() -> None:
+    ccl.all_reduce(torch.ones(4, device=f"sim:{(current_worker().rank + 1) % RANKS}"))
+
+
+def test_a_tensor_on_another_workers_device_is_refused(sess: Session) -> None:
+    """With a way out."""
+    with pytest.raises(
+        WorkerError, match=r"on sim:\d, and 'simccl' moves those on the worker's own"
+    ):
+        sess.call_packed(elsewhere).debug_get_from_all()
+    assert sess.call_packed(summed).debug_get_from_all() == [6.0] * RANKS
+
+
+def summed_in_place(x: torch.Tensor) -> torch.Tensor:
+    return ccl.all_reduce_(x)
+
+
+@pytest.mark.parametrize("where", ENGINES)
+def test_a_member_that_can_not_connect(where: str) -> None:
+    """The others wait for it inside of the library, and come out with its words."""
+    with session_on(where) as sess:
+        x = sess.call_packed(lambda: torch.ones(SIZE, device=current_worker().device))
+        sess.call_packed(filled, 1).debug_get_from_all()
+        began = time.monotonic()
+        with pytest.raises(WorkerError, match=r"simccl: OutOfMemoryError"):
+            sess.call_packed(summed_in_place, x).debug_get_from_all()
+        assert time.monotonic() - began < 10
+        sess.call_packed(emptied).debug_get_from_all()
+        assert sess.call_packed(summed).debug_get_from_all() == [6.0] * RANKS
+
+
+def filled(rank: int) -> None:
+    """Leave no memory on a worker's device."""
+    worker = current_worker()
+    if worker.rank == rank:
+        sim.limit_memory(rank, sim.memory_allocated(rank))
+
+
+def emptied() -> None:
+    sim.limit_memory(current_worker().rank, 1 << 30)
+
+
+_awake = threading.Event()
+
+
+def unreachable() -> None:
+    """Have worker 1's device come late to the library's first collective."""
+    make = libraries.make
+
+    def made(store: object, place: int, size: int, timeout: timedelta) -> object:
+        if place == 1:
+            _awake.wait(10)
+        return make(store, place, size, timeout)
+
+    libraries.make = made
+    process_groups.CONNECT_SECONDS = remote_device_library.STEP_SECONDS = 1
+
+
+def awaken() -> None:
+    _awake.set()
+
+
+@pytest.mark.parametrize("where", ENGINES)
+def test_connecting_has_a_deadline(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the library would wait for a member for ever; the words say for what."""
+    _awake.clear()
+    monkeypatch.setattr(libraries, "make", libraries.make)  # to be as it was
+    monkeypatch.setattr(process_groups, "CONNECT_SECONDS", process_groups.CONNECT_SECONDS)
+    monkeypatch.setattr(remote_device_library, "STEP_SECONDS", remote_device_library.STEP_SECONDS)
+    said = "gave up after 1 s waiting for the 4 workers to connect their devices: the first colle"
+    with session_on(where) as sess:
+        if where == "threads":  # they have one process
+            unreachable()
+        else:
+            sess.call_packed(unreachable)
+        began = time.monotonic()
+        with pytest.raises(WorkerError, match=said):
+            sess.call_packed(summed).debug_get_from_all()
+        assert time.monotonic() - began < 9
+        sess.call_packed(awaken).debug_get_from_all()
+
+
+def busy_and_summed() -> float:
+    """The first collective, on a device with much to do."""
+    x = torch.full((SIZE,), 1.0, device=current_worker().device)
+    if current_worker().rank == 2:
+        sim.sleep(2.5)
+    return float(ccl.all_reduce(x)[-1])
+
+
+def test_a_device_may_be_late_to_the_first_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it was given before is not what the deadline of connecting is for."""
+    monkeypatch.setattr(process_groups, "CONNECT_SECONDS", 1)
+    with session_on("threads") as sess:
+        assert sess.call_packed(busy_and_summed).debug_get_from_all() == [4.0] * RANKS
 
 
 def test_two_workers_on_one_device_are_refused() -> None:

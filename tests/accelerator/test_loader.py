@@ -14,11 +14,17 @@ from tests.accelerator import sim
 
 pytestmark = pytest.mark.accelerator
 
-PLAN = {"rows": "shard(0)", "columns": "shard(1)", "padded": "shard(0, pad_to=8)"}
+PLAN = {
+    "rows": "shard(0)",
+    "columns": "shard(1)",
+    "padded": "shard(0, pad_to=8)",
+    "wide": "shard(0)",
+}
 TENSORS = {
     "rows": torch.arange(120 * 90.0).reshape(120, 90),
     "columns": torch.arange(90 * 120.0).reshape(90, 120) - 7,
     "padded": torch.arange(77.0).reshape(11, 7),
+    "wide": torch.arange(6 * 700.0).reshape(6, 700),  # of which a row is larger than a block
     "steps": torch.arange(5),
 }
 
@@ -34,6 +40,12 @@ def shard(name: str, rank: int) -> torch.Tensor:
 def own_stream() -> None:
     """Have the worker work on a stream of its own from now on."""
     sim.set_stream(torch.Stream(current_worker().device))
+
+
+def stream_now() -> tuple[int, int]:
+    """The worker's device, and its stream there."""
+    stream = sim.current_stream(current_worker().device)
+    return sim.current_device(), stream.stream_id
 
 
 def used(tensor: torch.Tensor) -> torch.Tensor:
@@ -65,6 +77,7 @@ def test_shards_are_those_of_the_file(
     with make_session(2, "threads", devices=devices, timeout=30) as sess:
         if own:
             sess.call_packed(own_stream)
+        stream = sess.call_packed(stream_now).debug_get_from_all()
         weights = load(sess, tmp_path, PLAN, dtype=dtype)
         for again in (False, True):
             if again:
@@ -74,6 +87,17 @@ def test_shards_are_those_of_the_file(
             for name, ref in weights.items():
                 for rank, got in enumerate(sess.call_packed(used, ref).debug_get_from_all()):
                     assert torch.equal(got, shard(name, rank).to(got.dtype)), (name, rank, again)
+        assert sess.call_packed(stream_now).debug_get_from_all() == stream
+
+
+def test_blocks_are_sent_from_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that are made for a row that is larger: from others a copy holds the host up."""
+    monkeypatch.setattr(read, "BLOCK", 1 << 8)
+    staging = read._Staging(torch.device("sim:1"))
+    for elements in (8, 8, 100, 100, 200, 8):
+        with staging.buffer((elements,), torch.float32) as buffer:
+            assert buffer.is_pinned()
+    staging.finish()
 
 
 def test_a_file_that_ends_too_early(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -36,6 +38,7 @@ def test_staging_waits_for_the_tensor_and_the_message_for_the_copy(own: bool, de
         again = [torch.zeros(SIZE, device=f"sim:{i}") for i in range(4)]
         for i, stand_in in enumerate(sent):
             assert stand_in.channel == channels.STAGED
+            assert stand_in.content.is_pinned()
             assert (stand_in.content == turn + i).all()
             back = channels._tensor(stand_in, torch.device("cpu"))
             assert back.device == torch.device(f"sim:{i}")
@@ -63,6 +66,44 @@ def test_an_error_between_the_copy_and_the_wait_frees_nothing_too_early(
     monkeypatch.undo()
     del value
     torch.zeros(SIZE, device="sim:1")
+
+
+def test_a_device_that_is_not_here_is_the_receivers_own() -> None:
+    """As where a mask hides it, or the sender has devices of another type."""
+    for name in ("sim:7", "cuda:0", "xpu:1"):
+        stand_in = channels.StandIn(channels.STAGED, name, 0, torch.ones(3))
+        found = channels._tensor(stand_in, torch.device("sim:2"))
+        assert found.device == torch.device("sim:2")
+        assert found.sum().item() == 3
+
+
+def test_sync_waits_for_the_workers_stream_alone() -> None:
+    """Not for whatever else its device has to do."""
+
+    def begin() -> None:
+        with torch.Stream(current_worker().device):
+            sim.sleep(1.5)
+
+    with make_session(2, "threads", timeout=30) as sess:
+        sess.call_packed(begin)
+        began = time.monotonic()
+        sess.sync_all()
+        sess.call_packed(sess.get_global_func("runtime.disco.sync_worker")).debug_get_from_all()
+        assert time.monotonic() - began < 1.0
+
+
+def test_init_ccl_moves_workers_to_other_devices() -> None:
+    """They compute there from then on."""
+
+    def place() -> tuple[str, int, int]:
+        made = torch.empty(1, device="sim")
+        return str(current_worker().device), made.device.index, sim.current_device()
+
+    with make_session(4, "threads", timeout=30) as sess:
+        assert sess.init_ccl("local", 3, 2, 1, 0).startswith("local")
+        assert sess.call_packed(place).debug_get_from_all() == [
+            (f"sim:{index}", index, index) for index in (3, 2, 1, 0)
+        ]
 
 
 def test_workers_have_their_device_and_sync_waits_for_it(delays: int) -> None:

@@ -358,3 +358,70 @@ def test_a_forked_child_is_told() -> None:
         "    os._exit(2)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60, env=dict(os.environ))
+
+
+def test_freed_memory_in_use_is_seen_though_nobody_allocates() -> None:
+    """Before the host knows by chance that the use is over."""
+    x = torch.zeros(100, device="sim")
+    stream = side()
+    stream.wait_stream(sim.current_stream())
+    with stream:
+        x * 2
+    del x
+    sim.synchronize()
+    assert "record_stream" in fault()
+
+
+def test_a_device_takes_so_much_work_and_no_more() -> None:
+    """Who gives more waits: else a loop would run ahead of its device for hours."""
+    x = torch.zeros(4, device="sim")
+    sim.synchronize()
+    sim.sleep(0.5)
+    began = time.perf_counter()
+    for _ in range(1000):
+        x.add_(1)
+    assert time.perf_counter() - began < 0.4
+    for _ in range(200):
+        x.add_(1)
+    assert time.perf_counter() - began >= 0.4
+    assert x[0].item() == 1200
+
+
+def test_a_mask_says_which_devices_there_are() -> None:
+    """In its order; workers take these in turn, and there are no others."""
+    program = (
+        "import torch\n"
+        "from tests.accelerator import sim\n"
+        "sim.load()\n"
+        "from discolab import ArgumentError, ccl, current_worker, make_session\n"
+        "assert [sim.get_device_properties(i).uuid for i in range(2)] == ['sim-3', 'sim-1']\n"
+        "assert torch.accelerator.device_count() == 2\n"
+        "def summed():\n"
+        "    return ccl.all_reduce(torch.ones(2, device=current_worker().device)).tolist()\n"
+        "for workers, library in ((4, 'local'), (2, 'simccl')):\n"
+        "    with make_session(workers, 'threads', timeout=30) as sess:\n"
+        "        assert [d.index for d in sess.devices] == [0, 1, 0, 1][:workers]\n"
+        "        assert sess.init_ccl().startswith(library)\n"
+        "        sums = sess.call_packed(summed).debug_get_from_all()\n"
+        "        assert sums == [[workers] * 2] * workers\n"
+        "try:\n"
+        "    make_session(1, devices='sim:2')\n"
+        "except ArgumentError as exc:\n"
+        "    assert 'there is no sim:2: torch sees 2 GPUs' in str(exc)\n"
+        "else:\n"
+        "    raise AssertionError\n"
+    )
+    env = {**os.environ, "SIM_VISIBLE_DEVICES": "3,1"}
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60, env=env)
+
+
+def test_utilisation_is_the_share_of_the_time_in_which_a_device_works() -> None:
+    """Of the time since somebody asked last."""
+    sim.synchronize(2)
+    sim.utilization(2)
+    with sim.device(2):
+        sim.sleep(0.1)
+    sim.synchronize(2)
+    assert 80 <= sim.utilization(2) <= 100
+    time.sleep(0.1)
+    assert sim.utilization(2) <= 5

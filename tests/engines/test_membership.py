@@ -19,6 +19,7 @@ HELLO: dict[str, Any] = {
     "pid": 1,
     "cores": 4,
     "gpus": 0,
+    "accelerator": "cuda",
     "devices": None,
     "address": "10.0.0.2",
     "reached": "10.0.0.1",
@@ -124,11 +125,11 @@ def test_who_leaves_later_is_still_known() -> None:
 def test_devices() -> None:
     membership = Membership(8, first=0, each=2)
     membership.join(b"a", hello(gpus=2, workers=3))
-    membership.join(b"b", hello(gpus=4, workers=1, local_rank=3))
+    membership.join(b"b", hello(gpus=4, accelerator="xpu", workers=1, local_rank=3))
     membership.join(b"c", hello(workers=2, gpus=2, devices=["cpu"]))
     membership.join(b"d", hello(workers=2))
     named = [member.device_names(None) for member in membership.members.values()]
-    assert named == [["cuda:0", "cuda:1", "cuda:0"], ["cuda:3"], ["cpu"] * 2, ["cpu"] * 2]
+    assert named == [["cuda:0", "cuda:1", "cuda:0"], ["xpu:3"], ["cpu"] * 2, ["cpu"] * 2]
     assert membership.members[b"a"].device_names("cpu") == ["cpu"] * 3
 
 

@@ -173,7 +173,16 @@ def test_other_versions_and_late_nodes_are_refused_in_words(
     assert isinstance(session, SocketSession)
     old = {"versions": {**versions(), "torch": "1.13.0"}, "name": "oldie"}
     full = {"rank": None, "workers": 1, "launcher": "", "machine": "", "address": "", "reached": ""}
-    full |= {"size": 0, "pid": 3, "cores": 1, "gpus": 0, "local_rank": 0, "devices": None, **old}
+    full |= {
+        "size": 0,
+        "pid": 3,
+        "cores": 1,
+        "gpus": 0,
+        "accelerator": "cuda",
+        "local_rank": 0,
+        "devices": None,
+        **old,
+    }
     assert "it has torch 1.13.0" in knock(session, {"hello": full})["refused"]
     full["versions"] = versions()
     assert "have come: " in knock(session, {"hello": full})["refused"]

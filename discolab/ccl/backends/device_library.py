@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,16 +28,17 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from ...runtime import accelerators
-from ...runtime.errors import ArgumentError
+from ...runtime.errors import ArgumentError, SessionError, WaitTimeoutError
 from ...runtime.failures import name_ranks
-from ...runtime.interrupts import Interruptible, at_interrupt
+from ...runtime.interrupts import TICK, Interruptible, at_interrupt
 from ...runtime.worker import Worker
 from .. import memory
 from ..backend import Tensors
 from ..board.rendezvous import Contribution
 from ..call import Call
 from ..pattern import Pattern
-from ..rendezvous.conductor import LET_GO_SECONDS, ProcessGroup
+from ..rendezvous.conductor import LET_GO_SECONDS, ProcessGroup, abort_beside
+from ..rendezvous.store import GroupStore, LocalGroupStore
 from ..work import Work
 from . import encoding, libraries, nccl, steps
 from .local import LocalBackend
@@ -149,15 +151,62 @@ def check_devices(call: Call, tensors: Tensors, name: str, other: str) -> None:
             )
 
 
-def connect(store: Any, place: int, size: int, device: torch.device) -> ProcessGroup:
-    """One member's process group, connected before anything else is started."""
-    accelerators.set_current(device)
-    made = libraries.make(store, place, size, CONNECTION_LASTS)
-    # torch's threads ask the store for as long as there is the group, and it is an object of Python
-    weakref.finalize(made, id, store).atexit = False
-    made.allreduce([torch.ones(1, device=device)], c10d.AllreduceOptions()).wait()
-    accelerators.synchronize(device)
-    return made
+def connect(
+    store: GroupStore | LocalGroupStore, place: int, size: int, device: torch.device
+) -> ProcessGroup:
+    """One member's process group, connected before anything else is started.
+
+    The library makes its communicator in the first collective, and waits there for the other
+    members: in a call that nothing ends, on a thread beside, and on a stream of its own, as the
+    worker's may have much to do before.
+
+    Raises
+    ------
+    WaitTimeoutError
+        If it takes longer than `store.seconds`.
+    SessionError
+        If nobody waits for it any more.
+    """
+    made: list[ProcessGroup] = []
+    failed: list[BaseException] = []
+    over, given_up = threading.Event(), threading.Event()
+
+    def begin() -> None:
+        try:
+            accelerators.set_current(device)
+            end = libraries.make(store, place, size, CONNECTION_LASTS)
+            made.append(end)
+            if given_up.is_set():
+                raise SessionError("nobody waits for it any more")
+            # torch's threads ask the store as long as there is the group: an object of Python
+            weakref.finalize(end, id, store).atexit = False
+            stream = torch.Stream(device)
+            with on(stream):
+                end.allreduce([torch.ones(1, device=device)], c10d.AllreduceOptions()).wait()
+                stream.synchronize()
+        except BaseException as exc:
+            failed.append(exc)
+        finally:
+            over.set()
+
+    threading.Thread(target=begin, name="discolab-connect", daemon=True).start()
+    deadline = time.monotonic() + store.seconds
+    error: Exception | None = None
+    while error is None and not over.wait(TICK):
+        if store.unwanted():
+            error = SessionError("nobody waits for the other workers to connect any more")
+        elif time.monotonic() > deadline:
+            error = WaitTimeoutError(
+                f"gave up after {store.seconds:g} s waiting for the {size} workers to connect "
+                f"their devices: the first collective of {libraries.library_name()!r}, on {device} "
+                "here, does not come to its end"
+            )
+    if error is not None or failed:
+        given_up.set()
+        for end in made:
+            abort_beside(end)
+        raise error or failed[0]
+    return made[0]
 
 
 def run(

@@ -242,15 +242,19 @@ class _Ends:
             del self._held[ranks]
             for end in held[1].values():
                 if end.name() != "gloo":  # a device's: its end may wait for that
-                    token = object()
-                    _unfinished.add(token)
-                    beside = threading.Thread(target=_abort, args=([end], token), daemon=True)
-                    beside.start()
+                    abort_beside(end)
 
     def drop_all(self) -> None:
         """Let go of all ends."""
         for ranks in list(self._held):
             self.drop(ranks)
+
+
+def abort_beside(end: ProcessGroup) -> None:
+    """End a process group on a thread of its own: the library may take its time."""
+    token = object()
+    _unfinished.add(token)
+    threading.Thread(target=_abort, args=([end], token), daemon=True).start()
 
 
 def _abort(held: list[Any], token: object) -> None:

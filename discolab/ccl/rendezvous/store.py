@@ -192,6 +192,13 @@ class GroupStore(WorkerStore):
 
     Used on the conductor's thread, and the library's own. Once it is `connected`, whether anybody
     waits for the connection says nothing any more.
+
+    Attributes
+    ----------
+    seconds
+        What the members are given to connect.
+    unwanted
+        Whether nobody waits for the connection any more.
     """
 
     connected = False
@@ -200,15 +207,15 @@ class GroupStore(WorkerStore):
         self, client: CoordinatorClient, prefix: str, seconds: float, unwanted: Callable[[], bool]
     ) -> None:
         super().__init__()
-        self._client, self._prefix, self._seconds = client, prefix, seconds
-        self._unwanted = unwanted
+        self._client, self._prefix, self.seconds = client, prefix, seconds
+        self.unwanted = unwanted
 
     def _ask(self, what: str, keys: Sequence[str], *args: Any) -> Any:
         return self._client.ask(
             protocol.STORE, -1, "groups", what, [self._prefix + key for key in keys], *args,
             what="the other workers to connect",
-            timeout=self._seconds,
-            wanted=lambda: self.connected or not self._unwanted(),
+            timeout=self.seconds,
+            wanted=lambda: self.connected or not self.unwanted(),
         )  # fmt: skip
 
     def _wait(self, what: str, keys: Sequence[str], timeout: timedelta) -> Sequence[bytes]:
@@ -235,7 +242,7 @@ class LocalGroupStore(WorkerStore):
 
     def __init__(self, values: SharedValues, seconds: float, unwanted: Callable[[], bool]) -> None:
         super().__init__()
-        self._values, self._seconds, self._unwanted = values, seconds, unwanted
+        self._values, self.seconds, self.unwanted = values, seconds, unwanted
 
     def _ask(self, what: str, keys: Sequence[str], *args: Any) -> Any:
         with self._values.changed:
@@ -244,14 +251,14 @@ class LocalGroupStore(WorkerStore):
         return answer
 
     def _wait(self, what: str, keys: Sequence[str], timeout: timedelta) -> Sequence[bytes]:
-        words, deadline = "the other workers to connect", time.monotonic() + self._seconds
+        words, deadline = "the other workers to connect", time.monotonic() + self.seconds
         with self._values.changed:
             while (values := self._values.get(keys)) is None:
                 self._values.changed.wait(TICK)
-                if not self.connected and self._unwanted():
+                if not self.connected and self.unwanted():
                     raise SessionError(f"nobody waits for {words} any more")
                 if time.monotonic() > deadline:
-                    raise WaitTimeoutError(f"gave up after {self._seconds:g} s waiting for {words}")
+                    raise WaitTimeoutError(f"gave up after {self.seconds:g} s waiting for {words}")
         return values
 
     def has_extended_api(self) -> bool:
