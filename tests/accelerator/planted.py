@@ -53,7 +53,7 @@ PLACEMENT, RANDOM = "discolab/engines/placement.py", "discolab/isolation/torch_r
 FAKES, SIDES = "discolab/isolation/fake_tensors.py", "discolab/comparison/sides.py"
 COLLECTING, RESTORING = "discolab/snapshots/collecting.py", "discolab/snapshots/restoring.py"
 METRICS, PROFILER = "discolab/trace/metrics.py", "discolab/trace/profiler.py"
-TENSORS, PRINTS = "discolab/views/facts/tensors.py", "discolab/debugger/fingerprints.py"
+TENSORS = "discolab/views/facts/tensors.py"
 
 
 def of_library(which: str) -> tuple[str, ...]:
@@ -388,7 +388,6 @@ FAULTS = [
         "    torch.accelerator.synchronize(tensor.device)\n    with",
         DEBUGGER,
     ),
-    Fault(PRINTS, 'tensor.device.type != "cpu" or ', "", DEBUGGER),
 ]
 
 
