@@ -216,7 +216,7 @@ Tensor copy_from_and_resize(const Tensor& self, const Tensor& out) {
 }
 
 at::Scalar local_scalar(const Tensor& self) {
-  Tensor host = at::empty({}, self.options().device(at::kCPU));
+  Tensor host = at::empty(self.sizes(), self.options().device(at::kCPU));
   copy_from(self, host, false);
   return host.item();
 }

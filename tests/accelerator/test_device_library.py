@@ -6,6 +6,7 @@ once, inputs overwritten right after the call.
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
 import time
@@ -15,7 +16,9 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
+from torch.distributed import pipelining
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -177,6 +180,48 @@ def test_distributed_programs(
     expected = [] if program is dtensors else alone()
     for found in sess.call_packed(program).debug_get_from_all():
         assert found == pytest.approx(expected, rel=1e-5)
+
+
+def pipeline(name: str, sharded: bool) -> None:
+    """Stages in a row, each on its workers' devices; with `sharded` by FSDP2 on two of them."""
+    worker = current_worker()
+    torch.manual_seed(0)
+    parts = 2 if sharded else 1
+    stages = RANKS // parts
+    whole = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(stages)))
+    x, y = torch.randn(8 * parts, 8), torch.randn(8 * parts, 8)
+    mesh = init_device_mesh(sim.NAME, (stages, parts), mesh_dim_names=("pp", "dp"))
+    place, part = mesh["pp"].get_local_rank(), mesh["dp"].get_local_rank()
+    mine = copy.deepcopy(whole[place]).to(worker.device)
+    if sharded:
+        fully_shard(mine, mesh=mesh["dp"])
+    stage = pipelining.PipelineStage(
+        mine, place, stages, worker.device, group=mesh["pp"].get_group()
+    )
+    schedule = getattr(pipelining, name)(stage, n_microbatches=4, loss_fn=F.mse_loss)
+    rows = slice(8 * part, 8 * part + 8)
+    given = (x[rows].to(worker.device),) if place == 0 else ()
+    if place == stages - 1:
+        losses: list[torch.Tensor] = []
+        out = schedule.step(*given, target=y[rows].to(worker.device), losses=losses)
+        torch.testing.assert_close(out.cpu(), whole(x[rows]), atol=1e-5, rtol=1e-4)
+        assert len(losses) == 4
+    else:
+        schedule.step(*given)
+    F.mse_loss(whole(x), y).backward()
+    for got, expected in zip(mine.parameters(), whole[place].parameters(), strict=True):
+        grad = got.grad.full_tensor() if isinstance(got.grad, DTensor) else got.grad
+        assert grad is not None
+        torch.testing.assert_close(grad.cpu(), expected.grad, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "sharded"), [("ScheduleGPipe", False), ("Schedule1F1B", False), ("Schedule1F1B", True)]
+)
+def test_pipelines(sess: Session, seed: None, name: str, sharded: bool) -> None:
+    """Activations and gradients go from device to device, whatever runs late."""
+    sess.call_packed(pipeline, name, sharded)
+    sess.sync_all()
 
 
 def made_in_turn() -> list[int]:
