@@ -27,7 +27,7 @@ import struct
 from collections.abc import Callable, Sequence
 from itertools import repeat
 from types import FunctionType
-from typing import Any, cast
+from typing import Any
 
 import cloudpickle
 
@@ -240,39 +240,47 @@ def pack_command(
 def unpack_command(body: Any, frames: list[Any]) -> tuple[Command, tuple[int, ...], int]:
     """Decode a command's frame: the command, the registers to forget before it, its turn."""
     action, reg, turn, count = _HEAD.unpack_from(body)
-    forget = struct.unpack_from(f"<{count}Q", body, _HEAD.size) if count else ()
-    packed = body[_HEAD.size + 8 * count :]
+    at = _HEAD.size
+    forget: tuple[int, ...] = ()
+    if count:
+        forget = struct.unpack_from(f"<{count}Q", body, at)
+        at += 8 * count
     if action != _CALL_PACKED:
-        return (action, reg, *serialize.decode(packed, frames)), forget, turn
-    size, pickled, count = _CALL.unpack_from(packed)
-    middle = _CALL.size + size
-    head = bytes(packed[_CALL.size : middle])
-    call = _known.get(head) if size < _LONGEST_KNOWN else None
+        return (action, reg, *serialize.decode(body[at:], frames)), forget, turn
+    size, pickled, count = _CALL.unpack_from(body, at)
+    at += _CALL.size
+    end = at + size
+    head = bytes(body[at:end])
+    call = _known.get(head)
     if call is None:
-        func, name, own_text, bind, site = serialize.decode(head, () if pickled else frames[:count])
-        if type(func) is serialize.LazyPickle:
-            func = SentFunction(func, name, own_text)
-        elif type(func) is str:  # of one that comes beside the head
-            func = func, name, own_text
-        call = func, bind, site
-        if size < _LONGEST_KNOWN and (not count or pickled) and type(func) in _MAY_COME_AGAIN:
-            if len(_known) >= _MOST_KNOWN:
-                _known.clear()
-            _known[head] = call
+        call = _unpack_head(head, () if pickled else frames[:count], bool(pickled))
     func, bind, site = call
     if pickled:
         what, name, own_text = func
-        data = bytes(packed[middle : middle + pickled])
+        data = bytes(body[end : end + pickled])
         func = SentFunction(serialize.LazyPickle(what, data, *frames[:count]), name, own_text)
-        middle += pickled
-    args, kwargs = cast("tuple[Any, Any]", ((), {}))
-    if len(packed) > middle:
-        args, kwargs, places = serialize.decode(packed[middle:], frames[count:])
-        if places:
-            args = [
-                Register(arg) if place else arg for arg, place in zip(args, places, strict=True)
-            ]
+        end += pickled
+    if len(body) == end:
+        return (action, reg, func, (), {}, bind, site), forget, turn
+    args, kwargs, places = serialize.decode(body[end:], frames[count:])
+    if places:
+        args = [Register(arg) if place else arg for arg, place in zip(args, places, strict=True)]
     return (action, reg, func, args, kwargs, bind, site), forget, turn
+
+
+def _unpack_head(head: bytes, frames: Sequence[Any], beside: bool) -> tuple[Any, ...]:
+    """Decode a call's head; keep it if it may come again. `beside`: its function is not in it."""
+    func, name, own_text, bind, site = serialize.decode(head, frames)
+    if beside:
+        func = func, name, own_text
+    elif type(func) is serialize.LazyPickle:
+        func = SentFunction(func, name, own_text)
+    call = func, bind, site
+    if not frames and len(head) < _LONGEST_KNOWN and type(func) in _MAY_COME_AGAIN:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[head] = call
+    return call
 
 
 def pack_done(ticket: int, received: int) -> Frame:
