@@ -110,6 +110,31 @@ def test_what_ctrl_c_has_half_sent_is_done_once(
     assert len(ranks) > 3, "nothing was sent a second time: this test tests nothing"
 
 
+def test_a_call_is_sent_though_ctrl_c_comes_as_it_is_queued(
+    trio: ProcessSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hold_worker_0() -> None:
+        if current_worker().rank == 0:
+            (tmp_path / "busy").touch()
+            wait_for(tmp_path / "2")
+
+    def mark() -> None:
+        (tmp_path / str(current_worker().rank)).touch()
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    trio.call_without_result(hold_worker_0)
+    assert appears(tmp_path / "busy")
+    with monkeypatch.context() as patch:
+        patch.setattr(trio._connections, "held_one", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            trio.call_without_result(mark)
+    assert appears(tmp_path / "2"), "worker 0 waits for what worker 2 has not been told to do"
+    trio.sync_all()
+    assert all((tmp_path / str(rank)).exists() for rank in range(3))
+
+
 def test_frames_are_bundled_and_those_with_buffers_stay_apart() -> None:
     small = [frames.pack(bytes([n]) * n) for n in range(1, 6)]
     large = frames.pack(b"head", [bytes(100_000)], shared=True)

@@ -327,7 +327,11 @@ class WorkerConnections:
         return DiscoAction.KILL_REG, 0, ids
 
     def forget_now(self) -> None:
-        """Have the workers forget registers without a command; under the lock, in a shield."""
+        """Have the workers forget registers without a command; under the lock, in a shield.
+
+        The session's housekeeping does so now and then. With it goes a call that is still held
+        back because Ctrl-C came before `held_one`.
+        """
         with self.cork:
             self._pack_held()
             if self.to_forget:
