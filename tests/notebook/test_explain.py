@@ -152,16 +152,17 @@ def test_one_stands_at_a_breakpoint_while_another_has_failed(three: Kernel) -> N
     three.ok("%disco_restart")
     three.ok("%%disco\nif rank == 0:\n    breakpoint()\n    y = 1\nif rank == 1:\n"
              "    raise ValueError('x')\nccl.all_reduce(torch.ones(3))")  # fmt: skip
-    until = time.monotonic() + 20
-    told = lines(three)
-    while len(told) < 4 and time.monotonic() < until:
-        told = lines(three)  # the others may not have come there yet
     patterns = (
         r"1. worker 1 raised ValueError: x · Cell In\[\d+\], line 6",
         r"2. worker 2 waited for worker 1 in all_reduce #1 of float32\[3\] in .* · .*line 7",
         r"3. worker 0 stands in the debugger: breakpoint\(\) · Cell In\[\d+\], line 3",
         r"%disco_where shows .*",
     )
+    until = time.monotonic() + 20
+    told = lines(three)
+    while len(told) < 4 or "waits" in "".join(told):
+        assert time.monotonic() < until, told
+        told = lines(three)  # worker 0 may not have come there yet, worker 2 not have been told
     assert len(told) == len(patterns), told
     assert all(map(re.fullmatch, patterns, told)), told
     assert three.ok("sess.explain().failed").text == "True"
