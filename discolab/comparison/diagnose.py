@@ -42,6 +42,10 @@ _ROUNDINGS = 8  # epsilons of a typical element: more than rounding the result m
 _FEW_ROUNDINGS = 2  # the same: what rounding makes mostly
 _SOME = 16  # elements: of fewer two runs say too little of rounding
 _ONE_NUMBER = 1e-5
+_NEAR = 0.1  # of the largest error: less is none
+_OWN = 0.2  # of an error: less of it comes by chance of a worker's own terms
+_MANY = 32  # elements: of fewer chance has too much of a share
+_EXPLAINED = 1e-3  # of an error's square: less need not be explained
 _UNSUMMED = 1e-2  # of a typical element: with a sum left out a shard is off by more
 
 
@@ -165,7 +169,10 @@ def _first(matcher: Matcher, compared: Compared, end: Point | None) -> Finding |
             earlier = _averaged(matcher, points, number)
             if earlier is None and lacks:
                 earlier = _unsummed(matcher, points, number, otherwise)
-                if earlier is not None and _in_groups(matcher, point, points[earlier]):
+                if earlier is not None and (
+                    _in_groups(matcher, point, points[earlier])
+                    or _summed_between(matcher, points, earlier, number)
+                ):
                     earlier = None
             if earlier is not None:
                 return _finding(matcher, compared, points, earlier, points[earlier], True, later)
@@ -410,6 +417,73 @@ def _in_groups(matcher: Matcher, wrong: Point, terms: Point) -> bool:
         for each, p in zip(taken, (wrong, terms), strict=True)
     )
     return min(map(len, after), default=0) > 1 and len(after) < len(before)
+
+
+def _summed_between(matcher: Matcher, points: Sequence[Point], place: int, number: int) -> bool:
+    """Whether terms were summed before a value that differs, which then is wrong since the sum.
+
+    A worker whose terms are not the sum and whose value agrees all the same has the sum. Where
+    all workers differ, a forgotten sum shows each worker's own terms in how its value is off; of
+    values of one shape that is seen, and no other values say anything.
+    """
+    wrong = points[number]
+    if wrong.partial or "float" not in wrong.dtype:
+        return False
+    leads = [
+        p for p in points[place:number]
+        if p.partial and p.source == "inferred" and not p.problem and p.shape == wrong.shape
+    ]  # fmt: skip
+    terms = leads[-1] if leads else points[place]
+    layout = matcher.pairs[wrong.key].layout_named(wrong.layout)
+    (taken,) = matcher.workers.samples([terms.theirs], _WHOLE)
+    total, local = matcher.ours.value(terms.key), matcher.ours.value(wrong.key)
+    own = {r: part for r, part in taken.items() if r in matcher.pairs[terms.key].held}
+    wanted = sample(total, _WHOLE)
+    near = _NEAR * max((float((part - wanted).abs().max()) for part in own.values()), default=0.0)
+    right = [r for r, row in wrong.rows.items() if row["max_abs"] <= _NEAR * wrong.error]
+    if any(r in own and _mostly((own[r] - wanted).abs() > near) for r in right):
+        return True
+    if not leads or total.numel() > _WHOLE:
+        return False
+    (held,) = matcher.workers.samples([wrong.theirs], _WHOLE)
+    shares = []
+    for rank in wrong.ranks:
+        if rank not in own or rank not in held:
+            continue
+        off = held[rank] - sample(layout.part_of(local, rank), _WHOLE)
+        parts = [
+            sample(layout.part_of(value.reshape(wrong.shape), rank), _WHOLE)
+            for value in (wanted, own[rank])
+        ]
+        shares.append(_share(off, *parts))
+    return bool(shares) and all(share is not None and share < _OWN for share in shares)
+
+
+def _mostly(which: torch.Tensor) -> bool:
+    return bool(which.numel()) and float(which.double().mean()) > 0.5
+
+
+def _share(off: torch.Tensor, known: torch.Tensor, term: torch.Tensor) -> float | None:
+    """What part of an error a term explains that a `known` value and a constant leave.
+
+    None where there are too few elements to say.
+    """
+    if off.numel() < _MANY or not bool(torch.isfinite(off).all()):
+        return None
+    step = max(off.numel() // MOST_SAMPLES, 1)
+    off = off[::step]
+    columns = [torch.ones_like(off), known[::step], term[::step]]
+
+    def left(count: int) -> float:
+        basis = torch.stack(columns[:count], 1)
+        basis = basis / basis.norm(dim=0).clamp_min(1e-300)
+        fit = torch.linalg.lstsq(basis, off[:, None]).solution
+        return float((off[:, None] - basis @ fit).square().sum())
+
+    without = left(2)
+    if without <= _EXPLAINED * left(1):
+        return 0.0
+    return 1.0 - left(3) / without
 
 
 def _unsummed(

@@ -398,3 +398,103 @@ def test_where_an_inputs_gradient_alone_differs_it_is_said_when_that_matters(fou
     assert found.first is not None
     assert found.first.point.gradient
     assert any("not if it is data or a target" in note for note in found.notes), found
+
+
+class Block(nn.Module):
+    """The caller of the row-parallel linear sums; `bug` is where worker 2 goes wrong."""
+
+    def __init__(self, parts: int = 1) -> None:
+        super().__init__()
+        self.inp, self.norm = nn.Linear(6, 16), nn.LayerNorm(16)
+        self.up, self.down = nn.Linear(16, 32 // parts), nn.Linear(32 // parts, 16, bias=False)
+        self.norm2, self.out = nn.LayerNorm(16), nn.Linear(16, 3)
+        self.parts, self.bug, self.sequence = parts, "", False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.parts == 1:
+            x = self.inp(x)
+            return self.out(self.norm2(x + self.down(torch.tanh(self.up(self.norm(x))))))
+        if self.sequence:
+            x = x.chunk(self.parts, 1)[place()[0]]
+        x = self.inp(x)
+        h = self.norm(x)
+        if self.bug == "detached" and place()[0] == 2:
+            h = h.detach() + 0 * h
+        if self.bug == "halved" and place()[0] == 2:
+            h = h.detach() + 0.5 * (h - h.detach())
+        if self.sequence:
+            h = dist_fn.gather_from_sequence_region(h, 1)
+            y = self.down(torch.tanh(self.up(h)))
+            y = self.wrong(dist_fn.reduce_scatter_to_sequence_region(y, 1))
+            return dist_fn.gather_from_region(self.out(self.norm2(x + y)), 1)
+        y = self.down(torch.tanh(self.up(dist_fn.copy_to_region(h))))
+        y = y if self.bug == "no sum" else self.wrong(dist_fn.reduce_from_region(y))
+        return self.out(self.norm2(x + y))
+
+    def wrong(self, y: torch.Tensor) -> torch.Tensor:
+        me, _ = place()
+        if self.bug == "seed of its own":
+            return y * (torch.rand(y.shape, generator=torch.Generator().manual_seed(me)) > 0.1)
+        if self.bug == "scaled on all":
+            return 0.9 * y
+        if me != 2:
+            return y
+        if self.bug == "clamped":
+            return y.clamp(max=0.1)
+        if self.bug == "rolled":
+            return y.roll(1, 0)
+        return y * 0.9 if self.bug == "scaled" else y
+
+
+def _block(whole: Block, bug: str, sequence: bool = False) -> Block:
+    me, n = place()
+    model = Block(n)
+    model.bug, model.sequence = bug, sequence
+    for name, parameter in model.named_parameters():
+        part = whole.get_parameter(name).detach()
+        if name.startswith(("up", "down")):
+            part = part.chunk(n, int(name == "down.weight"))[me]
+        elif sequence:
+            parameter.register_hook(lambda grad: ccl.all_reduce(grad.contiguous()))
+        parameter.data.copy_(part)
+    return model
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize(
+    ("bug", "ranks"),
+    [
+        ("scaled", (2,)),
+        ("clamped", (2,)),
+        ("rolled", (2,)),
+        ("seed of its own", (0, 1, 2, 3)),
+        ("scaled on all", (0, 1, 2, 3)),
+    ],
+)
+def test_what_goes_wrong_after_the_callers_sum_is_no_missing_sum(
+    four: Session, bug: str, ranks: tuple[int, ...], sequence: bool
+) -> None:
+    torch.manual_seed(0)
+    model, x = Block(), torch.randn(5, 8, 6)
+    found = compare(model, four.call_packed(_block, model, bug, sequence), x, backward=False)
+    assert found.first is not None
+    assert (found.first.point.words, found.first.ranks) == ("input of norm2", ranks), found
+    assert not any("all-reduce" in cause for cause in found.first.causes), found
+    if not sequence:
+        found = compare(model, four.call_packed(_block, model, "no sum"), x, backward=False)
+        assert found.first is not None
+        assert found.first.point.words == "output of down", found
+        assert "an all-reduce is missing" in found.first.causes[0], found
+
+
+@pytest.mark.parametrize(("bug", "cause"), [("detached", "all zeros"), ("halved", "0.5 times")])
+def test_a_gradient_lost_before_the_copy_is_no_missing_sum_in_backward(
+    four: Session, bug: str, cause: str
+) -> None:
+    torch.manual_seed(0)
+    model, x = Block(), torch.randn(5, 8, 6)
+    found = compare(model, four.call_packed(_block, model, bug), x)
+    assert found.first is not None
+    assert found.first.point.words == "gradient of the output of norm", found
+    assert found.first.ranks == (2,), found
+    assert cause in found.first.causes[0], found
