@@ -43,7 +43,7 @@ _FEW_ROUNDINGS = 2  # the same: what rounding makes mostly
 _SOME = 16  # elements: of fewer two runs say too little of rounding
 _ONE_NUMBER = 1e-5
 _NEAR = 0.1  # of the largest error: less is none
-_OWN = 0.2  # of an error: less of it comes by chance of a worker's own terms
+_OWN, _CHANCE = 0.05, 8.0  # of an error, of one element's: less comes of other terms by chance
 _MANY = 32  # elements: of fewer chance has too much of a share
 _EXPLAINED = 1e-3  # of an error's square: less need not be explained
 _UNSUMMED = 1e-2  # of a typical element: with a sum left out a shard is off by more
@@ -432,44 +432,43 @@ def _summed_between(matcher: Matcher, points: Sequence[Point], place: int, numbe
     leads = [
         p for p in points[place:number]
         if p.partial and p.source == "inferred" and not p.problem and p.shape == wrong.shape
-    ]  # fmt: skip
-    terms = leads[-1] if leads else points[place]
-    layout = matcher.pairs[wrong.key].layout_named(wrong.layout)
-    (taken,) = matcher.workers.samples([terms.theirs], _WHOLE)
-    total, local = matcher.ours.value(terms.key), matcher.ours.value(wrong.key)
-    own = {r: part for r, part in taken.items() if r in matcher.pairs[terms.key].held}
-    wanted = sample(total, _WHOLE)
-    near = _NEAR * max((float((part - wanted).abs().max()) for part in own.values()), default=0.0)
+    ][-_TERMS_BEFORE:]  # fmt: skip
+    lead, *others = dict.fromkeys(p.theirs for p in (points[place], *leads))
+    taken = matcher.workers.samples([wrong.theirs, lead, *others], _WHOLE)
+    held, terms = taken[0], dict(zip((lead, *others), taken[1:], strict=True))
+    wanted = sample(matcher.ours.value(points[place].key), _WHOLE)
+    gaps = {r: (part - wanted).abs() for r, part in terms[lead].items()}
+    near = _NEAR * max((float(gap.max()) for gap in gaps.values()), default=0.0)
     right = [r for r, row in wrong.rows.items() if row["max_abs"] <= _NEAR * wrong.error]
-    if any(r in own and _mostly((own[r] - wanted).abs() > near) for r in right):
+    if any(r in gaps and _mostly(gaps[r] > near) for r in right):
         return True
-    if not leads or total.numel() > _WHOLE:
+    if not leads or wrong.size > _WHOLE:
         return False
-    (held,) = matcher.workers.samples([wrong.theirs], _WHOLE)
-    shares = []
-    for rank in wrong.ranks:
-        if rank not in own or rank not in held:
-            continue
-        off = held[rank] - sample(layout.part_of(local, rank), _WHOLE)
-        parts = [
-            sample(layout.part_of(value.reshape(wrong.shape), rank), _WHOLE)
-            for value in (wanted, own[rank])
-        ]
-        shares.append(_share(off, *parts))
-    return bool(shares) and all(share is not None and share < _OWN for share in shares)
+    whole = matcher.ours.value(wrong.key)
+    layout = matcher.pairs[wrong.key].layout_named(wrong.layout)
+    for point in leads:
+        total, parts = matcher.ours.value(point.key), terms[point.theirs]
+        for rank in set(wrong.ranks) & set(parts) & set(held):
+            off, known, own = (
+                sample(layout.part_of(value.reshape(wrong.shape), rank), _WHOLE)
+                for value in (whole, total, parts[rank])
+            )
+            if _shows(held[rank] - off, known, own):
+                return False
+    return True
 
 
 def _mostly(which: torch.Tensor) -> bool:
     return bool(which.numel()) and float(which.double().mean()) > 0.5
 
 
-def _share(off: torch.Tensor, known: torch.Tensor, term: torch.Tensor) -> float | None:
-    """What part of an error a term explains that a `known` value and a constant leave.
+def _shows(off: torch.Tensor, known: torch.Tensor, term: torch.Tensor) -> bool:
+    """Whether a term explains some of an error, or may, that a `known` value and a constant leave.
 
-    None where there are too few elements to say.
+    It may where there are too few elements to say.
     """
     if off.numel() < _MANY or not bool(torch.isfinite(off).all()):
-        return None
+        return True
     step = max(off.numel() // MOST_SAMPLES, 1)
     off = off[::step]
     columns = [torch.ones_like(off), known[::step], term[::step]]
@@ -482,8 +481,8 @@ def _share(off: torch.Tensor, known: torch.Tensor, term: torch.Tensor) -> float 
 
     without = left(2)
     if without <= _EXPLAINED * left(1):
-        return 0.0
-    return 1.0 - left(3) / without
+        return False
+    return 1.0 - left(3) / without >= max(_OWN, _CHANCE / len(off))
 
 
 def _unsummed(
@@ -642,6 +641,16 @@ def _added_unsummed(matcher: Matcher, points: Sequence[Point], number: int) -> i
         if other and all(bool(((gone[r] - g).abs() <= near).all()) for r, g in other.items()):
             return place
     return None
+
+
+def finding_at(
+    matcher: Matcher, compared: Compared, points: Sequence[Point], number: int
+) -> Finding:
+    """What is to be said of one of the points, which is known to differ."""
+    return _finding(
+        matcher, compared, points, number, points[number], False,
+        _summed_later(points, number, None),
+    )  # fmt: skip
 
 
 def _finding(

@@ -46,16 +46,20 @@ class Noise:
     one: Side
     other: Side
 
-    def of(self, key: str, part: Callable[[torch.Tensor], Any]) -> tuple[float, float]:
-        """The root of the mean square and the largest of the differences, in a part of a value."""
+    def values(self, key: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """A value of both runs, as float64; a gradient with the factor of the reference's."""
         gradient = self.one.recorder.entries[key.removesuffix(".grad")].gradient
         factor = gradient.factor if key.endswith(".grad") else 1.0
-        a, b = (part(side.value(key)) for side in (self.one, self.other))
-        gap = (a.to(torch.float64) - b.to(torch.float64)).abs().nan_to_num(0.0, 0.0, 0.0)
+        one, other = (side.value(key).to(torch.float64) for side in (self.one, self.other))
+        return factor * one, factor * other
+
+    def of(self, key: str, part: Callable[[torch.Tensor], Any]) -> tuple[float, float]:
+        """The root of the mean square and the largest of the differences, in a part of a value."""
+        a, b = map(part, self.values(key))
+        gap = (a - b).abs().nan_to_num(0.0, 0.0, 0.0)
         if not gap.numel():
             return 0.0, 0.0
-        rms = float(gap.square().mean().sqrt())
-        return factor * rms, factor * float(gap.max())
+        return float(gap.square().mean().sqrt()), float(gap.max())
 
 
 class _RoundedOtherwise(TorchDispatchMode):

@@ -29,6 +29,7 @@ from .diagnose import (
     Compared,
     detour_notes,
     doubtful_before,
+    finding_at,
     first_divergence,
     input_notes,
     known_causes,
@@ -40,8 +41,9 @@ from .looking import Operations
 from .matcher import FORWARD, PARAMETERS, Matcher
 from .pairs import Names, only_in
 from .results import Finding, Point, ProgramComparison, Unmatched
-from .rounding import LIKELY, measure_noise
+from .rounding import LIKELY, Noise, measure_noise
 from .sides import Fact, Side, WorkerSides, hold, on_shelf, own_errors
+from .systematic import systematic
 
 
 def compare(
@@ -151,6 +153,7 @@ class _Run:
         self.notes: list[str] = []
         self.given: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
         self.cuts: dict[str, ShardLayout] = {}
+        self._known_noise: list[Noise | None] = []
         self._starts: dict[str, Any] | None = None  # of backward; None: there was none
 
     def compare(self, inputs: Any) -> ProgramComparison:
@@ -179,6 +182,9 @@ class _Run:
     def _first(self) -> Finding | None:
         """The first difference that is more than rounding, and what is perhaps off before it."""
         first = self._first_known()
+        found = self._systematic(first)
+        if found is not None:
+            return found
         before = None if first is None else doubtful_before(self.compared, first.point)
         if first is None or before is None:
             return first
@@ -189,12 +195,36 @@ class _Run:
             "reference",
         )
 
+    def _systematic(self, first: Finding | None) -> Finding | None:
+        """A value before the first difference that only a coarse dtype's tolerance excuses."""
+        until = None if first is None else first.point
+        if until is not None and until.kind in ("parameter", "buffer") and not until.gradient:
+            return None
+        for points in (self.compared.points, self.compared.gradients):
+            found = systematic(self.matcher, points, until, None)
+            if found is not None:
+                found = systematic(self.matcher, points, until, self._noise())
+            if found is not None and found[2]:
+                number, points[number], words = found
+                known = finding_at(self.matcher, self.compared, points, number)
+                return replace(known, place=f"{known.place}; {words}: perhaps it goes wrong here")
+            if until is not None and not until.gradient:
+                break
+        return None
+
+    def _noise(self) -> Noise | None:
+        """What rounding does to the reference, which is run again for that once."""
+        if not self._known_noise:
+            self.ours.restore()
+            noise = measure_noise(self.ours, *self.given, self.seed, self._starts)
+            self._known_noise.append(noise)
+        return self._known_noise[0]
+
     def _first_known(self) -> Finding | None:
         first = first_divergence(self.matcher, self.compared)
         if first is None or not self.matcher.may_be_rounding(first.point):
             return first
-        self.ours.restore()
-        noise = measure_noise(self.ours, *self.given, self.seed, self._starts)
+        noise = self._noise()
         if noise is None:
             return first
         excused: list[Point] = []

@@ -498,3 +498,76 @@ def test_a_gradient_lost_before_the_copy_is_no_missing_sum_in_backward(
     assert found.first.point.words == "gradient of the output of norm", found
     assert found.first.ranks == (2,), found
     assert cause in found.first.causes[0], found
+
+
+class Deep(nn.Module):
+    """Blocks behind each other in bfloat16; `bug` is what the second does to its output."""
+
+    def __init__(self, parts: int = 1, bug: str = "") -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(64) for _ in range(6))
+        self.ups = nn.ModuleList(nn.Linear(64, 128 // parts) for _ in range(6))
+        self.downs = nn.ModuleList(nn.Linear(128 // parts, 64, bias=False) for _ in range(6))
+        self.ends = nn.ModuleList(nn.Identity() for _ in range(6))
+        self.parts = parts
+        if bug:
+            self.ends[3] = Factor(bug)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        layers = zip(self.norms, self.ups, self.downs, self.ends, strict=True)
+        for norm, up, down, end in layers:
+            h = norm(x)
+            if self.parts == 1:
+                x = x + end(down(F.gelu(up(h))))
+            else:
+                y = down(F.gelu(up(dist_fn.copy_to_region(h))))
+                x = x + end(dist_fn.reduce_from_region(y))
+        return x
+
+
+class Factor(nn.Module):
+    """Scales what goes through it, or its gradient."""
+
+    def __init__(self, bug: str) -> None:
+        super().__init__()
+        self.bug = bug
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.bug == "all":
+            return x * 0.95
+        if self.bug == "one":
+            return x * 0.95 if place()[0] == 2 else x
+        return x * 0.95 + (x * 0.05).detach()
+
+
+def _deep(whole: Deep, bug: str) -> Deep:
+    me, n = place()
+    model = Deep(n, bug)
+    for name, parameter in model.named_parameters():
+        part = whole.get_parameter(name).detach()
+        if not name.startswith("norms"):
+            part = part.chunk(n, int(name.startswith("downs")))[me]
+        parameter.data.copy_(part)
+    return model.to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("bug", "where", "ranks"),
+    [
+        ("all", "output of ends.3", (0, 1, 2, 3)),
+        ("one", "output of ends.3", (2,)),
+        ("gradient", "gradient of the input of ends.3", (0, 1, 2, 3)),
+    ],
+)
+def test_a_factor_within_the_tolerance_of_a_coarse_dtype_is_told_with_perhaps(
+    four: Session, bug: str, where: str, ranks: tuple[int, ...], seed: int
+) -> None:
+    torch.manual_seed(seed)
+    model, x = Deep().to(torch.bfloat16), torch.randn(4, 16, 64, dtype=torch.bfloat16)
+    assert compare(model, four.call_packed(_deep, model, ""), x)
+    found = compare(model, four.call_packed(_deep, model, bug), x)
+    assert found.first is not None
+    assert (found.first.point.words, found.first.ranks) == (where, ranks), found
+    assert found.first.place.endswith("perhaps it goes wrong here"), found
+    assert not any("all-reduce" in cause for cause in found.first.causes), found
