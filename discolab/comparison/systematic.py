@@ -59,7 +59,8 @@ def systematic(
     some = [
         (number, p) for number, p in enumerate(points)
         if p.dtype in _COARSE and p.rows and not p.problem and p.size >= _FEWEST
-        and (p.partial or p.layout in {each.words for each in matcher.pairs[p.key].layouts})
+        and not p.partial  # the sum is looked at where it is made
+        and p.layout in {each.words for each in matcher.pairs[p.key].layouts}
     ]  # fmt: skip
     end = next((n for n, p in enumerate(points) if until is not None and p.key == until.key), None)
     if not some or matcher.rtol is not None or matcher.atol is not None:
@@ -88,7 +89,7 @@ def systematic(
 
 
 def _is_copy(point: Point) -> bool:
-    return "Shard" not in point.layout and not point.partial
+    return "Shard" not in point.layout
 
 
 def _off(matcher: Matcher, point: Point, held: dict[int, torch.Tensor]) -> _Off:
@@ -97,11 +98,6 @@ def _off(matcher: Matcher, point: Point, held: dict[int, torch.Tensor]) -> _Off:
     held = {rank: part for rank, part in held.items() if rank in pair.held}
     layout = pair.layout_named(point.layout)
     whole = matcher.ours.value(point.key)
-    if point.partial:
-        total = torch.stack(list(held.values())).sum(0) if len(_sizes(held)) == 1 else None
-        expected = sample(whole, _SAMPLES)
-        fits = total is not None and total.shape == expected.shape
-        return _Off({min(held): _factor(total, expected)} if fits else {}, 0.0, ())
     factors = {}
     for rank, part in held.items():
         expected = sample(layout.part_of(whole, rank), _SAMPLES)
@@ -117,9 +113,8 @@ def _sizes(held: dict[int, torch.Tensor]) -> set[torch.Size]:
     return {part.shape for part in held.values()}
 
 
-def _factor(part: torch.Tensor | None, expected: torch.Tensor) -> float:
+def _factor(part: torch.Tensor, expected: torch.Tensor) -> float:
     """By how much the factor of a value to the reference is not one; 0 if there is none."""
-    assert part is not None
     size = float(expected.dot(expected))
     k = float(part.dot(expected)) / size - 1 if size > 0 else 0.0
     return k if math.isfinite(k) else 0.0
@@ -163,7 +158,7 @@ def _by_factor(
     for rank in odd:
 
         def part(value: torch.Tensor, rank: int = rank) -> torch.Tensor:
-            return sample(value if point.partial else layout.part_of(value, rank), _SAMPLES)
+            return sample(layout.part_of(value, rank), _SAMPLES)
 
         expected = part(matcher.ours.value(point.key))
         runs = [part(value) for value in noise.values(point.key)]
@@ -177,9 +172,8 @@ def _by_factor(
     if not found:
         return None
     k = 1 + max((off.factors[rank] for rank in found), key=abs)
-    ranks = tuple(sorted(matcher.pairs[point.key].held)) if point.partial else tuple(found)
     words = (
         f"over all elements it is {format_number(round(k, 3))} times the reference, which rounding "
         f"moved by {format_number(round(most, 4))} in two runs of it"
     )
-    return replace(point, agrees=False, ranks=ranks), words
+    return replace(point, agrees=False, ranks=tuple(found)), words
