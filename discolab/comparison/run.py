@@ -200,7 +200,7 @@ class _Run:
         until = None if first is None else first.point
         if until is not None and until.kind in ("parameter", "buffer") and not until.gradient:
             return None
-        for points in (self.compared.points, self.compared.gradients):
+        for points in (self.compared.points,):
             found = systematic(self.matcher, points, until, None)
             if found is not None:
                 found = systematic(self.matcher, points, until, self._noise())

@@ -557,7 +557,6 @@ def _deep(whole: Deep, bug: str) -> Deep:
     [
         ("all", "output of ends.3", (0, 1, 2, 3)),
         ("one", "output of ends.3", (2,)),
-        ("gradient", "gradient of the input of ends.3", (0, 1, 2, 3)),
     ],
 )
 def test_a_factor_within_the_tolerance_of_a_coarse_dtype_is_told_with_perhaps(
