@@ -120,7 +120,8 @@ def explain(session: Session) -> Explanation:
     cell = _cell(failures, stacks.values())
     deaths, hang = _deaths(session, found.workers, cell), _hang(found, stacks)
     frozen, unheard = _unheard(found.workers, told, cell) if not session.closed else ([], [])
-    earlier = bool(replaced) or any(over > failure.call for failure in failures)
+    broken = _not_compiled(session, failures)
+    earlier = bool(replaced or broken) or any(over > failure.call for failure in failures)
     stopped = earlier and all(failure.interrupted for failure in failures)
     failed_calls: list[Fact] = []
     others = deaths + failing + stands + frozen + hang
@@ -130,11 +131,12 @@ def explain(session: Session) -> Explanation:
         failed_calls = _failure(failures, found)
         if failed_calls and earlier:  # other cells have ended since
             failed_calls[0] = replace(failed_calls[0], text=f"earlier: {failed_calls[0].text}")
-    facts = [*deaths, *failing, *failed_calls, *stands, *frozen, *hang]
+    facts = [*broken, *deaths, *failing, *failed_calls, *stands, *frozen, *hang]
     # who waits for one that stands in the debugger has not failed
-    failed = bool(failing or failed_calls or deaths or found.deadlocks or (facts and not stands))
+    wrong = failing or failed_calls or deaths or found.deadlocks
+    failed = bool(broken or wrong or (facts and not stands))
     facts += unheard
-    if told:
+    if told and (wrong or not broken):
         if hang and not (failing or failed_calls):
             spots = list(stacks.values())
         shown = _Shown(failures if failed_calls or aborted >= 0 else [], spots, recorded, aborted)
@@ -333,6 +335,15 @@ def _hang(found: Diagnosis, stacks: Mapping[int, Sequence[tuple[str, int]]]) -> 
 
 
 # -- what failed ----------------------------------------------------------------------------------
+
+
+def _not_compiled(session: Session, failures: Sequence[Failure]) -> list[Fact]:
+    """The cell that never ran, if nothing has failed since."""
+    broken = session.not_compiled
+    if broken is None or any(failure.call >= broken.call for failure in failures):
+        return []
+    words = f"{broken.command} could not be compiled, nothing ran: {broken.headline}"
+    return [Fact(words, _place_of(broken))]
 
 
 def _failure(failures: Sequence[Failure], found: Diagnosis) -> list[Fact]:

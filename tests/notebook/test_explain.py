@@ -478,6 +478,23 @@ def test_an_earlier_failure_says_so(three: Kernel) -> None:
     assert told.startswith("1. earlier: workers 0-2 raised ZeroDivisionError: division by zero")
 
 
+def test_a_cell_that_could_not_be_compiled_is_the_last_one(three: Kernel) -> None:
+    three.ok("%disco_restart")
+    three.fails("%%disco\nif rank == 1: raise ValueError('first')")
+    three.fails("%%disco\ny = 1\nx = = 3")
+    broken, earlier = lines(three)
+    assert re.fullmatch(
+        r"1\. the cell could not be compiled, nothing ran: SyntaxError: invalid syntax"
+        r" · Cell In\[\d+\], line 3", broken), broken  # fmt: skip
+    assert earlier.startswith("2. earlier: worker 1 raised ValueError: first · Cell In["), earlier
+    three.ok("%%disco\ny = 1")
+    (told,) = lines(three)
+    assert told.startswith("1. earlier: worker 1 raised ValueError: first"), told
+    three.fails("%%disco\nx = = 3")
+    three.fails("sess.fetch(sess.call_packed(lambda: 1 / 0))")
+    assert lines(three)[0].startswith("1. workers 0-2 raised ZeroDivisionError")
+
+
 def test_errors_of_many_words(three: Kernel) -> None:
     three.ok("%disco_restart")
     cell = number(three.fails("%%disco\nraise ValueError(f'w{rank} has\\nfailed')"))
