@@ -16,7 +16,7 @@ from typing import Any
 from ..ccl.board.rounds import MISSING, STOPPED, Round
 from ..ccl.doctor import Diagnosis, Edge, doctor
 from ..runtime.display import Pictured
-from ..runtime.failures import Failure, fold, name_ranks
+from ..runtime.failures import CAUSED, Failure, fold, name_ranks
 from ..runtime.frames import frame_of
 from ..runtime.services import probe
 from ..runtime.session import Session
@@ -39,6 +39,7 @@ _MOST_WORDS = 300  # characters of an error
 _MOST_CAUSES = 3  # errors that are told of one call
 _MOST_FRAMES = 8  # of a stack
 _LATE = "WaitTimeoutError"
+_ABORTED = "CollectiveAborted"
 _GONE = ("dead", "ended")
 _FROZEN = "has given no sign of life"
 _IN_THE_CELL = ("while it ran the cell", "while it ran the script")
@@ -178,6 +179,7 @@ def _of_variables(session: Session, told: Mapping[int, Any], shown: _Shown) -> l
 def _failing(told: Mapping[int, Any], shown: _Shown) -> Failing | None:
     """Which calls and lines the explanation is of; None: nothing has failed."""
     causes = [failure for failure in shown.failures if not failure.victim] or shown.failures
+    causes = [*(root for failure in causes if (root := _root(failure))), *causes]
     stacks = [[(file, line) for file, line, _ in f.frames] for f in causes] + list(shown.spots)
     stacks = [stack for stack in stacks if stack]
     if not stacks:
@@ -192,7 +194,7 @@ def _failing(told: Mapping[int, Any], shown: _Shown) -> Failing | None:
         call,
         stacks[0][0][0],
         tuple(dict.fromkeys(spot for stack in stacks for spot in stack if is_user_file(spot[0]))),
-        apart=bool(causes) and len(causes) < len(told),
+        apart=bool(causes) and len({failure.rank for failure in causes}) < len(told),
         missing=missing,
         before=tuple({f.call for f in shown.recorded if f.call < call and not f.interrupted}),
     )
@@ -353,16 +355,18 @@ def _failure(failures: Sequence[Failure], found: Diagnosis) -> list[Fact]:
     causes = [f for f in failures if not f.victim and not f.interrupted]
     dead = {status.rank for status in found.workers if status.state == "dead"}
     replaced = _replaced(failures, found.workers)
+    led = [root for f in failures if not f.interrupted and (root := _told_before(f))]
     together: dict[Any, list[Failure]] = {}
-    for number, group in enumerate(fold(causes)):
+    for number, group in enumerate(fold([*led, *causes])):
         first = group[0]
         # where collectives don't fit all are told the same
         key: Any = first.headline if first.type_name in _ACCOUNTED else number
         if first.type_name not in _ACCOUNTED and not _is_out_of_memory(first):
-            key = first.type_name, _place_of(first)
+            root = _root(first)
+            key = first.type_name, _place_of(first), root and (root.type_name, _place_of(root))
         together.setdefault(key, []).extend(group)
     facts: list[Fact] = []
-    groups = list(together.values())
+    groups = sorted(together.values(), key=lambda alike: _follows(alike[0]))
     most = _MOST_CAUSES if len(groups) > _MOST_CAUSES + 1 else len(groups)
     for alike in groups[:most]:
         facts += _cause(alike, dead, replaced)
@@ -380,12 +384,54 @@ def _failure(failures: Sequence[Failure], found: Diagnosis) -> list[Fact]:
     for group in fold(victims):
         ranks = [failure.rank for failure in group]
         what = group[0].headline.splitlines()[0].removeprefix("CollectiveAborted: ")
-        whom = f" for {name_ranks(f.rank for f in causes)}" if causes else ""
+        whose = {f.rank for f in [*led, *causes]}.difference(ranks)
+        whom = f" for {name_ranks(whose)}" if whose else ""
         what = what.partition(" can't complete")[0]
         facts.append(Fact(f"{name_ranks(ranks)} waited{whom} in {what}", _place_of(group[0])))
     if stopped:
         facts += _stopped(stopped, found, _cell(failures, []))
     return facts
+
+
+def _root(failure: Failure) -> Failure | None:
+    """The first of the errors that led to a failure, as a failure of its own; None: none did.
+
+    What a library has met and handled, at no line of the user's, is not told.
+    """
+    for frames, details, relation in failure.earlier:
+        users = any(is_user_file(file) for file, *_ in frames)
+        if users or relation == CAUSED:
+            # of a syntax error the place comes first
+            text = "\n".join(details[-1:] if details[0].startswith(" ") else details)
+            name, _, message = text.partition(": ")
+            return replace(
+                failure,
+                type_name=name,
+                message=message,
+                frames=frames if users else failure.frames,
+                details=details,
+                earlier=(),
+                victim=False,
+            )
+    return None
+
+
+def _told_before(failure: Failure) -> Failure | None:
+    """What led to a failure, where one of the two is a collective's, and so has facts of its own.
+
+    As where one worker has left the others for a `finally`, and calls another collective there.
+    """
+    root = _root(failure)
+    if root is None or root.type_name == _ABORTED:
+        return None
+    collective = failure.victim or failure.type_name in _ACCOUNTED
+    return root if collective != (root.type_name in _ACCOUNTED) else None
+
+
+def _follows(failure: Failure) -> bool:
+    """Whether it was raised where the failure of another worker was handled."""
+    root = _root(failure)
+    return root is not None and root.type_name == _ABORTED
 
 
 def _cause(group: Sequence[Failure], dead: Collection[int], replaced: Sequence[int]) -> list[Fact]:
@@ -406,17 +452,26 @@ def _cause(group: Sequence[Failure], dead: Collection[int], replaced: Sequence[i
     head = _brief(first.headline)
     if _is_out_of_memory(first):
         return [Fact(f"{ranks} ran out of memory: {head}", where)]
-    words = list(dict.fromkeys(_brief(failure.headline) for failure in group))
+    if (root := _root(first)) is not None and _told_before(first) is None:
+        where = _place_of(root)
+    by_words: dict[str, list[int]] = {}
+    for failure in group:
+        by_words.setdefault(_with_root(failure), []).append(failure.rank)
+    words = list(by_words)
     if len(words) < 3:
-        return [
-            Fact(
-                f"{name_ranks(f.rank for f in group if _brief(f.headline) == one)} raised {one}",
-                where,
-            )
-            for one in words
-        ]
+        return [Fact(f"{name_ranks(of)} raised {one}", where) for one, of in by_words.items()]
     own = "each with words of its own" if len(words) == len(group) else f"in {len(words)} wordings"
     return [Fact(f"{ranks} raised {first.type_name}, {own}: {_brief(first.message)}", where)]
+
+
+def _with_root(failure: Failure) -> str:
+    """``RuntimeError: no such key at Cell In[3], line 4, from KeyError: 'k'``."""
+    head, root = _brief(failure.headline), _root(failure)
+    if root is None or _told_before(failure) is not None:
+        return head
+    caused = all(relation == CAUSED for *_, relation in failure.earlier)
+    how = "from" if caused else "while handling"
+    return f"{head} at {_place_of(failure)}, {how} {_brief(root.headline)}"
 
 
 def _account(line: str, where: str, replaced: Sequence[int]) -> Fact:
@@ -487,7 +542,7 @@ def _advice(failures: Sequence[Failure], found: Diagnosis) -> str:
         return "%disco_restart -t RANK starts a new worker in its place"
     if found.waits or found.deadlocks:
         return "%disco_doctor shows the last collectives, Stop ends the workers' cell"
-    causes = [f for f in failures if not f.victim and not f.interrupted]
+    causes = sorted((f for f in failures if not f.victim and not f.interrupted), key=_follows)
     if not causes:
         return ""
     if any(failure.type_name == "CollectiveError" for failure in causes):
