@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..ccl.board.rounds import MISSING, STOPPED, Round
+from ..ccl.board.rounds import MISSING, STOPPED, Entry, Round
+from ..ccl.call import FAILED
 from ..ccl.doctor import Diagnosis, Edge, doctor
 from ..runtime.display import Pictured
 from ..runtime.failures import CAUSED, Failure, fold, name_ranks
@@ -122,6 +123,7 @@ def explain(session: Session) -> Explanation:
     deaths, hang = _deaths(session, found.workers, cell), _hang(found, stacks)
     frozen, unheard = _unheard(found.workers, told, cell) if not session.closed else ([], [])
     broken = _not_compiled(session, failures)
+    caught = [] if broken else _caught(found, max(over, -1, *running), failures)
     earlier = bool(replaced or broken) or any(over > failure.call for failure in failures)
     stopped = earlier and all(failure.interrupted for failure in failures)
     failed_calls: list[Fact] = []
@@ -132,10 +134,10 @@ def explain(session: Session) -> Explanation:
         failed_calls = _failure(failures, found)
         if failed_calls and earlier:  # other cells have ended since
             failed_calls[0] = replace(failed_calls[0], text=f"earlier: {failed_calls[0].text}")
-    facts = [*broken, *deaths, *failing, *failed_calls, *stands, *frozen, *hang]
+    facts = [*broken, *caught, *deaths, *failing, *failed_calls, *stands, *frozen, *hang]
     # who waits for one that stands in the debugger has not failed
     wrong = failing or failed_calls or deaths or found.deadlocks
-    failed = bool(broken or wrong or (facts and not stands))
+    failed = bool(broken or caught or wrong or (facts and not stands))
     facts += unheard
     if told and (wrong or not broken):
         if hang and not (failing or failed_calls):
@@ -390,6 +392,27 @@ def _failure(failures: Sequence[Failure], found: Diagnosis) -> list[Fact]:
         facts.append(Fact(f"{name_ranks(ranks)} waited{whom} in {what}", _place_of(group[0])))
     if stopped:
         facts += _stopped(stopped, found, _cell(failures, []))
+    return facts
+
+
+def _caught(found: Diagnosis, call: int, failures: Sequence[Failure]) -> list[Fact]:
+    """Collectives of the last cell that did not fit, where the cell has caught their errors."""
+    if any(failure.call >= call for failure in failures):
+        return []
+    facts: list[Fact] = []
+    for one in found.rounds:
+        alike: dict[str, list[Entry]] = {}
+        for entry in one.entries:
+            if entry.state == FAILED:
+                alike.setdefault(entry.what, []).append(entry)
+        if one.ordinal == call and one.number is not None and len(alike) > 1:
+            what = f"collective #{one.number} in {name_ranks(one.group)}: members disagree"
+            sites = [group[0].site for group in alike.values()]
+            facts.append(Fact(f"{what}, and the error was caught", sites[0]))
+            facts += [
+                Fact(f"{name_ranks(entry.rank for entry in group)}: called {words}", site)
+                for (words, group), site in zip(alike.items(), sites, strict=True)
+            ]
     return facts
 
 

@@ -531,6 +531,33 @@ def test_what_is_raised_while_anothers_failure_is_handled_comes_later(three: Ker
     assert told[-1].startswith("%disco_pm 2 shows"), told
 
 
+def test_what_an_earlier_failure_has_told_is_not_told_again(three: Kernel) -> None:
+    three.ok("%disco_restart")
+    three.fails("%%disco\nh = torch.full((2,), float('nan'))\nassert not h.isnan().any()")
+    assert lines(three)[1].startswith("2. h: NaN on all workers · Cell In[")
+    three.fails("%%disco\nassert rank == 0, 'other'")
+    assert "h:" not in "".join(lines(three))
+    three.fails("%%disco\nassert h.sum() < 1")
+    assert lines(three)[1].startswith("2. h: NaN on all workers · Cell In[")
+
+
+def test_a_collective_of_which_the_error_was_caught(three: Kernel) -> None:
+    three.ok("%disco_restart")
+    three.fails("%%disco\n1 / 0")
+    three.ok("%%disco\ntry:\n    ccl.all_reduce(torch.ones(2 if rank else 3))\n"
+             "except Exception:\n    pass")  # fmt: skip
+    told = [re.sub(r"Cell In\[\d+\]", "Cell", line) for line in lines(three)]
+    assert told[:3] == [
+        "1. collective #1 in workers 0-2: members disagree, and the error was caught"
+        " · Cell, line 3",
+        "2. worker 0: called all_reduce(sum) of float32[3] · Cell, line 3",
+        "3. workers 1-2: called all_reduce(sum) of float32[2] · Cell, line 3",
+    ]
+    assert told[3].startswith("4. earlier: workers 0-2 raised ZeroDivisionError"), told
+    three.ok("%%disco\n1")
+    assert lines(three)[0].startswith("1. earlier: workers 0-2 raised ZeroDivisionError")
+
+
 def test_errors_of_many_words(three: Kernel) -> None:
     three.ok("%disco_restart")
     cell = number(three.fails("%%disco\nraise ValueError(f'w{rank} has\\nfailed')"))
