@@ -215,3 +215,38 @@ def test_a_sum_has_no_wider_tolerance_than_other_values(four: Session) -> None:
         (point,) = [p for p in result.points if p.kind == "result"]
         judged[factor] = point.partial and point.agrees
     assert judged == {1.0: True, 0.8: False}
+
+
+# -- sparse tensors --------------------------------------------------------------------------------
+
+
+class Bags(nn.Module):
+    """A table with a sparse gradient, and a graph as a sparse buffer."""
+
+    def __init__(self, bug: bool = False) -> None:
+        super().__init__()
+        self.table = nn.EmbeddingBag(30, 8, mode="sum", sparse=True)
+        self.register_buffer("graph", torch.eye(4).to_sparse())
+        self.bug = bug
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        bags = self.table(x)
+        if self.bug and bags.requires_grad:
+            bags.register_hook(lambda grad: grad * 2)
+        result: torch.Tensor = torch.sparse.mm(self.graph, bags)  # type: ignore[arg-type]
+        return result
+
+
+def _bags(state: dict[str, torch.Tensor], bug: bool) -> Bags:
+    model = Bags(bug and place()[0] == 2)
+    model.load_state_dict(state)
+    return model
+
+
+def test_sparse_gradients_and_buffers_are_compared(four: Session) -> None:
+    model, x = Bags(), torch.randint(0, 30, (4, 3))
+    assert compare(model, four.call_packed(_bags, model.state_dict(), False), x).agrees
+    found = compare(model, four.call_packed(_bags, model.state_dict(), True), x)
+    assert found.first is not None
+    assert found.first.point.words == "gradient of the parameter table.weight"
+    assert found.first.ranks == (2,)
