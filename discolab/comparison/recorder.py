@@ -378,7 +378,7 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     """A sparse tensor with its zeros; of one that is too large for that what it stores."""
     if tensor.layout is torch.strided:
         return tensor
-    if tensor.numel() > _LARGEST_DENSE and tensor.layout is not torch._mkldnn:
+    if tensor.numel() > _LARGEST_DENSE and (tensor.is_sparse or tensor.is_sparse_csr):
         return (tensor.coalesce() if tensor.is_sparse else tensor).values().detach()
     return tensor.to_dense()
 
