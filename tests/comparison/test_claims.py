@@ -250,3 +250,40 @@ def test_sparse_gradients_and_buffers_are_compared(four: Session) -> None:
     assert found.first is not None
     assert found.first.point.words == "gradient of the parameter table.weight"
     assert found.first.ranks == (2,)
+
+
+# -- settings that differ --------------------------------------------------------------------------
+
+
+class Normed(nn.Module):
+    """A norm of which the scale may be applied twice."""
+
+    def __init__(self, eps: float, twice: bool = False) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8, eps=eps)
+        nn.init.constant_(self.norm.weight, 2.0)
+        if twice:
+            self.norm.register_forward_hook(lambda m, _, out: out * m.weight, prepend=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.norm(x)
+        return result
+
+
+@pytest.mark.parametrize(
+    ("eps", "twice", "cause"), [(1e-1, False, "eps=0.1"), (1e-8, True, ""), (1e-1, True, "perhaps")]
+)
+def test_a_setting_is_a_cause_where_it_makes_the_difference(
+    four: Session, eps: float, twice: bool, cause: str
+) -> None:
+    found = compare(Normed(1e-7), four.call_packed(Normed, eps, twice), torch.randn(3, 8))
+    assert found.first is not None
+    assert found.first.point.words == "output of norm"
+    told = [words for words in found.first.causes if "eps" in words]
+    if not cause:
+        assert not told, found
+        assert any("eps=1e-08" in note for note in found.notes), found
+    else:
+        assert cause in told[0], found
+        assert told[0].startswith("perhaps: ") == twice, found
+        assert not any("eps" in note for note in found.notes), found
