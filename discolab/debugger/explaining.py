@@ -115,12 +115,13 @@ def explain(session: Session) -> Explanation:
     failures = _last_failures(session, recorded)
     stacks = {rank: stack for rank, (*_, stack) in told.items() if stack}
     running = {call for *_, call, _ in told.values()}
+    ended = {rank for rank, (*_, call, _) in told.items() if call < 0}
     over = max((last for _, _, last, *_ in told.values()), default=-1)
     last = max(-1, over, *running, *(failure.call for failure in failures))
     failing, stands, spots, aborted = _standing(session, last)
     replaced = _replaced(failures, found.workers)
     cell = _cell(failures, stacks.values())
-    deaths, hang = _deaths(session, found.workers, cell), _hang(found, stacks)
+    deaths, hang = _deaths(session, found.workers, cell), _hang(found, stacks, ended)
     frozen, unheard = _unheard(found.workers, told, cell) if not session.closed else ([], [])
     broken = _not_compiled(session, failures)
     caught = [] if broken else _caught(found, max(over, -1, *running), failures)
@@ -302,12 +303,14 @@ def _brief(words: str) -> str:
     return head[:_MOST_WORDS] + (" …" if more or len(head) > _MOST_WORDS else "")
 
 
-def _hang(found: Diagnosis, stacks: Mapping[int, Sequence[tuple[str, int]]]) -> list[Fact]:
-    """Who waits for whom now, and what those do that are waited for."""
+def _hang(
+    found: Diagnosis, stacks: Mapping[int, Sequence[tuple[str, int]]], ended: Collection[int]
+) -> list[Fact]:
+    """Who waits for whom now, and what those do that are waited for; nothing of who has ended."""
     facts: list[Fact] = []
     edges: dict[Any, list[Edge]] = {}
     for edge in found.waits:
-        if not edge.doing:
+        if not edge.doing and edge.rank not in ended:
             edges.setdefault((edge.whom, edge.what, edge.site), []).append(edge)
     waited = {rank for edge in found.waits for rank in edge.whom}
     waiting = {edge.rank for edge in found.waits}
@@ -317,7 +320,7 @@ def _hang(found: Diagnosis, stacks: Mapping[int, Sequence[tuple[str, int]]]) -> 
             continue
         if (edges and status.rank not in waited) or status.detail.startswith(STANDS):
             continue
-        if _FROZEN in status.detail:
+        if _FROZEN in status.detail or status.rank in ended:
             continue
         site = place(*stacks[status.rank][-1]) if status.rank in stacks else ""
         doing = f"{status.state} {status.detail.removesuffix(f' at {site}')}".strip()
