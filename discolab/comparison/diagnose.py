@@ -28,9 +28,10 @@ from .causes import (
 )
 from .matcher import Matcher
 from .measure import MOST_SAMPLES, sample
-from .pairs import Pair
+from .pairs import Pair, Setting
 from .results import Finding, Point
 from .rounding import LIKELY
+from .settings import PERHAPS, causing
 
 _MOST_SIBLINGS = 6  # modules that one value goes to
 _TERMS_BEFORE = 10  # values before a difference that may have been added wrongly
@@ -667,7 +668,8 @@ def _finding(
         place = "" if not point.agrees else "what the program gives can't be compared"
         return Finding(point, (point.problem,), place)
     pair = matcher.pairs[point.key]
-    own = [words for path in _near_modules(point) for words in matcher.settings(path)]
+    own: list[str] = []
+    settings = [(path, one) for path in _near_modules(point) for one in matcher.settings(path)]
     end = ""
     if unsummed or (point.partial and point.agrees):
         words, end = _unsummed_words(matcher, points, number, point)
@@ -682,6 +684,9 @@ def _finding(
             if point.kind == "parameter" and not point.gradient:
                 known = [*_other_parameter(matcher, compared, pair, evidence), *known]
             causes += known
+        if settings:
+            own, perhaps = causing(matcher, pair, point, settings, evidence)
+            causes += perhaps
     side = matcher.ours
     stepped = bool(side.steps) and point.key not in side.before_step
     return Finding(point, (*own, *causes), _place(points, number, point, end, stepped))
@@ -962,18 +967,18 @@ def _parent(module: str) -> str:
 
 
 def settings_notes(
-    paths: Iterable[str], settings: Callable[[str], list[str]], known: Sequence[str]
+    paths: Iterable[str], settings: Callable[[str], list[Setting]], known: Sequence[str]
 ) -> list[str]:
     """Which modules are set up otherwise, where nothing else may show it; not what is `known`."""
     told: dict[str, list[str]] = {}
     for path in paths:
-        for words in settings(path):
-            found = told.setdefault(words, [])
+        for setting in settings(path):
+            found = told.setdefault(setting.words, [])
             if not any(not above or path.startswith(f"{above}.") for above in found):
                 found.append(path)
     notes = []
     for words, found in told.items():
-        if words not in known:
+        if words not in known and f"{PERHAPS}{words}" not in known:
             more = f" and {len(found) - 4} more" if len(found) > 4 else ""
             names = ", ".join(path or "the model" for path in found[:4])
             notes.append(f"{names}{more}: {words}")

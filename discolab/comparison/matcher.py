@@ -38,11 +38,12 @@ from .pairs import (
     FactsByKey,
     Names,
     Pair,
+    Setting,
     by_key,
     check_some_match,
     is_number,
     lone_keys,
-    settings_words,
+    settings_of,
 )
 from .presence import Presence
 from .results import Point, point_name
@@ -289,13 +290,13 @@ class Matcher:
             p.agrees and not p.problem and not p.partial and "Shard" not in p.layout for p in last
         )
 
-    def settings(self, path: str) -> list[str]:
-        """How a module of the reference is set up otherwise on workers, in words."""
+    def settings(self, path: str) -> list[Setting]:
+        """How a module of the reference is set up otherwise on workers."""
         ours = self.ours.recorder.modules.get(path)
         other = self.names.rename(path)
         modules = enumerate(self.presence.modules)
         theirs = {rank: known[other] for rank, known in modules if other in known}
-        return settings_words(ours, theirs) if ours is not None and theirs else []
+        return settings_of(ours, theirs) if ours is not None and theirs else []
 
     # -- pairs ---------------------------------------------------------------------------------
 

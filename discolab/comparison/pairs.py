@@ -193,9 +193,23 @@ def only_in(first: Iterable[str], second: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def settings_words(ours: tuple[Any, ...], theirs: Mapping[int, tuple[Any, ...]]) -> list[str]:
+@dataclass(frozen=True)
+class Setting:
+    """How a module is set up on workers otherwise than in the reference.
+
+    `training` is its mode there, where it is that; else None, and `extra` is what it says of
+    itself.
+    """
+
+    words: str
+    ranks: tuple[int, ...]
+    training: bool | None = None
+    extra: str = ""
+
+
+def settings_of(ours: tuple[Any, ...], theirs: Mapping[int, tuple[Any, ...]]) -> list[Setting]:
     """How the settings of one module differ, between workers or from the reference."""
-    words: list[str] = []
+    found: list[Setting] = []
     groups: dict[tuple[Any, ...], list[int]] = {}
     for rank, about in theirs.items():
         groups.setdefault(about, []).append(rank)
@@ -208,9 +222,8 @@ def settings_words(ours: tuple[Any, ...], theirs: Mapping[int, tuple[Any, ...]])
     for mode, ranks in odd:
         told = "train" if mode else "eval"
         mine = "train" if ours[2] else "eval"
-        words.append(
-            f"{format_workers(ranks)} {_is(ranks)} in {told} mode, the reference in {mine} mode"
-        )
+        words = f"{format_workers(ranks)} {_is(ranks)} in {told} mode, the reference in {mine} mode"
+        found.append(Setting(words, tuple(ranks), training=mode))
     settings: dict[tuple[str, str], list[int]] = {}
     for (kind, extra, _), ranks in groups.items():
         settings.setdefault((kind, extra), []).extend(ranks)
@@ -220,10 +233,9 @@ def settings_words(ours: tuple[Any, ...], theirs: Mapping[int, tuple[Any, ...]])
             and extra != ours[1]
             and (len(settings) > 1 or _same_sizes(extra, ours[1]))
         ):
-            words.append(
-                f"{format_workers(ranks)}: {kind}({extra}); reference: {ours[0]}({ours[1]})"
-            )
-    return words
+            words = f"{format_workers(ranks)}: {kind}({extra}); reference: {ours[0]}({ours[1]})"
+            found.append(Setting(words, tuple(ranks), extra=extra))
+    return found
 
 
 def _is(ranks: Sequence[int]) -> str:

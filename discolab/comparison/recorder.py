@@ -27,6 +27,8 @@ V = TypeVar("V")
 Sharding: TypeAlias = tuple[Any, ...]
 """How a DTensor lies: placements, shape and ranks of its mesh, its logical shape."""
 
+_LARGEST_DENSE = 2**28  # elements of a sparse tensor that are written out
+
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
 _here = threading.local()
@@ -356,7 +358,7 @@ def _safe(text: str) -> str:
 def local_of(tensor: torch.Tensor) -> tuple[torch.Tensor, Sharding | None]:
     """What of a tensor lies here, and how it lies if it says so."""
     if not is_dtensor(tensor):
-        return tensor.detach(), None
+        return _dense(tensor.detach()), None
     whole: Any = tensor
     mesh = whole.device_mesh
     sharding = (
@@ -372,12 +374,19 @@ def local_of(tensor: torch.Tensor) -> tuple[torch.Tensor, Sharding | None]:
     return getattr(local, "wait", lambda: local)().detach(), sharding
 
 
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """A sparse tensor with its zeros; of one that is too large for that what it stores."""
+    if tensor.layout is torch.strided:
+        return tensor
+    if tensor.numel() > _LARGEST_DENSE and (tensor.is_sparse or tensor.is_sparse_csr):
+        return (tensor.coalesce() if tensor.is_sparse else tensor).values().detach()
+    return tensor.to_dense()
+
+
 def local_copy(tensor: torch.Tensor) -> tuple[torch.Tensor, Sharding | None]:
     """As `local_of`, for a tensor that may change later."""
     with torch.no_grad():
         value, sharding = local_of(tensor)
-        if value.layout is not torch.strided:
-            value = value.to_dense()
         return value.clone(memory_format=torch.contiguous_format), sharding
 
 

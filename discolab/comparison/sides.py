@@ -198,7 +198,7 @@ class Side:
         with torch.no_grad():
             while self._buffers:
                 buffer, before = self._buffers.pop()
-                if not torch.equal(buffer, before):
+                if buffer.layout is not torch.strided or not torch.equal(buffer, before):
                     buffer.copy_(before)
             while self._grads:
                 parameter, grad = self._grads.pop()

@@ -43,7 +43,7 @@ class Sources:
             If it has no path, and a number that was not given to the client.
         """
         number = source.number("sourceReference", 0)
-        for file, known in list(self._numbers.items()):
+        for file, known in self._numbers.copy().items():
             if known == number:
                 return file
         path = source.text("path", "")
@@ -59,7 +59,7 @@ class Sources:
         ArgumentError
             If no file has that number.
         """
-        for file, known in list(self._numbers.items()):
+        for file, known in self._numbers.copy().items():
             if known == number:
                 return "".join(linecache.getlines(file))
         raise ArgumentError(f"no source has the number {number}")

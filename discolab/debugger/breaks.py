@@ -237,7 +237,7 @@ def find_file(name: str) -> str:
         if os.path.isfile(full):
             return full
     # past what a module that imports its parts when they are asked for does
-    loaded = [getattr(m, "__dict__", {}).get("__file__") for m in list(sys.modules.values())]
+    loaded = [getattr(m, "__dict__", {}).get("__file__") for m in sys.modules.copy().values()]
     files = {file for file in (*known, *loaded) if isinstance(file, str)}
     end = "/" + name.replace("\\", "/")
     found = sorted(file for file in files if file.replace("\\", "/").endswith(end))

@@ -226,14 +226,13 @@ class _Weights:
             return 0, number
         ordinal = self._moments[number].ordinal
         before = self._failing.before
-        is_recent = ordinal >= self._recent and not any(call > ordinal for call in before)
+        is_told = any(call >= ordinal for call in before)
+        is_recent = ordinal >= self._recent and not is_told
         if name in self._far or (name == RANDOM and is_recent):
             return self._far.get(name, 1), number
-        if is_recent:
-            return _RECENT, -number
-        if any(call >= ordinal for call in before):
+        if is_told:
             return None
-        return _OLD, -number
+        return (_RECENT if is_recent else _OLD), -number
 
 
 # -- what is told ----------------------------------------------------------------------------------

@@ -13,10 +13,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..ccl.board.rounds import MISSING, STOPPED, Round
+from ..ccl.board.rounds import MISSING, STOPPED, Entry, Round
+from ..ccl.call import FAILED
 from ..ccl.doctor import Diagnosis, Edge, doctor
 from ..runtime.display import Pictured
-from ..runtime.failures import Failure, fold, name_ranks
+from ..runtime.failures import CAUSED, Failure, fold, name_ranks
 from ..runtime.frames import frame_of
 from ..runtime.services import probe
 from ..runtime.session import Session
@@ -39,6 +40,7 @@ _MOST_WORDS = 300  # characters of an error
 _MOST_CAUSES = 3  # errors that are told of one call
 _MOST_FRAMES = 8  # of a stack
 _LATE = "WaitTimeoutError"
+_ABORTED = "CollectiveAborted"
 _GONE = ("dead", "ended")
 _FROZEN = "has given no sign of life"
 _IN_THE_CELL = ("while it ran the cell", "while it ran the script")
@@ -113,14 +115,17 @@ def explain(session: Session) -> Explanation:
     failures = _last_failures(session, recorded)
     stacks = {rank: stack for rank, (*_, stack) in told.items() if stack}
     running = {call for *_, call, _ in told.values()}
+    ended = {rank for rank, (*_, call, _) in told.items() if call < 0}
     over = max((last for _, _, last, *_ in told.values()), default=-1)
     last = max(-1, over, *running, *(failure.call for failure in failures))
     failing, stands, spots, aborted = _standing(session, last)
     replaced = _replaced(failures, found.workers)
     cell = _cell(failures, stacks.values())
-    deaths, hang = _deaths(session, found.workers, cell), _hang(found, stacks)
+    deaths, hang = _deaths(session, found.workers, cell), _hang(found, stacks, ended)
     frozen, unheard = _unheard(found.workers, told, cell) if not session.closed else ([], [])
-    earlier = bool(replaced) or any(over > failure.call for failure in failures)
+    broken = _not_compiled(session, failures)
+    caught = [] if broken else _caught(found, max(over, -1, *running), failures)
+    earlier = bool(replaced or broken) or any(over > failure.call for failure in failures)
     stopped = earlier and all(failure.interrupted for failure in failures)
     failed_calls: list[Fact] = []
     others = deaths + failing + stands + frozen + hang
@@ -130,11 +135,12 @@ def explain(session: Session) -> Explanation:
         failed_calls = _failure(failures, found)
         if failed_calls and earlier:  # other cells have ended since
             failed_calls[0] = replace(failed_calls[0], text=f"earlier: {failed_calls[0].text}")
-    facts = [*deaths, *failing, *failed_calls, *stands, *frozen, *hang]
+    facts = [*broken, *caught, *deaths, *failing, *failed_calls, *stands, *frozen, *hang]
     # who waits for one that stands in the debugger has not failed
-    failed = bool(failing or failed_calls or deaths or found.deadlocks or (facts and not stands))
+    wrong = failing or failed_calls or deaths or found.deadlocks
+    failed = bool(broken or caught or wrong or (facts and not stands))
     facts += unheard
-    if told:
+    if told and (wrong or not broken):
         if hang and not (failing or failed_calls):
             spots = list(stacks.values())
         shown = _Shown(failures if failed_calls or aborted >= 0 else [], spots, recorded, aborted)
@@ -176,6 +182,7 @@ def _of_variables(session: Session, told: Mapping[int, Any], shown: _Shown) -> l
 def _failing(told: Mapping[int, Any], shown: _Shown) -> Failing | None:
     """Which calls and lines the explanation is of; None: nothing has failed."""
     causes = [failure for failure in shown.failures if not failure.victim] or shown.failures
+    causes = [*(root for failure in causes if (root := _root(failure))), *causes]
     stacks = [[(file, line) for file, line, _ in f.frames] for f in causes] + list(shown.spots)
     stacks = [stack for stack in stacks if stack]
     if not stacks:
@@ -190,7 +197,7 @@ def _failing(told: Mapping[int, Any], shown: _Shown) -> Failing | None:
         call,
         stacks[0][0][0],
         tuple(dict.fromkeys(spot for stack in stacks for spot in stack if is_user_file(spot[0]))),
-        apart=bool(causes) and len(causes) < len(told),
+        apart=bool(causes) and len({failure.rank for failure in causes}) < len(told),
         missing=missing,
         before=tuple({f.call for f in shown.recorded if f.call < call and not f.interrupted}),
     )
@@ -296,12 +303,14 @@ def _brief(words: str) -> str:
     return head[:_MOST_WORDS] + (" …" if more or len(head) > _MOST_WORDS else "")
 
 
-def _hang(found: Diagnosis, stacks: Mapping[int, Sequence[tuple[str, int]]]) -> list[Fact]:
-    """Who waits for whom now, and what those do that are waited for."""
+def _hang(
+    found: Diagnosis, stacks: Mapping[int, Sequence[tuple[str, int]]], ended: Collection[int]
+) -> list[Fact]:
+    """Who waits for whom now, and what those do that are waited for; nothing of who has ended."""
     facts: list[Fact] = []
     edges: dict[Any, list[Edge]] = {}
     for edge in found.waits:
-        if not edge.doing:
+        if not edge.doing and edge.rank not in ended:
             edges.setdefault((edge.whom, edge.what, edge.site), []).append(edge)
     waited = {rank for edge in found.waits for rank in edge.whom}
     waiting = {edge.rank for edge in found.waits}
@@ -311,7 +320,7 @@ def _hang(found: Diagnosis, stacks: Mapping[int, Sequence[tuple[str, int]]]) -> 
             continue
         if (edges and status.rank not in waited) or status.detail.startswith(STANDS):
             continue
-        if _FROZEN in status.detail:
+        if _FROZEN in status.detail or status.rank in ended:
             continue
         site = place(*stacks[status.rank][-1]) if status.rank in stacks else ""
         doing = f"{status.state} {status.detail.removesuffix(f' at {site}')}".strip()
@@ -335,6 +344,15 @@ def _hang(found: Diagnosis, stacks: Mapping[int, Sequence[tuple[str, int]]]) -> 
 # -- what failed ----------------------------------------------------------------------------------
 
 
+def _not_compiled(session: Session, failures: Sequence[Failure]) -> list[Fact]:
+    """The cell that never ran, if nothing has failed since."""
+    broken = session.not_compiled
+    if broken is None or any(failure.call >= broken.call for failure in failures):
+        return []
+    words = f"{broken.command} could not be compiled, nothing ran: {broken.headline}"
+    return [Fact(words, _place_of(broken))]
+
+
 def _failure(failures: Sequence[Failure], found: Diagnosis) -> list[Fact]:
     if not failures:
         return []
@@ -342,16 +360,18 @@ def _failure(failures: Sequence[Failure], found: Diagnosis) -> list[Fact]:
     causes = [f for f in failures if not f.victim and not f.interrupted]
     dead = {status.rank for status in found.workers if status.state == "dead"}
     replaced = _replaced(failures, found.workers)
+    led = [root for f in failures if not f.interrupted and (root := _told_before(f))]
     together: dict[Any, list[Failure]] = {}
-    for number, group in enumerate(fold(causes)):
+    for number, group in enumerate(fold([*led, *causes])):
         first = group[0]
         # where collectives don't fit all are told the same
         key: Any = first.headline if first.type_name in _ACCOUNTED else number
         if first.type_name not in _ACCOUNTED and not _is_out_of_memory(first):
-            key = first.type_name, _place_of(first)
+            root = _root(first)
+            key = first.type_name, _place_of(first), root and (root.type_name, _place_of(root))
         together.setdefault(key, []).extend(group)
     facts: list[Fact] = []
-    groups = list(together.values())
+    groups = sorted(together.values(), key=lambda alike: _follows(alike[0]))
     most = _MOST_CAUSES if len(groups) > _MOST_CAUSES + 1 else len(groups)
     for alike in groups[:most]:
         facts += _cause(alike, dead, replaced)
@@ -369,12 +389,75 @@ def _failure(failures: Sequence[Failure], found: Diagnosis) -> list[Fact]:
     for group in fold(victims):
         ranks = [failure.rank for failure in group]
         what = group[0].headline.splitlines()[0].removeprefix("CollectiveAborted: ")
-        whom = f" for {name_ranks(f.rank for f in causes)}" if causes else ""
+        whose = {f.rank for f in [*led, *causes]}.difference(ranks)
+        whom = f" for {name_ranks(whose)}" if whose else ""
         what = what.partition(" can't complete")[0]
         facts.append(Fact(f"{name_ranks(ranks)} waited{whom} in {what}", _place_of(group[0])))
     if stopped:
         facts += _stopped(stopped, found, _cell(failures, []))
     return facts
+
+
+def _caught(found: Diagnosis, call: int, failures: Sequence[Failure]) -> list[Fact]:
+    """Collectives of the last cell that did not fit, where the cell has caught their errors."""
+    if any(failure.call >= call for failure in failures):
+        return []
+    facts: list[Fact] = []
+    for one in found.rounds:
+        alike: dict[str, list[Entry]] = {}
+        for entry in one.entries:
+            if entry.state == FAILED:
+                alike.setdefault(entry.what, []).append(entry)
+        if one.ordinal == call and one.number is not None and len(alike) > 1:
+            what = f"collective #{one.number} in {name_ranks(one.group)}: members disagree"
+            sites = [group[0].site for group in alike.values()]
+            facts.append(Fact(f"{what}, and the error was caught", sites[0]))
+            facts += [
+                Fact(f"{name_ranks(entry.rank for entry in group)}: called {words}", site)
+                for (words, group), site in zip(alike.items(), sites, strict=True)
+            ]
+    return facts
+
+
+def _root(failure: Failure) -> Failure | None:
+    """The first of the errors that led to a failure, as a failure of its own; None: none did.
+
+    What a library has met and handled, at no line of the user's, is not told.
+    """
+    for frames, details, relation in failure.earlier:
+        users = any(is_user_file(file) for file, *_ in frames)
+        if users or relation == CAUSED:
+            # of a syntax error the place comes first
+            text = "\n".join(details[-1:] if details[0].startswith(" ") else details)
+            name, _, message = text.partition(": ")
+            return replace(
+                failure,
+                type_name=name,
+                message=message,
+                frames=frames if users else failure.frames,
+                details=details,
+                earlier=(),
+                victim=False,
+            )
+    return None
+
+
+def _told_before(failure: Failure) -> Failure | None:
+    """What led to a failure, where one of the two is a collective's, and so has facts of its own.
+
+    As where one worker has left the others for a `finally`, and calls another collective there.
+    """
+    root = _root(failure)
+    if root is None or root.type_name == _ABORTED:
+        return None
+    collective = failure.victim or failure.type_name in _ACCOUNTED
+    return root if collective != (root.type_name in _ACCOUNTED) else None
+
+
+def _follows(failure: Failure) -> bool:
+    """Whether it was raised where the failure of another worker was handled."""
+    root = _root(failure)
+    return root is not None and root.type_name == _ABORTED
 
 
 def _cause(group: Sequence[Failure], dead: Collection[int], replaced: Sequence[int]) -> list[Fact]:
@@ -395,17 +478,26 @@ def _cause(group: Sequence[Failure], dead: Collection[int], replaced: Sequence[i
     head = _brief(first.headline)
     if _is_out_of_memory(first):
         return [Fact(f"{ranks} ran out of memory: {head}", where)]
-    words = list(dict.fromkeys(_brief(failure.headline) for failure in group))
+    if (root := _root(first)) is not None and _told_before(first) is None:
+        where = _place_of(root)
+    by_words: dict[str, list[int]] = {}
+    for failure in group:
+        by_words.setdefault(_with_root(failure), []).append(failure.rank)
+    words = list(by_words)
     if len(words) < 3:
-        return [
-            Fact(
-                f"{name_ranks(f.rank for f in group if _brief(f.headline) == one)} raised {one}",
-                where,
-            )
-            for one in words
-        ]
+        return [Fact(f"{name_ranks(of)} raised {one}", where) for one, of in by_words.items()]
     own = "each with words of its own" if len(words) == len(group) else f"in {len(words)} wordings"
     return [Fact(f"{ranks} raised {first.type_name}, {own}: {_brief(first.message)}", where)]
+
+
+def _with_root(failure: Failure) -> str:
+    """``RuntimeError: no such key at Cell In[3], line 4, from KeyError: 'k'``."""
+    head, root = _brief(failure.headline), _root(failure)
+    if root is None or _told_before(failure) is not None:
+        return head
+    caused = all(relation == CAUSED for *_, relation in failure.earlier)
+    how = "from" if caused else "while handling"
+    return f"{head} at {_place_of(failure)}, {how} {_brief(root.headline)}"
 
 
 def _account(line: str, where: str, replaced: Sequence[int]) -> Fact:
@@ -476,7 +568,7 @@ def _advice(failures: Sequence[Failure], found: Diagnosis) -> str:
         return "%disco_restart -t RANK starts a new worker in its place"
     if found.waits or found.deadlocks:
         return "%disco_doctor shows the last collectives, Stop ends the workers' cell"
-    causes = [f for f in failures if not f.victim and not f.interrupted]
+    causes = sorted((f for f in failures if not f.victim and not f.interrupted), key=_follows)
     if not causes:
         return ""
     if any(failure.type_name == "CollectiveError" for failure in causes):

@@ -190,7 +190,7 @@ class PrintedOutput(Service):
 
     def _write_begun(self, now: float) -> None:
         # the thread that closes the session may be here while the reader thread still receives
-        for key, (due, _) in tuple(self._begun.items()):
+        for key, (due, _) in self._begun.copy().items():
             if due <= now:
                 _, pieces = self._begun.pop(key, (0.0, ()))
                 _write(key[1], "".join(pieces))

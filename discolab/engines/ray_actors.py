@@ -278,7 +278,7 @@ class Actors(Service):
     def look(self) -> None:
         """See `Service`."""
         now = time.monotonic()
-        for rank, actor in tuple(self._by_rank.items()):
+        for rank, actor in self._by_rank.copy().items():
             if actor.due is not None and actor.due <= now:
                 self._transport.end(rank)
                 actor.due = float("inf")

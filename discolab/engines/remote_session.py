@@ -381,7 +381,7 @@ class RemoteSession(Session):
     def _lost_for_good(self) -> list[int]:
         """The workers that have died and that no other one is to replace."""
         connections = self._connections
-        lost = tuple(connections.lost.items())
+        lost = tuple(connections.lost.copy().items())
         return sorted(rank for rank, why in lost if why and rank not in connections.answers)
 
     def _check_alive(self, ranks: Iterable[int] | None = None) -> None:

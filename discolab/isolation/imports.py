@@ -202,7 +202,7 @@ def _remove(name: str, made: list[str]) -> None:
     """Forget a module that failed, with those `made` meanwhile that are below or refer to it."""
     gone = {name}
     modules = {other: sys.modules[other] for other in made if other in sys.modules}
-    for other, module in tuple(modules.items()):
+    for other, module in modules.copy().items():
         if isinstance(getattr(module, "__loader__", None), ExtensionFileLoader):
             del modules[other]
     while True:

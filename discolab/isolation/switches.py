@@ -341,7 +341,7 @@ def _idle() -> None:
     with _lock:
         if _active():
             return
-        for worker, wishes in tuple(_wishes.items()):  # of those that could not agree
+        for worker, wishes in _wishes.copy().items():  # of those that could not agree
             for switch, value in wishes.items():
                 _values_of_each(_NOTEBOOK).use(_session_of(worker))
                 switch.set(value)

@@ -142,7 +142,7 @@ def install(*, own_process: bool, loaded: Mapping[str, ModuleType]) -> None:
 def uninstall() -> None:
     """Put all back in the opposite order; what others changed since is left alone."""
     pairs = [pair for patches in _installed.values() for pair in patches.everywhere]
-    _bound.put_back(tuple(sys.modules.values()), pairs)
+    _bound.put_back(sys.modules.copy().values(), pairs)
     _hooks.clear()
     _changed.clear()
     while _installed:
@@ -195,7 +195,7 @@ def inherit(worker: Worker, states: Container[str]) -> None:
     for row in rows():
         if row.in_child is not None and row.state in states:
             row.in_child(worker)
-    for key, value in tuple(worker.process_state.items()):
+    for key, value in worker.process_state.copy().items():
         if key in _heirs:
             _heirs[key](value)
 

@@ -292,7 +292,7 @@ def own_variables(module: ModuleType, patches: Patches, *names: str) -> None:
         if not isinstance(value, type):
             patches.replace(module, name, over, everywhere=True)
             continue
-        for method, function in tuple(vars(value).items()):
+        for method, function in vars(value).copy().items():
             if isinstance(function, FunctionType):
                 patches.replace(value, method, over)
             elif isinstance(function, classmethod):

@@ -318,7 +318,7 @@ def _share_out(top: str, module: ModuleType, found: ModuleSpec) -> None:
         if sys.modules.get(top) is not module:
             return  # another worker has come first
         owners = [w for w in _importers if top in w.process_state.get(_IMPORTED, ())]
-        for name, known in tuple(sys.modules.items()):
+        for name, known in sys.modules.copy().items():
             inside = name == top or name.startswith(f"{top}.")
             if inside and _may_be_own(name, known):
                 spec = found if name == top else cast("ModuleSpec", known.__spec__)
@@ -445,7 +445,7 @@ def begin(folder: str) -> None:
         sys.path.insert(0, folder)
     if _Finder not in sys.meta_path:
         return
-    for name, module in tuple(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         if not _may_be_own(name, module):
             continue
         spec = cast("ModuleSpec", module.__spec__)
@@ -471,7 +471,8 @@ def fresh_imports(worker: Worker) -> Iterator[None]:
 
 
 def _shells() -> dict[str, WorkerModule]:
-    return {n: m for n, m in tuple(sys.modules.items()) if type(m) is WorkerModule}
+    # a copy is one step; in tuple(items()) the collector may run code, and another thread import
+    return {n: m for n, m in sys.modules.copy().items() if type(m) is WorkerModule}
 
 
 def end() -> None:
@@ -577,7 +578,7 @@ def _in_child(worker: Worker) -> None:
     _in_use = False
     _makers.clear()
     _guard, _notebooks_lock = plain_lock(), reentrant_lock()
-    for name, shell in tuple(sys.modules.items()):
+    for name, shell in sys.modules.copy().items():
         if type(shell) is WorkerModule:
             module = _module_of(shell, worker)
             _keep(shell, None, module)

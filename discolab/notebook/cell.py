@@ -29,7 +29,7 @@ from ..runtime.functions import worker_function
 from ..runtime.registers import OWN
 from ..runtime.services import probe
 from ..runtime.session import Session
-from ..runtime.sources import place
+from ..runtime.sources import is_cell, place
 from ..runtime.user_code import is_user_file
 from ..runtime.worker import Worker, current_worker
 from .awaiting import run_code
@@ -296,8 +296,10 @@ class CellRun:
         return f"<cell on {name_ranks(self.targets)}: {state}; .get() waits for it>"
 
 
-def check_syntax(source: str, filename: str) -> None:
+def check_syntax(session: Session, source: str, filename: str) -> None:
     """Raise for a syntax error here, once, rather than on every worker.
+
+    The session keeps it, for no worker has a record of it.
 
     Raises
     ------
@@ -305,7 +307,17 @@ def check_syntax(source: str, filename: str) -> None:
     """
     try:
         compile_cell(source, filename)
+        session.not_compiled = None
     except SyntaxError as exc:
+        session.not_compiled = Failure(
+            -1,
+            "the cell" if is_cell(filename) else "the script",
+            "",
+            type(exc).__name__,
+            exc.msg,
+            ((filename, exc.lineno or 1, "<module>"),),
+            call=session.calls_sent,
+        )
         raise CellSyntaxError(exc) from None
     magic = _first_magic(source)
     if magic is not None:

@@ -87,7 +87,7 @@ class Comparing:
             if cell is not None and with_code:
                 filename = self._running.next_file()
                 source = "\n" + self._shell.transform_cell(cell)
-                check_syntax(source, filename)
+                check_syntax(sess, source, filename)
                 sharded = _program(source, filename, tuple(inputs))
             return compare(
                 ours,

@@ -37,10 +37,10 @@ def holders_of(shell: Any) -> Holding:
     """
     found = Holding()
     hidden = getattr(shell, "user_ns_hidden", {})
-    for name, value in list(shell.user_ns.items()):
+    for name, value in shell.user_ns.copy().items():
         if not _RESULT.fullmatch(name) and (name not in hidden or hidden[name] is not value):
             found.walk(printable(name), value, True)
-    for number, value in list(shell.user_ns.get("_oh", {}).items()):
+    for number, value in shell.user_ns.get("_oh", {}).copy().items():
         found.walk(f"Out[{number}]", value, False)
     for name in ("_", "__", "___"):
         found.walk(name, shell.user_ns.get(name), False)
@@ -51,7 +51,7 @@ def holders_of(shell: Any) -> Holding:
         if not is_own_file(code.co_filename) and not is_installed(code.co_filename):
             names = frame.f_locals
             if names is not shell.user_ns:
-                for name, value in list(names.items()):
+                for name, value in names.copy().items():
                     found.walk(f"{name} of the last error", value, False)
     return found
 
@@ -147,7 +147,7 @@ def _inside(holder: Any) -> Iterator[tuple[str, Any]]:
         elif issubclass(kind, TensorPlot):
             yield ".ref", object.__getattribute__(holder, "_reader").held
         elif _is_of_the_notebook(kind):
-            for name, item in list(object.__getattribute__(holder, "__dict__").items()):
+            for name, item in object.__getattribute__(holder, "__dict__").copy().items():
                 yield f".{name}", item
     except (AttributeError, RuntimeError, *FAILURES):  # it changes at this moment
         return

@@ -354,7 +354,7 @@ class JupyterDebugger:
         path, line = frame["source"]["path"], frame["line"]
         if "sourceReference" in frame["source"]:
             self._numbers[path] = frame["source"]["sourceReference"]
-            for known, cell in list(self._cells.items()):
+            for known, cell in self._cells.copy().items():
                 if cell.file == path:
                     path, line = known, line + cell.above
                     break

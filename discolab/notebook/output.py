@@ -353,7 +353,7 @@ class OutputCapture:
         if not any(items for kept in self._kept.values() for items in kept.values()):
             return
         with self._lock:
-            for key, kept in list(self._kept.items()):
+            for key, kept in self._kept.copy().items():
                 taken = {}
                 for rank in sorted(kept):
                     items = kept[rank]

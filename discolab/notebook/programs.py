@@ -184,7 +184,7 @@ class Programs:
         check_timeout(timeout)
         ranks = parse_ranks(targets, sess.num_workers, sess.current_mesh)
         filename = self._running.next_file()
-        check_syntax(source, filename)
+        check_syntax(sess, source, filename)
         if push:
             send_variables(sess, self._shell.user_ns, push)
         program = Program(
@@ -250,7 +250,7 @@ class Programs:
         sess = self._sessions.free(session)
         check_timeout(timeout)
         full, source = read_script(path)
-        check_syntax(source, full)
+        check_syntax(sess, source, full)
         ranks = list(range(sess.num_workers))
         words = "the script"
         program = Program(

@@ -384,7 +384,7 @@ class Node:
         for call in list(self.calls.values()):
             if call.at == node:
                 call.fail(error)
-        for (sender, _), served in list(self.serving.items()):
+        for (sender, _), served in self.serving.copy().items():
             if sender == node:
                 served.end(f"{self.describe(node)}, which called it, has died")
         self.references.lost(node)

@@ -255,7 +255,7 @@ class Router:
         if self._tcp is not None:
             address = address._replace(endpoint=self._tcp.address)
         self._tell(("at", tuple(address)))
-        for node, known in tuple(self._addresses.items()):
+        for node, known in self._addresses.copy().items():
             self._learn(node, known)
 
     def _open_tcp(self, token: bytes, keys: Keys) -> Port:
@@ -305,7 +305,7 @@ class Router:
 
     def _drain_leaving(self) -> float:
         """Deliver what dead nodes have sent; returns the seconds until there may be more of it."""
-        for node, (reason, since) in tuple(self._leaving.items()):
+        for node, (reason, since) in self._leaving.copy().items():
             ports = [port for port in (self._local, self._tcp) if port is not None]
             if sum(port.drain(node, since) for port in ports) == len(ports):
                 del self._leaving[node]

@@ -35,6 +35,9 @@ _SUPPRESS: Any = vars(BaseException)["__suppress_context__"]
 
 Frames = tuple[tuple[str, int, str], ...]
 
+CAUSED = "… was the cause of:"
+HANDLED = "… and while that was handled:"
+
 
 @dataclass(slots=True)
 class Failure:
@@ -438,7 +441,7 @@ def _earlier(exc: BaseException) -> tuple[tuple[Frames, tuple[str, ...], str], .
         if before is None or id(before) in seen:
             break
         seen.add(id(before))
-        relation = "… was the cause of:" if cause is not None else "… and while that was handled:"
+        relation = CAUSED if cause is not None else HANDLED
         chain.insert(0, (user_frames(before), _details(before), relation))
         one = before
     return tuple(chain)

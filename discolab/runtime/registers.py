@@ -118,7 +118,7 @@ class RegisterFile:
     def validate(self) -> None:
         """Assert that exactly those ids are idle whose DRef is gone."""
         idle = self._idle()
-        dead = {n for n, h in tuple(self._held.items()) if h is not None and h() is None}
+        dead = {n for n, h in self._held.copy().items() if h is not None and h() is None}
         assert idle.keys() == dead, f"idle: {sorted(idle)}, DRef gone: {sorted(dead)}"
         assert all(0 < reg_id <= self._next for reg_id in self._held)
 

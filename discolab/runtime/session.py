@@ -86,6 +86,10 @@ class Session(Drawn, Controller):
     last_failures: tuple[Failure, ...] = ()
     """Of the last error of workers that was raised, without the exceptions themselves."""
 
+    not_compiled: Failure | None = None
+    """Why the last cell or script did not run: it could not be compiled; its `call` is the ordinal
+    that it would have had. None if it was compiled."""
+
     above: ClassVar[dict[str, Callable[..., Any]]] = {}
     """What layers above do for `load`, `save`, `snapshot`, `restore`, `rpc`, `compare` and
     `explain`."""

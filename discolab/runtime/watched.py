@@ -44,7 +44,7 @@ class WatchedValues:
     def look(self, registers: Mapping[int, Any], ordinal: int) -> list[int]:
         """Find what has changed since, in the call of that ordinal; each is told of once."""
         found: list[int] = []
-        for key, (reg, ref, version) in tuple(self.tensors.items()):
+        for key, (reg, ref, version) in self.tensors.copy().items():
             tensor = ref()
             if tensor is None or id(registers.get(reg)) != id(tensor):
                 del self.tensors[key]

@@ -156,7 +156,7 @@ class Lane:
     def _settle(self, command: Event) -> list[Event]:
         """A command is over: so are the collectives in which its worker waited."""
         changed: list[Event] = []
-        for seq, ordinal in tuple(self._unfinished.items()):
+        for seq, ordinal in self._unfinished.copy().items():
             if ordinal <= command.ordinal:
                 place = self._place(seq)
                 if place < len(self.events) and not self.events[place].asynchronous:

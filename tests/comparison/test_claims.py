@@ -215,3 +215,75 @@ def test_a_sum_has_no_wider_tolerance_than_other_values(four: Session) -> None:
         (point,) = [p for p in result.points if p.kind == "result"]
         judged[factor] = point.partial and point.agrees
     assert judged == {1.0: True, 0.8: False}
+
+
+# -- sparse tensors --------------------------------------------------------------------------------
+
+
+class Bags(nn.Module):
+    """A table with a sparse gradient, and a graph as a sparse buffer."""
+
+    def __init__(self, bug: bool = False) -> None:
+        super().__init__()
+        self.table = nn.EmbeddingBag(30, 8, mode="sum", sparse=True)
+        self.register_buffer("graph", torch.eye(4).to_sparse())
+        self.bug = bug
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        bags = self.table(x)
+        if self.bug and bags.requires_grad:
+            bags.register_hook(lambda grad: grad * 2)
+        result: torch.Tensor = torch.sparse.mm(self.graph, bags)  # type: ignore[arg-type]
+        return result
+
+
+def _bags(state: dict[str, torch.Tensor], bug: bool) -> Bags:
+    model = Bags(bug and place()[0] == 2)
+    model.load_state_dict(state)
+    return model
+
+
+def test_sparse_gradients_and_buffers_are_compared(four: Session) -> None:
+    model, x = Bags(), torch.randint(0, 30, (4, 3))
+    assert compare(model, four.call_packed(_bags, model.state_dict(), False), x).agrees
+    found = compare(model, four.call_packed(_bags, model.state_dict(), True), x)
+    assert found.first is not None
+    assert found.first.point.words == "gradient of the parameter table.weight"
+    assert found.first.ranks == (2,)
+
+
+# -- settings that differ --------------------------------------------------------------------------
+
+
+class Normed(nn.Module):
+    """A norm of which the scale may be applied twice."""
+
+    def __init__(self, eps: float, twice: bool = False) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8, eps=eps)
+        nn.init.constant_(self.norm.weight, 2.0)
+        if twice:
+            self.norm.register_forward_hook(lambda m, _, out: out * m.weight, prepend=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.norm(x)
+        return result
+
+
+@pytest.mark.parametrize(
+    ("eps", "twice", "cause"), [(1e-1, False, "eps=0.1"), (1e-8, True, ""), (1e-1, True, "perhaps")]
+)
+def test_a_setting_is_a_cause_where_it_makes_the_difference(
+    four: Session, eps: float, twice: bool, cause: str
+) -> None:
+    found = compare(Normed(1e-7), four.call_packed(Normed, eps, twice), torch.randn(3, 8))
+    assert found.first is not None
+    assert found.first.point.words == "output of norm"
+    told = [words for words in found.first.causes if "eps" in words]
+    if not cause:
+        assert not told, found
+        assert any("eps=1e-08" in note for note in found.notes), found
+    else:
+        assert cause in told[0], found
+        assert told[0].startswith("perhaps: ") == twice, found
+        assert not any("eps" in note for note in found.notes), found

@@ -478,6 +478,86 @@ def test_an_earlier_failure_says_so(three: Kernel) -> None:
     assert told.startswith("1. earlier: workers 0-2 raised ZeroDivisionError: division by zero")
 
 
+def test_a_cell_that_could_not_be_compiled_is_the_last_one(three: Kernel) -> None:
+    three.ok("%disco_restart")
+    three.fails("%%disco\nif rank == 1: raise ValueError('first')")
+    three.fails("%%disco\ny = 1\nx = = 3")
+    broken, earlier = lines(three)
+    assert re.fullmatch(
+        r"1\. the cell could not be compiled, nothing ran: SyntaxError: invalid syntax"
+        r" · Cell In\[\d+\], line 3", broken), broken  # fmt: skip
+    assert earlier.startswith("2. earlier: worker 1 raised ValueError: first · Cell In["), earlier
+    three.ok("%%disco\ny = 1")
+    (told,) = lines(three)
+    assert told.startswith("1. earlier: worker 1 raised ValueError: first"), told
+    three.fails("%%disco\nx = = 3")
+    three.fails("sess.fetch(sess.call_packed(lambda: 1 / 0))")
+    assert lines(three)[0].startswith("1. workers 0-2 raised ZeroDivisionError")
+
+
+def test_what_led_to_a_failure_is_told(three: Kernel) -> None:
+    """An error that is hidden behind a collective comes first, any other in the same line."""
+    try_ = "%%disco\ntry:\n    {}\n    ccl.all_reduce(torch.ones(2 if rank else 3))\n{}"
+    lost = "if rank == 1: raise ValueError('lost')"
+    cell = number(three.fails(try_.format(lost, "finally:\n    ccl.barrier()")))
+    told = lines(three)
+    assert told[0] == f"1. worker 1 raised ValueError: lost · {cell}, line 3"
+    assert told[1].startswith("2. collective #1 in workers 0-2: members disagree on the operation")
+    more = "except Exception as e:\n    raise OSError('down') from e"
+    cell = number(three.fails(try_.format("pass", more)))
+    told = lines(three)
+    assert told[0] == (
+        f"1. collective #1 in workers 0-2: members disagree on the shape · {cell}, line 4"
+    )
+    assert told[3] == f"4. workers 0-2 raised OSError: down · {cell}, line 6", told
+    code = "try:\n    {'a': 1}['b' if rank == 1 else 'a']\nexcept KeyError as e:\n    raise "
+    for more, how in (("ValueError('w') from e", "from"), ("ValueError('w')", "while handling")):
+        cell = number(three.fails(f"%%disco\n{code}{more}\nccl.barrier()"))
+        told = lines(three)
+        assert told[0] == (
+            f"1. worker 1 raised ValueError: w at {cell}, line 5, {how} KeyError: 'b' "
+            f"· {cell}, line 3"
+        )
+    cell = number(three.fails(f"%%disco\n{code}ValueError('w') from None"))
+    assert lines(three)[0] == f"1. worker 1 raised ValueError: w · {cell}, line 5"
+
+
+def test_what_is_raised_while_anothers_failure_is_handled_comes_later(three: Kernel) -> None:
+    cell = number(three.fails("%%disco\ntry:\n    if rank == 2: 1 / 0\n    ccl.barrier()\n"
+                              "finally:\n    rank < 2 and undefined"))  # fmt: skip
+    told = lines(three)
+    assert told[0] == f"1. worker 2 raised ZeroDivisionError: division by zero · {cell}, line 3"
+    assert told[1].startswith("2. workers 0-1 raised NameError: name 'undefined' is not defined at")
+    assert told[-1].startswith("%disco_pm 2 shows"), told
+
+
+def test_what_an_earlier_failure_has_told_is_not_told_again(three: Kernel) -> None:
+    three.ok("%disco_restart")
+    three.fails("%%disco\nh = torch.full((2,), float('nan'))\nassert not h.isnan().any()")
+    assert lines(three)[1].startswith("2. h: NaN on all workers · Cell In[")
+    three.fails("%%disco\nassert rank == 0, 'other'")
+    assert "h:" not in "".join(lines(three))
+    three.fails("%%disco\nassert h.sum() < 1")
+    assert lines(three)[1].startswith("2. h: NaN on all workers · Cell In[")
+
+
+def test_a_collective_of_which_the_error_was_caught(three: Kernel) -> None:
+    three.ok("%disco_restart")
+    three.fails("%%disco\n1 / 0")
+    three.ok("%%disco\ntry:\n    ccl.all_reduce(torch.ones(2 if rank else 3))\n"
+             "except Exception:\n    pass")  # fmt: skip
+    told = [re.sub(r"Cell In\[\d+\]", "Cell", line) for line in lines(three)]
+    assert told[:3] == [
+        "1. collective #1 in workers 0-2: members disagree, and the error was caught"
+        " · Cell, line 3",
+        "2. worker 0: called all_reduce(sum) of float32[3] · Cell, line 3",
+        "3. workers 1-2: called all_reduce(sum) of float32[2] · Cell, line 3",
+    ]
+    assert told[3].startswith("4. earlier: workers 0-2 raised ZeroDivisionError"), told
+    three.ok("%%disco\n1")
+    assert lines(three)[0].startswith("1. earlier: workers 0-2 raised ZeroDivisionError")
+
+
 def test_errors_of_many_words(three: Kernel) -> None:
     three.ok("%disco_restart")
     cell = number(three.fails("%%disco\nraise ValueError(f'w{rank} has\\nfailed')"))

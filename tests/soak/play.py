@@ -22,8 +22,8 @@ from typing import Any
 from . import leftovers
 from .steps import World, do, draw
 
-HUNG = 180.0  # seconds that no step may take: a session may be given START_TIMEOUT to start
-FIRST = 300.0  # seconds for the first session, for which Ray starts, and all is imported
+HUNG = 90.0  # seconds that no step may take
+START = 300.0  # seconds for a session to start: on a busy machine Ray takes minutes
 _SAMPLE_EVERY = 5.0  # seconds
 WARM_UP: list[dict[str, Any]] = [
     {"do": "make", "name": "a", "seed": 1, "size": 200_000},
@@ -53,7 +53,7 @@ class Unraised:
 
 def play(engine: str, steps: Iterable[dict[str, Any]], seconds: float) -> str:
     """Take steps until there are no more or time is up; what is wrong, or ""."""
-    faulthandler.dump_traceback_later(FIRST, exit=True)
+    faulthandler.dump_traceback_later(START, exit=True)
     unraised = Unraised()
     world = World(engine)  # what stays for the whole process is made by the first session
     for step in WARM_UP:
@@ -66,7 +66,8 @@ def play(engine: str, steps: Iterable[dict[str, Any]], seconds: float) -> str:
     samples, sampled, began, count = [leftovers.memory()], time.monotonic(), time.monotonic(), 0
     try:
         for step in steps:
-            faulthandler.dump_traceback_later(HUNG, exit=True)
+            limit = START if step["do"] == "new_session" else HUNG
+            faulthandler.dump_traceback_later(limit, exit=True)
             do(world, step)
             count += 1
             now = time.monotonic()

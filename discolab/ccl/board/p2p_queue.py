@@ -111,7 +111,7 @@ class MessageQueue:
         """Drop what is from before an interrupt, that which is still to be put as well."""
         self._cut = ordinal
         self._dropped.clear()
-        for pair, box in list(self._boxes.items()):
+        for pair, box in self._boxes.copy().items():
             for message in box:
                 if message.ordinal < ordinal:
                     message.drop()

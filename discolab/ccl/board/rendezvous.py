@@ -348,7 +348,7 @@ class Board:
     def sweep(self, peers: Mapping[int, Peer]) -> None:
         """Forget failed collectives to which nobody can come any more, and void messages."""
         self.messages.purge(peers)
-        for key, collective in list(self.failed.items()):
+        for key, collective in self.failed.copy().items():
             if not any(_may_come(peers.get(rank), collective) for rank in collective.missing()):
                 del self.failed[key]
 

@@ -212,7 +212,7 @@ class Messages(Part):
 
     def cut(self, ordinal: int) -> None:
         """An interrupt has ended what is from before `ordinal`."""
-        for key, (call, _, handle) in list(self._fetching.items()):
+        for key, (call, _, handle) in self._fetching.copy().items():
             if call.ordinal < ordinal:
                 del self._fetching[key]
                 self._handles.drop(handle)

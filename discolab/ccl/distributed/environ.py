@@ -159,7 +159,7 @@ class WorkerEnviron(_Environ):  # type: ignore[misc] # the base is a variable
     def __iter__(self) -> Iterator[str]:
         worker = current_worker_or_none()
         own = {} if worker is None else seen_by(worker)
-        yield from (key for key, value in tuple(own.items()) if value is not None)
+        yield from (key for key, value in own.copy().items() if value is not None)
         yield from (key for key in super().__iter__() if key not in own)
 
     def __len__(self) -> int:

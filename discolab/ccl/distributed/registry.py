@@ -46,7 +46,7 @@ def isolate(patches: Patches) -> None:
 
 def carry_over(torchs: Any) -> None:
     """Have the registry in use here hold the groups that are not of workers."""
-    for group, name in tuple(torchs.pg_names.items()):
+    for group, name in torchs.pg_names.copy().items():
         try:
             if _resolve(name) is group:
                 continue
@@ -73,7 +73,7 @@ def resolve_over(resolve: Callable[[str], Any]) -> Callable[[str], Any]:
 
 def _bring(name: str) -> None:
     """Have the registry of a thread that works for a worker hold the worker's group."""
-    held = tuple(c10d._world.pg_names.items())
+    held = c10d._world.pg_names.copy().items()
     group = next((group for group, of in held if of == name), None)
     try:
         if _resolve(name) is group:

@@ -704,7 +704,7 @@ class WorkerConnections:
     def answer_for(self, rank: int) -> None:
         """Answer what a lost worker was asked; any thread."""
         failure = self.answers.get(rank)
-        for number, (asked, waiting) in tuple(self._tickets.items()):
+        for number, (asked, waiting) in self._tickets.copy().items():
             while failure is not None and rank in waiting:
                 self._reply(rank, number, asked, waiting, asked.of_lost(failure))
 

@@ -160,7 +160,7 @@ class Timeline(LiveWidget):
     def _shown_views(self) -> dict[str, View]:
         """The windows of front ends that are there."""
         now = time.monotonic()
-        for me, view in tuple(self._views.items()):
+        for me, view in self._views.copy().items():
             if view.viewer not in self._viewers and now - view.since > _NEW:
                 self._views.pop(me, None)
         return self._views.copy()

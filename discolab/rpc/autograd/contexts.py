@@ -287,7 +287,7 @@ class Contexts:
 
     def peer_lost(self, lost: int) -> None:
         """A node has died: its contexts have ended, and its backwards."""
-        for id, context in list(self.table.items()):
+        for id, context in self.table.copy().items():
             if context.creator == lost:
                 self.drop(id, lost)
                 continue

@@ -173,7 +173,7 @@ class Owner:
             return
         dead = set(self._rounds)
         self._rounds.clear()
-        for ref, owned in list(self.refs.items()):
+        for ref, owned in self.refs.copy().items():
             for forks in (owned.forks, owned.expected):
                 for fork in [fork for fork, holder in forks.items() if holder in dead]:
                     del forks[fork]

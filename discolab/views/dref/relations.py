@@ -161,7 +161,7 @@ def _others(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """The variables and registers of a worker that are tensors, each once."""
     seen = {id(value)}
-    held = [(n, v) for n, v in tuple(worker.namespace.items()) if not n.startswith("_")]
+    held = [(n, v) for n, v in worker.namespace.copy().items() if not n.startswith("_")]
     held += [(name, worker.registers.get(reg)) for reg, name in names.items()]
     count = 0
     for label, other in held:

@@ -257,7 +257,7 @@ class RegisterTable:
                     changed.add(reg_id)
         for reg_id in changed:
             self._join(self._rows[reg_id])
-        for reg_id, row in tuple(self._waiting.items()):
+        for reg_id, row in self._waiting.copy().items():
             assert row.facts is not None
             if None not in row.facts:
                 del self._waiting[reg_id]
