@@ -200,17 +200,15 @@ class _Run:
         until = None if first is None else first.point
         if until is not None and until.kind in ("parameter", "buffer") and not until.gradient:
             return None
-        for points in (self.compared.points,):
-            found = systematic(self.matcher, points, until, None)
-            if found is not None:
-                found = systematic(self.matcher, points, until, self._noise())
-            if found is not None and found[2]:
-                number, points[number], words = found
-                known = finding_at(self.matcher, self.compared, points, number)
-                return replace(known, place=f"{known.place}; {words}: perhaps it goes wrong here")
-            if until is not None and not until.gradient:
-                break
-        return None
+        points = self.compared.points
+        found = systematic(self.matcher, points, until, None)
+        if found is not None:
+            found = systematic(self.matcher, points, until, self._noise())
+        if found is None or not found[2]:
+            return None
+        number, points[number], words = found
+        known = finding_at(self.matcher, self.compared, points, number)
+        return replace(known, place=f"{known.place}; {words}: perhaps it goes wrong here")
 
     def _noise(self) -> Noise | None:
         """What rounding does to the reference, which is run again for that once."""

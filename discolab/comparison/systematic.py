@@ -45,7 +45,7 @@ def systematic(
     Parameters
     ----------
     points
-        Of forward or of backward.
+        Of forward. In backward each worker may have its own terms of what all have alike.
     until
         Where to stop.
     noise
@@ -103,8 +103,6 @@ def _off(matcher: Matcher, point: Point, held: dict[int, torch.Tensor]) -> _Off:
         expected = sample(layout.part_of(whole, rank), _SAMPLES)
         if part.shape == expected.shape:
             factors[rank] = _factor(part, expected)
-    if point.gradient:  # of what all have alike each worker may have its own terms
-        return _Off(factors, 0.0, ())
     if not _is_copy(point) or len(held) < 2 or len(_sizes(held)) > 1:
         return _Off(factors, 0.0, ())
     apart, odd = _apart(held, sample(whole, _SAMPLES))
