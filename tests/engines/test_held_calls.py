@@ -35,12 +35,20 @@ def wait_for(file: Path) -> None:
         time.sleep(0.01)
 
 
-def test_a_call_runs_though_nothing_comes_after_it(trio: ProcessSession, tmp_path: Path) -> None:
-    def mark() -> None:
-        (tmp_path / str(current_worker().rank)).touch()
+def hold_worker_0(folder: str) -> None:
+    """Keep worker 0 busy until worker 2 has left its mark."""
+    if current_worker().rank == 0:
+        Path(folder, "busy").touch()
+        wait_for(Path(folder, "2"))
 
+
+def mark(folder: str) -> None:
+    Path(folder, str(current_worker().rank)).touch()
+
+
+def test_a_call_runs_though_nothing_comes_after_it(trio: ProcessSession, tmp_path: Path) -> None:
     trio.sync_all()  # now worker 0 is idle, so that the call is held back
-    ref = trio.call_packed(mark)
+    ref = trio.call_packed(mark, str(tmp_path))
     assert all(appears(tmp_path / str(rank)) for rank in range(3))
     del ref
 
@@ -48,17 +56,9 @@ def test_a_call_runs_though_nothing_comes_after_it(trio: ProcessSession, tmp_pat
 def test_others_get_their_calls_while_worker_0_is_busy(
     trio: ProcessSession, tmp_path: Path
 ) -> None:
-    def hold_worker_0() -> None:
-        if current_worker().rank == 0:
-            (tmp_path / "busy").touch()
-            wait_for(tmp_path / "2")
-
-    def mark() -> None:
-        (tmp_path / str(current_worker().rank)).touch()
-
-    trio.call_without_result(hold_worker_0)
+    trio.call_without_result(hold_worker_0, str(tmp_path))
     assert appears(tmp_path / "busy")
-    trio.call_without_result(mark)
+    trio.call_without_result(mark, str(tmp_path))
     assert appears(tmp_path / "2"), "worker 0 waits for what worker 2 has not been told to do"
     trio.sync_all()
 
@@ -113,23 +113,15 @@ def test_what_ctrl_c_has_half_sent_is_done_once(
 def test_a_call_is_sent_though_ctrl_c_comes_as_it_is_queued(
     trio: ProcessSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def hold_worker_0() -> None:
-        if current_worker().rank == 0:
-            (tmp_path / "busy").touch()
-            wait_for(tmp_path / "2")
-
-    def mark() -> None:
-        (tmp_path / str(current_worker().rank)).touch()
-
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    trio.call_without_result(hold_worker_0)
+    trio.call_without_result(hold_worker_0, str(tmp_path))
     assert appears(tmp_path / "busy")
     with monkeypatch.context() as patch:
         patch.setattr(trio._connections, "held_one", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            trio.call_without_result(mark)
+            trio.call_without_result(mark, str(tmp_path))
     assert appears(tmp_path / "2"), "worker 0 waits for what worker 2 has not been told to do"
     trio.sync_all()
     assert all((tmp_path / str(rank)).exists() for rank in range(3))
