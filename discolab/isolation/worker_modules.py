@@ -578,12 +578,11 @@ def _in_child(worker: Worker) -> None:
     _in_use = False
     _makers.clear()
     _guard, _notebooks_lock = plain_lock(), reentrant_lock()
-    for name, shell in sys.modules.copy().items():
-        if type(shell) is WorkerModule:
-            module = _module_of(shell, worker)
-            _keep(shell, None, module)
-            if module is not None:
-                sys.modules[name] = module
+    for name, shell in _shells().items():
+        module = _module_of(shell, worker)
+        _keep(shell, None, module)
+        if module is not None:
+            sys.modules[name] = module
 
 
 table.add(

@@ -31,9 +31,8 @@ from .sessions import Sessions
 _PATIENCE = 1.0  # seconds
 _ON_WORKERS = re.compile(r"\s*%%disco(_compare)?\b[^\n]*\n")
 _VARIABLE = re.compile(r"""\b([A-Za-z_]\w*)\[\s*(["'])([A-Za-z_]\w*)\2\s*\]""")  # sess["x"]
-_ASKED = re.compile(
-    r"^(\s*%disco\s+)((?:-.*\s)?)(\S+?)(\?\??)\s*$"
-)  # what IPython takes for its own
+# what IPython takes for its own
+_ASKED = re.compile(r"^(\s*%disco\s+)((?:-.*\s)?)(\S+?)(\?\??)\s*$")
 _HELP = {"pinfo": 0, "pinfo2": 1}  # what IPython makes of ? and ??
 _IN_FRAME = f"{__name__}:inspect_in_frame"
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+", re.IGNORECASE)

@@ -32,10 +32,8 @@ from .result import Trace
 MOST = 200_000  # events of torch that a worker keeps
 _KEY = "discolab.trace.profiler"
 _PAIRS = 9
-_LAUNCHES = (
-    "runtime",
-    "driver",
-)  # calls by which kernels are launched: cuda_runtime, xpu_driver ...
+# calls by which kernels are launched: cuda_runtime, xpu_driver ...
+_LAUNCHES = ("runtime", "driver")
 
 
 @contextmanager

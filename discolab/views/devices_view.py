@@ -106,10 +106,7 @@ def format_used_memory(row: Mapping[str, Any]) -> str:
 def format_gpu(row: Mapping[str, Any]) -> str:
     """How busy and how warm a worker's GPU is."""
     told = row["gpu"] or {}
-    units = {
-        "utilisation": "%",
-        "temperature": "°C",
-    }  # a part of a GPU, or a virtual one, tells less
+    units = {"utilisation": "%", "temperature": "°C"}  # a part of a GPU tells less
     return ", ".join(
         f"{told[fact]} {unit}" for fact, unit in units.items() if told.get(fact) is not None
     )
