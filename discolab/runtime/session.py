@@ -145,8 +145,12 @@ class Session(Drawn, Controller):
             ref = DRef(reg, self)
             command = (_CALL_PACKED, reg, what, given, named, bind, site)
             self._send_call(command)
-            code = what.__code__ if type(what) is FunctionType else maker_of(what)
-            self._origins[reg] = code, site
+            kind = type(what)
+            if kind is FunctionType:
+                what = what.__code__
+            elif kind is not Register:
+                what = maker_of(what)
+            self._origins[reg] = what, site
             book = self._book
             if book is not None:
                 calls = maxsize - self._calls.left()
@@ -808,7 +812,7 @@ class Session(Drawn, Controller):
             func = self._encode_function(func)
             bind = BIND_FUNCTION
         copies = None
-        others = kinds_to_encode(args)
+        others = kinds_to_encode(args) if args else None
         if others:
             bind |= BIND_ARGUMENTS
             if others == _DREFS_ONLY:

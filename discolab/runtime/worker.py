@@ -332,7 +332,11 @@ class Worker(Interruptible):
                 del old
             if self.interrupts:
                 raise WorkerInterrupted(_CANCELLED)
-            if bind:
+            if bind == BIND_FUNCTION and type(func) is arguments.Register:
+                func = self.registers.get(func)
+                if not callable(func):
+                    self._refuse_to_call(func)
+            elif bind:
                 func, args, kwargs = self._bind(bind, func, args, kwargs)
             value = func(*args, **kwargs) if kwargs else func(*args)
             self.running = False
@@ -398,8 +402,11 @@ class Worker(Interruptible):
             found = self.registers.get(func)
         else:
             found = arguments.bind(func, self._lookup)
-        if callable(found):
-            return found
+        if not callable(found):
+            self._refuse_to_call(found)
+        return found
+
+    def _refuse_to_call(self, found: Any) -> NoReturn:
         if type(found) is Failure:
             raise _Poisoned(found)
         raise ArgumentError(f"the register to call holds {_kind(found)}, not a function")
