@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
+import hypothesis
 import pytest
 import torch
 from _pytest.faulthandler import fault_handler_stderr_fd_key
@@ -44,6 +45,12 @@ THREAD_PREFIX = "discolab-"
 GRACE_SECONDS = 5.0
 FIXTURE_SECONDS = 180.0  # what a test's fixtures may take beside its own timeout, to end sessions
 WATCHDOG = pytest.StashKey[Watchdog]()
+
+# a busy machine is no failure: what an example takes says nothing of what it tests
+hypothesis.settings.register_profile(
+    "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("busy")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
