@@ -45,6 +45,7 @@ _SOME = 16  # elements: of fewer two runs say too little of rounding
 _ONE_NUMBER = 1e-5
 _NEAR = 0.1  # of the largest error: less is none
 _OWN, _CHANCE = 0.05, 8.0  # of an error, of one element's: less comes of other terms by chance
+_HIDDEN = -1e3  # what a mask adds: the softmax of it is zero, as of -inf
 _MANY = 32  # elements: of fewer chance has too much of a share
 _EXPLAINED = 1e-3  # of an error's square: less need not be explained
 _UNSUMMED = 1e-2  # of a typical element: with a sum left out a shard is off by more
@@ -56,6 +57,8 @@ class Compared:
 
     Attributes
     ----------
+    by_design
+        The keys of values that differ, and from which no error comes.
     doubted
         Whether forward is known to be wrong, perhaps: what a coarse dtype has become the same again
         only nearly is no other way then.
@@ -64,7 +67,18 @@ class Compared:
     parameters: list[Point] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
     gradients: list[Point] = field(default_factory=list)
+    by_design: set[str] = field(default_factory=set)
     doubted: bool = False
+
+    def pass_by(self, point: Point) -> None:
+        """Leave a value out that differs by design; of a parameter its gradient, too."""
+        self.by_design.add(point.key)
+        if point.kind != "parameter":
+            return
+        for number, other in enumerate(self.gradients):
+            if other.key == f"{point.key}.grad" and not other.agrees:
+                problem = "its parameter is another one by design"
+                self.gradients[number] = replace(other, problem=problem, agrees=True)
 
     @property
     def runs(self) -> tuple[list[Point], list[Point], list[Point]]:
@@ -163,6 +177,8 @@ def _first(matcher: Matcher, compared: Compared, end: Point | None) -> Finding |
         for number, point in enumerate(points):
             if not _wrong(point) or _rejoined(points, number, compared.doubted):
                 continue
+            if point.key in compared.by_design:
+                continue
             if _adds_bias_later(matcher, points, number):
                 continue
             later = _summed_later(points, number, end)
@@ -175,7 +191,7 @@ def _first(matcher: Matcher, compared: Compared, end: Point | None) -> Finding |
                     or _summed_between(matcher, points, earlier, number)
                 ):
                     earlier = None
-            if earlier is not None:
+            if earlier is not None and points[earlier].key not in compared.by_design:
                 return _finding(matcher, compared, points, earlier, points[earlier], True, later)
             return _finding(matcher, compared, points, number, point, False, later)
     return None
@@ -195,7 +211,7 @@ def _rejoined(points: Sequence[Point], number: int, doubted: bool) -> Point | No
     down to rounding.
     """
     point = points[number]
-    ends = ["parameter", "buffer", "argument" if point.gradient else "result"]
+    ends = ["parameter", "buffer", "state", "argument" if point.gradient else "result"]
     if not point.gradient:
         ends.append("note")  # named by the user: it should be the same
     if point.problem or point.agrees or point.kind in ends:
@@ -753,7 +769,7 @@ def _near_modules(point: Point) -> list[str]:
     if point.kind in ("note", "argument", "result", "output" if point.gradient else "input"):
         return []
     path = point.module.split("#")[0]
-    return [path.rpartition(".")[0]] if point.kind == "parameter" else [path]
+    return [path.rpartition(".")[0]] if point.kind in ("parameter", "state") else [path]
 
 
 def _dtypes(pair: Pair) -> Iterator[str]:
@@ -802,6 +818,8 @@ def _place(
     """
     if point.kind in ("parameter", "buffer") and not point.gradient:
         return "before the program ran: the model was made or loaded wrongly"
+    if point.kind == "state":
+        return "what forward computes agrees; the run has left something else in it"
     before = [p for p in points[:number] if not p.problem and p.kind not in ("buffer",)]
     agreeing = [p for p in before if p.agrees and p.kind != "parameter"]
     inner = f"{point.module}." if point.module else ""
@@ -882,8 +900,11 @@ def _gather(
     if whole.numel() <= _WHOLE:
         for words, value in _terms(matcher, compared, points, number, point, whole):
             terms.append((words, expected(value)))
+    sides = _without_same_infinities(local, expected(whole))
+    if all(torch.equal(part, sides["expected"][rank]) for rank, part in sides["local"].items()):
+        return None
     return Evidence(
-        **_without_same_infinities(local, expected(whole)),
+        **sides,
         shapes=pair.shapes,
         whole=max(sizes) <= most,
         odd=tuple(rank for rank in point.ranks if rank in local),
@@ -902,9 +923,11 @@ def _gather(
 
 
 def _without_same_infinities(local: Tensors, expected: Tensors) -> dict[str, Tensors]:
-    """Zeros where both sides are infinite or NaN alike: that is no difference."""
+    """Zeros where both sides are infinite or NaN alike, or hidden by a mask: that is the same."""
     gone = {
-        rank: (part == expected[rank]) & part.isinf() | part.isnan() & expected[rank].isnan()
+        rank: (part == expected[rank]) & part.isinf()
+        | part.isnan() & expected[rank].isnan()
+        | expected[rank].isneginf() & (part <= _HIDDEN)
         for rank, part in local.items()
         if part.shape == expected[rank].shape
     }

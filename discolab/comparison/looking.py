@@ -6,6 +6,7 @@ matched and compared like values, and diagnosed by the same rules (diagnose.py).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -64,7 +65,7 @@ class Operations:
             rename(self.window, "output") if self.window else "", inputs, seed, cuts
         )
         known = [each for each in workers.operations() if each is not None]
-        theirs = [operations for operations, _ in known]
+        theirs = [operations for operations, _, _ in known]
         if not recorder.operations or len(theirs) < self.matcher.num_workers:
             return self.first
         names = match_operations(recorder.operations, theirs)
@@ -74,18 +75,23 @@ class Operations:
                 self.side, workers, token, Names(None), GivenLayouts({}, self.matcher.meshes),
                 (self.matcher.rtol, self.matcher.atol), self.matcher.meshes,
             )  # fmt: skip
+            matcher.orders = self.matcher.orders
             points = matcher.compare_operations(facts)
             noise = measure_noise(self.side, args, kwargs, seed, _NO_BACKWARD)
             if noise is not None:
                 points = [matcher.judged_by_noise(point, noise) for point in points]
-            points = settled(points, recorder.calls, self._agreeing_calls(compared))
+            calls = _calls_of_both(recorder.calls, [each for _, _, each in known], names)
+            points = settled(points, calls, self._agreeing_calls(compared))
             points = sources(points, recorder.parents)
             found = first_divergence(
-                matcher, Compared(compared.parameters, points, []), self.first.point
+                matcher,
+                Compared([p for p in compared.parameters if p.agrees], points, []),
+                self.first.point,
             )
             if found is None:
                 return self.first
-            causes = self._rearranged(matcher, points, found)
+            whole = {p.module for p in compared.parameters if "Shard" not in p.layout}
+            causes = self._rearranged(matcher, points, found, whole)
             lines = _lines(theirs, names, found.ranks)
             causes += self._others(other_operations(recorder.operations, theirs), points, found)
             line = lines.get(found.module, "")
@@ -103,7 +109,10 @@ class Operations:
         return {p.module for p in outputs} - wrong
 
     @staticmethod
-    def _rearranged(matcher: Matcher, points: list[Point], found: Finding) -> list[str]:
+    def _rearranged(
+        matcher: Matcher, points: list[Point], found: Finding, whole: set[str]
+    ) -> list[str]:
+        """`whole`: the parameters that are not split, which nobody has mixed."""
         recorder = matcher.ours.recorder
         assert isinstance(recorder, OperationRecorder)
         known = {point.key: point for point in points}
@@ -112,6 +121,8 @@ class Operations:
             if parent is not None and parent.agrees and not parent.problem:
                 layout = matcher.pairs[key].layout_named(parent.layout)
                 weights = recorder.weights.get(key, ())
+                if whole.intersection(weights):
+                    return []
                 if words := mixed_parts(found.point, parent, layout, weights):
                     return [words]
         return []
@@ -136,6 +147,23 @@ class Operations:
                     f"others have {usual}"
                 )
         return words
+
+
+def _calls_of_both(
+    ours: Mapping[str, Sequence[str]],
+    theirs: Sequence[Mapping[str, Sequence[str]]],
+    names: Sequence[Mapping[str, str]],
+) -> dict[str, set[str]]:
+    """By the reference's key, the calls around an operation: there, and around its like on workers.
+
+    Of two that are not in the same call one may be another operation of the same name.
+    """
+    found = {key: set(calls) for key, calls in ours.items()}
+    for each, labels in zip(theirs, names, strict=True):
+        for key, calls in each.items():
+            kind, label, leaf = key.split("|")
+            found.setdefault(f"{kind}|{labels.get(label, '')}|{leaf}", set()).update(calls)
+    return found
 
 
 def _where(where: str, between: list[Operation]) -> str:

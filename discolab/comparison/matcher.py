@@ -34,6 +34,7 @@ from .measure import (
     scale_of,
     tolerance_for,
 )
+from .orders import MOST_ROWS, Order, cut_dim, fitting_orders, marks_of, ordered, parts_of
 from .pairs import (
     FactsByKey,
     Names,
@@ -51,7 +52,7 @@ from .rounding import TIMES, Noise
 from .sides import Fact, Side, WorkerSides
 
 PARAMETERS = ("parameter", "buffer")
-FORWARD = ("argument", "input", "output", "note", "result")
+FORWARD = ("argument", "input", "output", "note", "result", "state")
 
 _OF_BATCH = "parts of the batch"  # who says how a value lies
 _BATCH = 32 * 2**20  # bytes that a worker of another process is sent at once
@@ -96,6 +97,8 @@ class Matcher:
         self.keys: set[str] = set()  # of all that the workers have
         self._lone: tuple[set[str], set[str]] = set(), set()  # of both sides, see `lone_keys`
         self._far = workers.without_reference(token)
+        self.in_rows: dict[str, Point] = {}  # by key, what is wrong if rows lie in a row
+        self.orders: dict[tuple[int, int], list[Order]] = {}  # of rows, by how many in what parts
         self._nearer: dict[Any, Point] = {}  # by identity: what differs, as a sum that is nearer
 
     # -- the kinds of values, in the order of a run --------------------------------------------
@@ -137,9 +140,32 @@ class Matcher:
         self._lone = lone_keys(ours), lone_keys(next(iter(f.values())) for f in held.values())
         self.presence.learn(held)
         points = self._compare(ours, held)
+        if any(p.kind == "state" and not p.agrees for p in points):
+            kept = self.workers.unchanged()
+            problem = "workers leave it as it was, the reference does not"
+            points = [
+                replace(p, problem=problem, agrees=True) if p.theirs in kept else p for p in points
+            ]
         ours_plain = self.ours.recorder.plain_values
         others = self.presence.other_values(ours_plain, plain_values, held, self.names.rename)
         return [*points, *others]
+
+    def for_workers(self, workers: WorkerSides) -> Matcher:
+        """The same for another run of the workers' program, forward."""
+        other = Matcher(
+            self.ours, workers, self.token, self.names, self.given, (self.rtol, self.atol),
+            self.meshes,
+        )  # fmt: skip
+        other.presence.modules, other.orders = self.presence.modules, self.orders
+        return other
+
+    def compare_forward_again(self) -> list[Point]:
+        """Compare what a second run of the workers' program has recorded."""
+        return self.compare_forward(self.workers.facts(FORWARD), self.workers.plain_values())
+
+    def send_parts(self, wanted: list[tuple[Pair, list[ShardLayout]]]) -> DRef | None:
+        """Give workers that can't see the reference their parts; a layout for each pair."""
+        return self._send(wanted) if self._far else None
 
     def compare_operations(self, theirs: Sequence[list[Fact]]) -> list[Point]:
         """Compare the operations that both sides have run."""
@@ -360,7 +386,9 @@ class Matcher:
         )
         if problem:
             point = replace(point, problem=problem)
-        return Pair(point, number, held, layouts)
+        of = self.pairs.get(point.key.removesuffix(".grad")) if point.gradient else None
+        dealt = [] if of is None else [each for each in of.layouts if each.order is not None]
+        return Pair(point, number, held, [*dealt, *layouts])
 
     def _given_layout(self, point: Point) -> ShardLayout | None:
         layout = self.given.find(point.name)
@@ -376,21 +404,25 @@ class Matcher:
         """Measure all pairs that can be, and give the points with what was found, in order."""
         self._set_tolerances(pairs)
         lone: dict[Any, Pair] = {}
-        for pair in pairs:
+        identities = [pair.identity for pair in pairs]
+        for pair, identity in zip(pairs, identities, strict=True):
             if not pair.point.problem:
-                lone.setdefault(pair.identity, pair)
-        found = self._first_round(list(lone.values()))
-        found = self._second_round(found)
+                lone.setdefault(identity, pair)
+        first = self._first_round(list(lone.values()))
+        found = self._second_round(first)
+        in_rows = {identity: point for identity, (_, point) in zip(lone, first, strict=True)}
         by_identity = {
             identity: point
             for identity, (_, point) in zip(lone, found, strict=True)
         }  # fmt: skip
         points = []
-        for pair in pairs:
+        for pair, identity in zip(pairs, identities, strict=True):
             point = pair.point
             if not point.problem:
-                judged = by_identity[pair.identity]
-                point = as_point(judged, point)
+                pair.layouts = lone[identity].layouts  # with an order that was found
+                point = as_point(by_identity[identity], point)
+                if point.agrees and pair.layout_named(point.layout).order is not None:
+                    self.in_rows[point.key] = as_point(in_rows[identity], point)
             points.append(point)
         return points
 
@@ -435,9 +467,97 @@ class Matcher:
             and (pair.layouts[0].source == "inferred" or pair.layouts[0].is_partial)
         ]
         better = {
-            id(pair): point for pair, point in [*self._as_fused(again), *self._as_sums(again)]
-        }
+            id(pair): point
+            for pair, point in [
+                *self._as_ordered(again), *self._as_fused(again), *self._as_sums(again)
+            ]
+        }  # fmt: skip
         return [(pair, better.get(id(pair), point)) for pair, point in found]
+
+    def _as_ordered(self, again: list[tuple[Pair, Point]]) -> Iterator[tuple[Pair, Point]]:
+        """Those whose rows are dealt to workers otherwise than in a row, as in strides.
+
+        The order in which a result lies must be that of something before it. Gradients lie as
+        their values.
+        """
+        open_ = [
+            pair for pair, _ in again
+            if not pair.point.gradient and 0 not in pair.point.shape
+        ]  # fmt: skip
+        plain = {id(pair): point for pair, point in again}
+        found = {
+            number: point for number, point in self._fitting(self._marked_orders(open_))
+            if point.agrees
+        }  # fmt: skip
+        rest = [pair for pair in open_ if id(pair) not in found]
+        found |= {
+            number: point for number, point in self._fitting(self._known_orders(rest))
+            if point.agrees or _is_nearer(point, plain[number])
+        }  # fmt: skip
+        for pair, _ in again:
+            if id(pair) in found:
+                yield pair, found[id(pair)]
+
+    def _marked_orders(self, pairs: Sequence[Pair]) -> list[tuple[Pair, list[ShardLayout]]]:
+        """The orders that a mark of each row allows, along the one dimension that is cut."""
+        wanted = [
+            (pair, layout, dim) for pair in pairs for layout in pair.layouts
+            if (dim := cut_dim(layout)) is not None
+            and pair.point.kind not in ("result", "operation")
+            and pair.point.shape[dim] <= MOST_ROWS
+        ]  # fmt: skip
+        if not wanted:
+            return []
+        held = self.workers.marks([(pair.point.theirs, dim) for pair, _, dim in wanted])
+        found = []
+        for (pair, layout, dim), parts in zip(wanted, held, strict=True):
+            whole = marks_of(self.ours.value(pair.point.key), dim)
+            kept = self._rows_of(layout, {r: parts[r] for r in pair.held}, len(whole))
+            others = pair.point.kind in ("parameter", "buffer", "argument")
+            orders = [] if kept is None else (
+                fitting_orders(whole, kept, parts_of(layout, dim), others)
+            )  # fmt: skip
+            found.append((pair, [ordered(layout, dim, order) for order in orders]))
+        return found
+
+    def _known_orders(self, pairs: Sequence[Pair]) -> list[tuple[Pair, list[ShardLayout]]]:
+        """The orders in which other values lie."""
+        return [
+            (pair, [
+                ordered(layout, dim, order)
+                for layout in pair.layouts if layout.order is None and not layout.is_partial
+                for dim in sorted({dim for dim in layout.dims if dim is not None})
+                for order in self.orders.get((pair.point.shape[dim], parts_of(layout, dim)), ())
+            ])
+            for pair in pairs
+        ]  # fmt: skip
+
+    def _fitting(self, wanted: list[tuple[Pair, list[ShardLayout]]]) -> Iterator[tuple[int, Point]]:
+        """How each fits the likeliest of its layouts, by the pair's identity as an object."""
+        wanted = [(pair, layouts) for pair, layouts in wanted if layouts]
+        for (pair, layouts), rows in zip(wanted, self._rows(wanted), strict=True):
+            best = self._best(pair, rows, layouts)
+            layout = next(each for each in layouts if each.words == best.layout)
+            assert layout.order is not None
+            dim, words, order = layout.order
+            known = self.orders.setdefault((len(order), parts_of(layout, dim)), [])
+            if best.agrees and pair.point.kind not in PARAMETERS and (words, order) not in known:
+                known.append((words, order))
+            pair.layouts.append(layout)
+            yield id(pair), best
+
+    @staticmethod
+    def _rows_of(
+        layout: ShardLayout, parts: dict[int, torch.Tensor], size: int
+    ) -> torch.Tensor | None:
+        """The marks of all rows, part after part; of copies those of the first worker."""
+        first: dict[int, torch.Tensor] = {}
+        for rank, part in sorted(parts.items()):
+            place = layout.workers.coordinate(rank)
+            at = next(p for p, d in zip(place, layout.dims, strict=True) if d is not None)
+            first.setdefault(at, part)
+        rows = torch.cat([first[at] for at in sorted(first)])
+        return rows if len(rows) == size else None
 
     def _as_fused(self, again: list[tuple[Pair, Point]]) -> Iterator[tuple[Pair, Point]]:
         wanted = []
@@ -454,6 +574,7 @@ class Matcher:
             point = self._best(pair, rows, layouts)
             plain = before[id(pair)]
             if point.agrees or 0 < len(point.ranks) < min(len(plain.ranks), len(point.rows)):
+                pair.layouts += [each for each in layouts if each.words == point.layout]
                 yield pair, point  # it fits, or fits on workers where the plain one does not
 
     def _as_sums(self, again: list[tuple[Pair, Point]]) -> Iterator[tuple[Pair, Point]]:
@@ -483,6 +604,35 @@ class Matcher:
                     break
                 if point.relative < _NEARER * plain.relative:
                     self._nearer[pair.identity] = point
+
+    def likely_layouts(self, point: Point) -> list[ShardLayout]:
+        """How a value may lie that differs: in rows, and in the orders of other values."""
+        pair = self.pairs[point.key]
+        lies = pair.layout_named(point.layout)
+        return [lies, *self._known_orders([pair])[0][1]] if lies.order is None else [lies]
+
+    def judged_as(self, point: Point, layout: ShardLayout) -> Point:
+        """How a value differs from the reference's if it lies in this layout."""
+        pair = self.pairs[point.key]
+        (rows,) = self._rows([(pair, [layout])])
+        if layout not in pair.layouts:
+            pair.layouts.append(layout)
+        return as_point(self._best(pair, rows, [layout]), point)
+
+    def rows_of_one_worker(self, point: Point) -> bool:
+        """Whether of each row of terms one worker has all, and the others have zeros."""
+        if not point.shape or point.size > MOST_SAMPLES:
+            return False
+        (held,) = self.workers.samples([point.theirs])
+        rows = [part.reshape(point.shape[0], -1).any(1) for part in held.values()]
+        return bool((torch.stack(rows).sum(0) <= 1).all())
+
+    def layout_of_terms(self, pair: Pair) -> ShardLayout:
+        """Over which workers a value is summed, if they hold terms of it."""
+        near = self._nearer.get(pair.identity)
+        sums = [s for each in copies_on(pair.layouts, self.meshes) for s in partial_layouts(each)]
+        named = (each for each in sums if near is not None and each.words == near.layout)
+        return next(named, sums[0])
 
     def shown_as_sums(self, points: Sequence[Point], first: Point | None) -> list[Point]:
         """Show terms that sum up to nearly the reference's as a sum.
@@ -654,6 +804,13 @@ class Matcher:
                     value = layouts[0].part_of(value, rank)
                 values.append(value.cpu().contiguous() if rank in pair.held else None)
         return self.workers.send(parts)
+
+
+def _is_nearer(point: Point, plain: Point) -> bool:
+    """Whether a value that differs is as the reference's in a known order, at least as much."""
+    over, over_plain = (sum(row["over"] for row in p.rows.values()) for p in (point, plain))
+    off, off_plain = (sum(row["rms"] for row in p.rows.values()) for p in (point, plain))
+    return bool(over <= over_plain and off <= 1.1 * off_plain)
 
 
 def _is_rounding(row: Row, noise: Noise, key: str, part: Any) -> bool:

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from ..ccl.checks import noticing_calls
 from ..layouts.layout import ShardLayout
 from ..runtime.sources import is_installed, place
-from .recorder import ActivationRecorder, Entry, plain_path
+from .recorder import ActivationRecorder, Entry, V, plain_path
 from .results import Point
 
 Operation: TypeAlias = tuple[str, str, str]
@@ -102,8 +102,9 @@ class OperationRecorder(ActivationRecorder):
     def _inside(self) -> bool:
         return not self.window or self.window in self._stack
 
-    def take(self, kind: str, name: str, value: Any) -> None:
+    def take(self, kind: str, name: str, value: V) -> V:
         """Enter nothing: inputs and results are known."""
+        return value
 
     def enter_operation(self, name: str, args: Any, result: Any) -> None:
         """Enter what an operation has made."""
@@ -209,13 +210,17 @@ def match_operations(
     """Which operation of each worker is which of the reference: labels there to labels here.
 
     What takes a part is matched only if all do it as often: of a loop over a sequence of which a
-    worker has a part, no step need be that of the same number.
+    worker has a part, no step need be that of the same number. Nor what a worker does far less
+    often, as of a loop over experts of which it has some.
     """
     mine = [name for _, name, _ in ours]
     others = [[name for _, name, _ in operations] for operations in theirs]
     loops = {
         name for name in ("getitem", "select")
         if any(mine.count(name) != names.count(name) for names in others)
+    } | {
+        name for name in set(mine)
+        if any(mine.count(name) >= 2 * names.count(name) + 2 for names in others)
     }  # fmt: skip
     found: list[dict[str, str]] = []
     for operations, names in zip(theirs, others, strict=True):
@@ -288,7 +293,7 @@ def sources(points: Sequence[Point], parents: Mapping[str, Sequence[str]]) -> li
 
 
 def settled(
-    points: Sequence[Point], calls: Mapping[str, Sequence[str]], agreeing: AbstractSet[str]
+    points: Sequence[Point], calls: Mapping[str, AbstractSet[str]], agreeing: AbstractSet[str]
 ) -> list[Point]:
     """The points where what runs inside calls of modules that agree counts as agreeing.
 
@@ -296,7 +301,7 @@ def settled(
     """
     return [
         replace(point, agrees=True, partial=False, ranks=(), unlike=False)
-        if not point.problem and agreeing & set(calls.get(point.key, ()))
+        if not point.problem and agreeing & calls.get(point.key, set())
         else point
         for point in points
     ]

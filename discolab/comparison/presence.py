@@ -95,6 +95,8 @@ class Presence:
     def not_run(self, calls: Mapping[str, str], ranks: Sequence[int]) -> str:
         """Which modules workers that differ did not run, though they have them and others did.
 
+        Not what one of those that differ has run: experts are dealt to workers, each runs its own.
+
         Parameters
         ----------
         calls
@@ -111,7 +113,7 @@ class Presence:
                 r for r in ranks
                 if name not in self.ran[r] and self.modules[r].get(path, ("",))[0] == kind
             ]  # fmt: skip
-            if idle and name:
+            if len(idle) == len(ranks) and name:
                 told[name] = idle
         words = [f"{format_workers(idle)} did not run {name}" for name, idle in told.items()]
         return "; ".join(words[:_MOST])

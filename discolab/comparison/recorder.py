@@ -49,9 +49,7 @@ def note(name: str, value: V) -> V:
         A tensor, or a list, tuple or dict of tensors.
     """
     recorder: ActivationRecorder | None = getattr(_here, "recorder", None)
-    if recorder is not None:
-        recorder.take("note", str(name) or "note", value)
-    return value
+    return value if recorder is None else recorder.take("note", str(name) or "note", value)
 
 
 @dataclass(slots=True)
@@ -86,8 +84,9 @@ class Entry:
     """A value under one of its names.
 
     `kind` is ``argument`` or ``result`` of the program, ``input`` or ``output`` of a module,
-    ``note``, ``parameter`` or ``buffer``; `name` the path of the module or what it was named,
-    with ``#2`` at its second call; `leaf` says which value of several, else it is empty.
+    ``note``, ``parameter``, ``buffer``, or ``state`` for what a run left in one; `name` the path of
+    the module or what it was named, with ``#2`` at its second call; `leaf` says which value of
+    several, else it is empty.
     """
 
     kind: str
@@ -104,6 +103,18 @@ class Entry:
         return f"{self.kind}|{_safe(self.name)}|{_safe(self.leaf)}"
 
 
+class _Put(torch.autograd.Function):
+    """Another value in place of a tensor, whose gradient it has: a program may run backward."""
+
+    @staticmethod
+    def forward(_: Any, tensor: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        return given.clone()
+
+    @staticmethod
+    def backward(_: Any, grad: torch.Tensor) -> Any:
+        return grad, None
+
+
 class ActivationRecorder:
     """The values of one run, in the order in which they came."""
 
@@ -112,6 +123,9 @@ class ActivationRecorder:
         self.entries: dict[str, Entry] = {}
         self.modules: dict[str, tuple[str, str, bool]] = {}
         self.plain_values: dict[str, tuple[str, str]] = {}
+        self.unchanged: set[str] = set()  # states that are what buffers held before
+        self.put: dict[str, torch.Tensor] = {}  # by key, what goes on in place of a value
+        self._rows_put: dict[str, int] = {}  # of a batch in pieces: how many rows went on
         self._seen: dict[int, Snapshot] = {}
         self._calls: dict[tuple[str, str], int] = {}
         self._numbers = 0
@@ -150,22 +164,29 @@ class ActivationRecorder:
             stack.append(self._numbered("module", path))
             return self._take_inputs(stack[-1], args, kwargs)
 
-        def after(_: Any, args: Any, kwargs: Any, output: Any) -> None:
+        def after(_: Any, args: Any, kwargs: Any, output: Any) -> Any:
             if torch.compiler.is_compiling():
-                return
+                return None
             if stack and threading.get_ident() == thread:
-                self._enter("output", stack.pop(), output)
+                return self._enter("output", stack.pop(), output)
+            return None
 
         return [
             module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
             module.register_forward_hook(after, with_kwargs=True),
         ]
 
-    def take(self, kind: str, name: str, value: Any) -> None:
-        """Enter a value, and the gradient that comes for it."""
-        self._enter(kind, self._numbered(kind, name), value)
+    def take(self, kind: str, name: str, value: V) -> V:
+        """Enter a value, and the gradient that comes for it; gives what goes on in its place."""
+        return self._enter(kind, self._numbered(kind, name), value)
 
-    def _enter(self, kind: str, name: str, value: Any) -> None:
+    def _enter(self, kind: str, name: str, value: V) -> V:
+        if self.put:
+
+            def put(leaf: str, tensor: torch.Tensor) -> torch.Tensor:
+                return self._in_place_of(kind, name, leaf, tensor)
+
+            value = replaced(value, "", put)
         if kind in ("result", "note"):
             self._enter_plain(kind, name, value)
         for leaf, tensor in leaves(value):
@@ -175,6 +196,38 @@ class ActivationRecorder:
                 tensor.register_hook(self._receiver(snapshot.gradient))
             graded = tensor.requires_grad
             self._add(Entry(kind, name, leaf, snapshot, snapshot.gradient, requires_grad=graded))
+        return value
+
+    def _in_place_of(self, kind: str, name: str, leaf: str, tensor: torch.Tensor) -> torch.Tensor:
+        """What goes on in place of a tensor: itself, or what was put there.
+
+        Of a batch in pieces, which `join_calls` makes one value, each call has the next rows.
+        """
+        key = f"{kind}|{_safe(name)}|{_safe(leaf)}"
+        first = f"{kind}|{_safe(name.partition('#')[0])}|{_safe(leaf)}"
+        given = self.put.get(key, self.put.get(first))
+        if given is None:
+            return tensor
+        local = local_of(tensor)[0]
+        if given.shape != local.shape:
+            start = self._rows_put.get(first, 0)
+            self._rows_put[first] = start + len(local) if local.dim() else start
+            given = given[start : start + len(local)] if local.dim() and given.dim() else given
+        elif key not in self.put:
+            return tensor  # another call, of which nothing was put
+        if given.shape != local.shape:
+            return tensor
+        given = given.to(local.device, local.dtype, copy=True)
+        if is_dtensor(tensor):
+            whole: Any = tensor
+            given = type(whole).from_local(
+                given, whole.device_mesh, whole.placements, run_check=False,
+                shape=whole.shape, stride=whole.stride(),
+            )  # fmt: skip
+        if not tensor.requires_grad:
+            return given
+        put: torch.Tensor = _Put.apply(tensor, given)  # type: ignore[no-untyped-call]
+        return put
 
     def _enter_plain(self, kind: str, name: str, value: Any) -> None:
         """Enter numbers as tensors without a dimension, and keep in words what is no number."""
@@ -199,6 +252,9 @@ class ActivationRecorder:
         def taken(leaf: str, tensor: torch.Tensor) -> torch.Tensor:
             snapshot, gradient = self._snapshot(tensor), Gradient()
             shown = "" if lone else leaf
+            if self.put:
+                tensor = self._in_place_of("input", name, shown, tensor)
+                snapshot = self._snapshot(tensor)
             graded = tensor.requires_grad
             self._add(Entry("input", name, shown, snapshot, gradient, requires_grad=graded))
             if not (self.gradients and tensor.requires_grad and torch.is_grad_enabled()):
@@ -307,6 +363,29 @@ class ActivationRecorder:
                 self._numbers += 1
                 snapshot = Snapshot(self._numbers, value, sharding, 0, weakref.ref(tensor))
                 self._add(Entry(kind, plain_path(name), "", snapshot, snapshot.gradient))
+
+    def take_states(
+        self,
+        module: torch.nn.Module,
+        before: list[tuple[torch.Tensor, torch.Tensor]],
+        changed_only: bool,
+    ) -> None:
+        """Enter what a run has left in buffers, which held something `before` it.
+
+        How often a `BatchNorm` was called is no statistic: a batch may come in pieces.
+        """
+        same = {
+            id(buffer) for buffer, old in before
+            if buffer.layout is not torch.strided or torch.equal(buffer, old)
+        }  # fmt: skip
+        for name, tensor in module.named_buffers():
+            if name.endswith("num_batches_tracked") or (changed_only and id(tensor) in same):
+                continue
+            snapshot = self._snapshot(tensor)
+            entry = Entry("state", plain_path(name), "", snapshot, snapshot.gradient)
+            self._add(entry)
+            if id(tensor) in same:
+                self.unchanged.add(entry.key)
 
     def note_parameter_order(self, module: torch.nn.Module | None) -> None:
         """Note when backward has the last part of each parameter's gradient, until `forget_order`.

@@ -33,7 +33,7 @@ class Point:
     ----------
     kind : str
         ``parameter``, ``buffer``, ``input`` or ``output`` of a module, ``note``, ``argument`` or
-        ``result`` of the program, ``operation`` inside a module.
+        ``result`` of the program, ``state`` of a buffer after it, ``operation`` inside a module.
     module : str
         The path of the module, with ``#2`` at its second call; what a note is called.
     gradient : bool
@@ -118,6 +118,7 @@ class Point:
             "input": f"input of {whole}",
             "output": f"output of {whole}",
             "note": f"note {self.module!r}",
+            "state": f"buffer {self.module} after the run",
             "operation": f"operation {self.module.partition(':')[2]}",
         }.get(self.kind, f"{self.kind} {self.module}")
         words += leaf
@@ -148,11 +149,14 @@ class Finding:
         What the numbers prove, the strongest first; empty if they give nothing away.
     place : str
         What is known of where in the program it happens.
+    proved : bool
+        False if the program goes on as wrong as before with the reference's value in this place.
     """
 
     point: Point
     causes: tuple[str, ...] = ()
     place: str = ""
+    proved: bool = True
 
     @property
     def name(self) -> str:

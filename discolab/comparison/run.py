@@ -8,6 +8,7 @@ like any other, so it works on every engine, and what fails there is the session
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,6 +26,7 @@ from .arguments import (
     program_of,
     session_of,
 )
+from .causes import is_observation
 from .diagnose import (
     Compared,
     detour_notes,
@@ -40,10 +42,15 @@ from .diagnose import (
 from .looking import Operations
 from .matcher import FORWARD, PARAMETERS, Matcher
 from .pairs import Names, only_in
+from .proving import Proof, Prover, Start
 from .results import Finding, Point, ProgramComparison, Unmatched
 from .rounding import LIKELY, Noise, measure_noise
 from .sides import Fact, Side, WorkerSides, hold, on_shelf, own_errors
 from .systematic import systematic
+
+_NUMBER = re.compile(r"#?\d+")  # of a call, or a layer
+_OWNED = ("parameter", "buffer")
+_MOST_TRIES = 8  # values that are put in place, one after the other
 
 
 def compare(
@@ -153,6 +160,7 @@ class _Run:
         self.notes: list[str] = []
         self.given: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
         self.cuts: dict[str, ShardLayout] = {}
+        self.sizes: dict[str, int] = {}
         self._known_noise: list[Noise | None] = []
         self._starts: dict[str, Any] | None = None  # of backward; None: there was none
 
@@ -171,13 +179,39 @@ class _Run:
                 self.notes += notes
                 if self.backward:
                     self._run_backward(cuts)
-            first = self._first()
-            if first is not None and not known_causes(first) and not first.point.gradient:
+            first = self._dealt(self._proved(self._first()))
+            if first is not None and first.proved and not known_causes(first):
                 first = self._looked_into(first)
             return self._comparison(first)
         finally:
             self.ours.restore()
             self.workers.end()
+
+    def _dealt(self, first: Finding | None) -> Finding | None:
+        """The first difference; none if only the gradient of a batch lies with who took the rows.
+
+        Each worker has taken its part of what the program is called with, and gives its part of
+        the result. Nobody sums the gradient of data up.
+        """
+        if first is None or not first.point.gradient or not first.point.ends_unsummed:
+            point = None if first is None else first.point
+            if point is None or not (point.gradient and point.kind == "input" and point.partial):
+                return first
+        assert first is not None
+        wrong = [p for p in self.compared.gradients if not p.agrees or p.ends_unsummed]
+        results = [p for p in self.compared.points if p.kind == "result" and p.shape]
+        if (
+            first.point.module or first.point.kind not in ("argument", "input")
+            or any(p.kind not in ("argument", "input") or p.module for p in wrong)
+            or not all("Shard" in p.layout for p in results)
+            or not self.matcher.rows_of_one_worker(first.point)
+        ):  # fmt: skip
+            return first
+        self.notes.append(
+            f"each worker has the {first.point.words} of the rows that it took, and nothing sums "
+            "them up: right for data, and wrong for what something before it has made"
+        )
+        return None
 
     def _first(self) -> Finding | None:
         """The first difference that is more than rounding, and what is perhaps off before it."""
@@ -209,6 +243,86 @@ class _Run:
         number, points[number], words = found
         known = finding_at(self.matcher, self.compared, points, number)
         return replace(known, place=f"{known.place}; {words}: perhaps it goes wrong here")
+
+    def _proved(self, first: Finding | None) -> Finding | None:
+        """The first difference of which it is proved that the program goes wrong there.
+
+        What differs before it by design is left out. Where nothing can be proved it is the first of
+        all, in humbler words.
+        """
+        prover = Prover(
+            self.matcher, self.workers, Start(self.given, self.seed, self.cuts, self.sizes),
+            self._judged_again,
+        )  # fmt: skip
+        compared, found = self.compared, first
+        if first is not None and not first.point.gradient and not first.point.problem:
+            dealt = [p for p in compared.parameters if p.key in self.matcher.in_rows]
+            if dealt and prover.dealt_wrongly(dealt, compared.points):
+                return self._lying(dealt[0], None)
+        points = [*compared.parameters, *compared.points]
+        passed: list[Finding] = []
+        several: list[Finding] = []  # that are no place alone
+        while found is not None and _can_be_put(found.point) and len(passed) < _MOST_TRIES:
+            shown, lies = prover.tried(found.point, points)
+            owned = found.point.kind in _OWNED
+            if shown is Proof.ALONE and not owned and prover.is_right_later(found.point, points):
+                shown = Proof.DESIGN
+            if shown in (Proof.PLACE, Proof.ALONE, Proof.UNKNOWN) or (
+                shown is Proof.UNTIL and not (owned and several)
+            ):
+                if lies is not None and lies.is_partial and not known_causes(found):
+                    words = "the workers' values are added up after this, and their sum is wrong"
+                    found = replace(found, place=f"{found.place}; {words}")
+                elif lies is not None and not lies.is_partial:
+                    found = self._lying(found.point, lies)
+                break
+            if shown is Proof.PART and not owned:
+                alike = any(_is_alike(f.point, found.point) for f in several)
+                found = found if alike else _humbly(found, found.causes)
+                break
+            passed.append(found)
+            if shown is not Proof.DESIGN:
+                several.append(found)
+            compared.pass_by(found.point)
+            found = first_divergence(self.matcher, compared)
+            if found is None or found.point.kind not in _OWNED or found.point.gradient:
+                place = prover.first_of_several([f.point for f in several], points)
+                together = next((f for f in several if f.point is place), None)
+                if together is not None:
+                    found = together
+                    break
+        else:
+            if several:
+                compared.by_design -= {f.point.key for f in several}
+                owned = several[0].point.kind in _OWNED  # it differs, whatever else does
+                return several[0] if owned else _humbly(several[0])
+        if found is not None:
+            place = found.point
+            found = next((f for f in several if _made_with(f.point, place)), found)
+            found = next((f for f in several if _is_alike(f.point, place)), found)
+            passed = passed[: passed.index(found)] if found in passed else passed
+        if passed:
+            self.notes.append(_by_design([f.point.words for f in passed]))
+        return found
+
+    def _lying(self, point: Point, layout: ShardLayout | None) -> Finding:
+        """What is to be said of a point if its value is to lie otherwise; None: in rows."""
+        known = self.matcher.in_rows.get(point.key)
+        if layout is not None or known is None:
+            assert layout is not None
+            known = self.matcher.judged_as(point, layout)
+        points = next(each for each in self.compared.runs if any(p.key == point.key for p in each))
+        number = next(n for n, p in enumerate(points) if p.key == point.key)
+        points[number] = known
+        return finding_at(self.matcher, self.compared, points, number)
+
+    def _judged_again(self, matcher: Matcher, points: list[Point]) -> list[Point]:
+        """Points of another run of the workers, judged as those of the first one were."""
+        points, _ = matcher.losses_of_parts(points, list(self.cuts.values()))
+        noise = self._known_noise[0] if self._known_noise else None
+        if noise is None:
+            return points
+        return [matcher.judged_by_noise(point, noise) for point in points]
 
     def _noise(self) -> Noise | None:
         """What rounding does to the reference, which is run again for that once."""
@@ -268,7 +382,8 @@ class _Run:
 
     def _looked_into(self, first: Finding) -> Finding:
         """The same, with the cause that the operations give away, if they do."""
-        if first.point.problem or first.point.kind in ("parameter", "buffer", "argument"):
+        point = first.point
+        if point.gradient or point.problem or point.kind in ("parameter", "buffer", "argument"):
             return first
         try:
             return Operations(self.ours, self.workers, self.matcher, first).explained(
@@ -286,11 +401,10 @@ class _Run:
             self.ours.forward(shared.args, shared.kwargs, self.seed)
         with self._noting_first():
             rename = self.matcher.names.rename
-            sizes = {}
             for key, size in self.ours.whole_sizes().items():
                 kind, name, leaf = key.split("|")
-                sizes[f"{kind}|{rename(name, kind)}|{leaf}"] = size
-            modules = self.workers.run_forward(given, self.seed, shared.cuts, sizes)
+                self.sizes[f"{kind}|{rename(name, kind)}|{leaf}"] = size
+            modules = self.workers.run_forward(given, self.seed, shared.cuts, self.sizes)
         self.matcher.learn_modules(modules)
         return list(shared.cuts.values())
 
@@ -336,6 +450,9 @@ class _Run:
         except WorkerError as error:
             try:
                 first = first_divergence(self.matcher, self.compared)
+                if first is None and self.matcher.in_rows:
+                    dealt = (p for p in self.compared.every if p.key in self.matcher.in_rows)
+                    first = self._lying(next(dealt), None)
             except WorkerError:
                 first = None
             if first is not None:
@@ -391,6 +508,44 @@ class _Run:
         known = () if first is None else first.causes
         yield from settings_notes(recorder.modules, matcher.settings, known)
         yield from detour_notes(self.compared, first)
+
+
+def _can_be_put(point: Point) -> bool:
+    """Whether a value of the reference can go on in place of the workers'."""
+    known = point.kind in ("input", "output", "note", *_OWNED)
+    return known and not (point.gradient or point.problem)
+
+
+def _made_with(parameter: Point, point: Point) -> bool:
+    """Whether a value comes out of the module that has a parameter."""
+    owner = parameter.module.rpartition(".")[0]
+    return parameter.kind in _OWNED and point.kind == "output" and point.module == owner
+
+
+def _by_design(words: Sequence[str]) -> str:
+    more = f" and {len(words) - 4} more" if len(words) > 4 else ""
+    differ = "differ" if len(words) > 1 else "differs"
+    return (
+        f"{', '.join(words[:4])}{more} {differ}, perhaps by design: with the reference's values "
+        "there nothing that comes after is better"
+    )
+
+
+def _is_alike(point: Point, other: Point) -> bool:
+    """Whether two values come out of one module, or of modules of two layers: of one code."""
+    one, two = (_NUMBER.sub("", p.module) for p in (point, other))
+    return point.kind == other.kind == "output" and one == two != ""
+
+
+def _humbly(first: Finding, causes: Sequence[str] = ()) -> Finding:
+    """The first difference, where nothing proves that the program goes wrong there."""
+    return replace(
+        first,
+        causes=tuple(causes) or tuple(cause for cause in first.causes if is_observation(cause)),
+        place=f"{first.place}; with the reference's value there the rest stays wrong: perhaps it "
+        "differs by design, and goes wrong after that",
+        proved=False,
+    )
 
 
 def _only_on_one_side(matcher: Matcher) -> tuple[tuple[str, ...], tuple[str, ...]]:

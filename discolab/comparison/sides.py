@@ -16,6 +16,7 @@ import copy
 import functools
 import inspect
 import itertools
+import os
 import threading
 import traceback
 import types
@@ -41,8 +42,10 @@ from ..views.facts.tensors import is_dtensor
 from ..views.formats import format_shape
 from .measure import MOST_SAMPLES, Row, Tolerance, difference, sample
 from .operations import Operation, OperationRecorder
+from .orders import marks_of
 from .recorder import ActivationRecorder, Entry, Gradient, leaves, replaced
 
+_OWNED = ("parameter|", "buffer|")
 _MOST_CHARACTERS = 60  # of an argument's repr in an error
 
 Fact: TypeAlias = tuple[Any, ...]
@@ -127,6 +130,14 @@ class Side:
         """A side of the same program that records the operations in a call of a module."""
         return Side(self.program, self.module, False, None, OperationRecorder(window))
 
+    def putting(self, values: Mapping[str, torch.Tensor]) -> Side:
+        """A side of the same program in which other values go on in place of what it computes."""
+        side = Side(
+            self.program, self.module, self.ran_backward, None, ActivationRecorder(gradients=False)
+        )
+        side.recorder.put = dict(values)
+        return side
+
     # -- running -------------------------------------------------------------------------------
 
     def forward(
@@ -171,6 +182,9 @@ class Side:
             self.recorder.take("argument", "", {**dict(enumerate(args)), **kwargs})
             self._result = self.program(*args, **kwargs)
             self.recorder.take("result", "", self._result)
+        if self.module is not None and self._buffers:
+            here = current_worker_or_none() is None  # a worker may lack a change
+            self.recorder.take_states(self.module, self._buffers, changed_only=here)
         self.changed = before != self._versions()
         self.ran_backward = any(e.gradient.order > 0 for e in self.recorder.entries.values())
 
@@ -613,6 +627,12 @@ def samples(side: Side, wanted: list[tuple[str, int]]) -> list[torch.Tensor | No
     return [sample(side.value(key), most) if has(side, key) else None for key, most in wanted]
 
 
+@worker_function("a look at what was recorded")
+def marks(side: Side, wanted: list[tuple[str, int]]) -> list[torch.Tensor | None]:
+    """Of values here, a mark of each row along a dimension."""
+    return [marks_of(side.value(key), dim) if has(side, key) else None for key, dim in wanted]
+
+
 @worker_function("a second look of a comparison")
 def run_operations(
     side: Side, window: str, given: tuple[Any, Any], seed: int, cuts: dict[str, Any]
@@ -629,12 +649,85 @@ def run_operations(
     return again
 
 
+@worker_function("a proof of a comparison")
+def run_put(
+    side: Side,
+    token: str,
+    given: tuple[Any, Any],
+    seed: int,
+    cuts: dict[str, Any],
+    whole: dict[str, int],
+    jobs: list[tuple[str, str, Any, float]],
+    sent: Any,
+) -> Side | None:
+    """Run forward once more with the reference's values in place of some; None if that can't be.
+
+    `jobs`: of each the key here, the reference's key, the layout as plain values, a factor.
+    `sent`: see `measure`, a part already.
+    """
+    if not side.can_run_again:
+        return None
+    side.restore()
+    rank, reference = current_worker().worker_id, SHELF.get(token)
+    values = {}
+    for number, (key, other, plain, factor) in enumerate(jobs):
+        if not has(side, key):
+            continue
+        part = sent[number] if reference is None else reference.value(other)
+        if reference is not None:
+            part = ShardLayout.of_plain(plain).part_of(part, rank)
+        values[key] = part if factor == 1 else part * factor
+    again = side.putting(values)
+    with _parameters_put(side, values):
+        try:
+            run_forward(again, given, seed, cuts, whole)
+        finally:
+            again.restore()
+    return again
+
+
+@contextmanager
+def _parameters_put(side: Side, values: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Have other values in parameters and buffers for a while."""
+    mine = [(side.value(key), value) for key, value in values.items() if key.startswith(_OWNED)]
+    before = [here.clone() for here, _ in mine]
+    with torch.no_grad():
+        try:
+            for here, value in mine:
+                here.copy_(value)
+            yield
+        finally:
+            for (here, _), old in zip(mine, before, strict=True):
+                here.copy_(old)
+
+
 @worker_function("a look at what was recorded")
-def operations(side: Side | None) -> tuple[list[Operation], dict[str, list[str]]] | None:
-    """What was recorded of them, and of each what it is made of."""
+def unchanged(side: Side) -> set[str]:
+    """The keys of buffers that the run has left as they were."""
+    return side.recorder.unchanged
+
+
+@worker_function("a look at what was recorded")
+def memory(side: Side, keys: list[str]) -> list[tuple[int, str, int]]:
+    """Where values lie: in which process, on which device, at which address."""
+    found = [side.value(key) for key in keys if has(side, key)]
+    return [(os.getpid(), str(value.device), value.data_ptr()) for value in found]
+
+
+@worker_function("a look at what was recorded")
+def runs_again_on(side: Side) -> str:
+    """The type of device on which the program can run again; empty if it can't."""
+    return side.device.type if side.can_run_again else ""
+
+
+@worker_function("a look at what was recorded")
+def operations(
+    side: Side | None,
+) -> tuple[list[Operation], dict[str, list[str]], dict[str, tuple[str, ...]]] | None:
+    """What was recorded of them, and of each what it is made of and the calls around it."""
     if side is None or not isinstance(side.recorder, OperationRecorder):
         return None
-    return side.recorder.operations, side.recorder.parents
+    return side.recorder.operations, side.recorder.parents, side.recorder.calls
 
 
 @worker_function("a look at what was recorded")
@@ -754,6 +847,14 @@ class WorkerSides:
             for n in range(len(keys))
         ]
 
+    def marks(self, wanted: list[tuple[str, int]]) -> list[dict[int, torch.Tensor]]:
+        """A mark of each row of the workers' values along a dimension; for each key by rank."""
+        answers = self._ask(marks, wanted)
+        return [
+            {rank: answer[n] for rank, answer in enumerate(answers) if answer[n] is not None}
+            for n in range(len(wanted))
+        ]
+
     def looking_into(
         self, window: str, inputs: DRef, seed: int, cuts: dict[str, ShardLayout]
     ) -> WorkerSides:
@@ -763,8 +864,42 @@ class WorkerSides:
         other._sides = self.call(run_operations, self._sides, window, inputs, seed, plain)
         return other
 
-    def operations(self) -> list[tuple[list[Operation], dict[str, list[str]]] | None]:
-        """Of each worker the operations that it has run, and by key the keys of their origins."""
+    def share(self, keys: list[str], here: list[torch.Tensor]) -> bool:
+        """Whether workers have values in common, with each other or with this process."""
+        places = [place for each in self._ask(memory, keys) for place in set(each)]
+        places += {(os.getpid(), str(value.device), value.data_ptr()) for value in here}
+        return len(set(places)) < len(places)
+
+    def unchanged(self) -> set[str]:
+        """The keys of buffers that the run has left as they were, on all workers."""
+        return set.intersection(*self._ask(unchanged))
+
+    def run_again_on(self) -> set[str]:
+        """The types of devices on which the program can run again; an empty one if it can't."""
+        return set(self._ask(runs_again_on))
+
+    def putting(
+        self,
+        token: str,
+        inputs: DRef,
+        seed: int,
+        cuts: Mapping[str, ShardLayout],
+        whole: Mapping[str, int],
+        jobs: list[tuple[str, str, Any, float]],
+        sent: Any,
+    ) -> WorkerSides:
+        """The workers' sides after a second run, with the reference's values in place of some."""
+        plain = {name: layout.plain for name, layout in cuts.items()}
+        other = copy.copy(self)
+        other._sides = self.call(
+            run_put, self._sides, token, inputs, seed, plain, dict(whole), jobs, sent
+        )
+        return other
+
+    def operations(
+        self,
+    ) -> list[tuple[list[Operation], dict[str, list[str]], dict[str, tuple[str, ...]]] | None]:
+        """Of each worker the operations that it has run; by key, their origins' and their calls."""
         return self._ask(operations)
 
     def rename_operations(self, names: list[dict[str, str]]) -> list[list[Fact]]:

@@ -428,11 +428,15 @@ class ShardLayout:
         The mesh.
     source
         Who says so: ``given`` by the user, a ``DTensor``, or ``inferred`` from shapes.
+    order
+        A dimension, how its rows are dealt in words, and the whole's rows in the order in which
+        they are cut. None: as they are.
     """
 
     layout: Layout
     workers: Workers
     source: str = "inferred"
+    order: tuple[int, str, tuple[int, ...]] | None = None
 
     @property
     def dims(self) -> tuple[int | None, ...]:
@@ -452,21 +456,22 @@ class ShardLayout:
     @property
     def words(self) -> str:
         """In torch's words where it has one: ``Shard(1)``."""
-        return self.layout.words(len(self.workers.sizes))
+        words = self.layout.words(len(self.workers.sizes))
+        return words if self.order is None else f"{words}, {self.order[1]}"
 
     @property
     def plain(self) -> tuple[Any, ...]:
         """The same as plain values, which may be arguments of a command; see `of_plain`."""
         layout = self.layout
         how = (layout.dims, layout.segments, layout.heads, layout.pad_to, layout.partial)
-        return how, self.workers.sizes
+        return how, self.workers.sizes, self.order
 
     @classmethod
     def of_plain(cls, plain: Sequence[Any]) -> ShardLayout:
         """The layout that `plain` is of, without its stage and its source."""
-        (dims, segments, heads, pad_to, partial), sizes = plain
+        (dims, segments, heads, pad_to, partial), sizes, order = plain
         layout = Layout(tuple(dims), tuple(segments), tuple(heads), pad_to, None, tuple(partial))
-        return cls(layout, Workers(tuple(sizes)))
+        return cls(layout, Workers(tuple(sizes)), order=order)
 
     def cut(self, shape: Shape, rank: int) -> Cut | None:
         """What a worker holds of a value of that shape.
@@ -502,6 +507,9 @@ class ShardLayout:
         ArgumentError
             If the layout does not fit the tensor.
         """
+        if self.order is not None:
+            dim, _, rows = self.order
+            tensor = tensor.index_select(dim, torch.tensor(rows, device=tensor.device))
         part = self.cut(tuple(tensor.shape), rank)
         assert part is not None
         if part.shape == tuple(tensor.shape) and len(part.boxes) <= 1:
