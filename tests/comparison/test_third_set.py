@@ -1,4 +1,4 @@
-"""Bugs and right programs of a third and a fourth set, in families new to the rules."""
+"""Bugs and right programs of a third, a fourth and a fifth set, in families new to the rules."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from discolab import Session
-from tests.comparison import fourth_set, third_set
+from tests.comparison import fifth_set, fourth_set, third_set
 from tests.comparison.second_set.planted import plant
 
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.one_process]
 
-BUGS = third_set.BUGS | fourth_set.BUGS
-HARMLESS = third_set.HARMLESS | fourth_set.HARMLESS
-RIGHT = third_set.RIGHT | fourth_set.RIGHT
+BUGS = third_set.BUGS | fourth_set.BUGS | fifth_set.BUGS
+HARMLESS = third_set.HARMLESS | fourth_set.HARMLESS | fifth_set.HARMLESS
+RIGHT = third_set.RIGHT | fourth_set.RIGHT | fifth_set.RIGHT
 
 
 @pytest.mark.parametrize("name", BUGS)
