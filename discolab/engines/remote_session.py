@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from ..isolation.programs import follow
+from ..isolation.own_process_modules import path_of_notebook
 from ..runtime import functions, restart
 from ..runtime.actions import Command, DiscoAction
 from ..runtime.arguments import Register
@@ -590,7 +590,7 @@ def follow_path(path: list[str], before: list[str] | None = None) -> None:
     if before is None:
         sys.path[:] = [*path, *(own for own in sys.path if own not in path)]
     elif has_own_process(current_worker()):  # a thread follows by itself
-        follow(sys.path, before, path)
+        path_of_notebook(before, path)
 
 
 _LONGEST_PATH = 4096

@@ -23,6 +23,7 @@ from . import (  # noqa: F401
     libraries,
     logs_and_warnings,
     main_module,
+    own_process_modules,
     profiler,
     programs,
     python_process,

@@ -12,7 +12,8 @@ A script begins without any; at its end cells have those again that they have im
 what a worker has imported stays, as in Python: `_IMPORTED` has the names.
 
 Modules in C, those of installed packages, and those that put another object in their place are the
-process's: rows of their own say what becomes of their state. notebook/script.py calls `begin` and
+process's: rows of their own say what becomes of their state. Where a worker has a process for
+itself own_process_modules.py does what is needed for a script. notebook/script.py calls `begin` and
 `end` under its lock, and enters `fresh_imports` on each worker. A worker's RLock in `_locks` guards
 the making of its modules, which its other threads wait for; `_guard` guards `_locks`, and that one
 `WorkerModule` alone takes the place of a module that was imported before.
@@ -39,8 +40,9 @@ from typing import Any, cast
 from ..runtime.errors import SessionError
 from ..runtime.interrupts import plain_lock, reentrant_lock
 from ..runtime.worker import Worker, current_worker, current_worker_or_none, has_own_process
-from . import table
+from . import own_process_modules, table
 from .imports import whole_name
+from .module_places import is_beside, place
 from .patches import ModuleOfWorkers, Patches
 from .programs import added_folders, script_path
 from .table import Row, Treatment
@@ -58,7 +60,6 @@ _OF_SHELL = frozenset({"__class__", "__reduce__", "__reduce_ex__"})
 _REPLACES_ITSELF = re.compile(r"sys\.modules\[__name__\]\s*(=|\.__class__)|modules\[__name__\]\s*=")
 
 _folder: str | None = None  # of the scripts that run
-_path_before: list[str] = []  # `sys.path` before scripts ran, where a worker has the process's
 _in_use = False  # whether there may be any `WorkerModule`
 _importers: weakref.WeakSet[Worker] = weakref.WeakSet()  # those with an entry `_IMPORTED`
 _locks: weakref.WeakKeyDictionary[Worker, Any] = weakref.WeakKeyDictionary()
@@ -196,7 +197,7 @@ def _is_shared(spec: ModuleSpec, package: ModuleType | None, worker: Worker) -> 
         return False
     if isinstance(package, WorkerModule):
         return _module_of(package, worker) is _module_of(package, None)
-    return not _is_beside(spec, _added())
+    return not is_beside(spec, _added())
 
 
 def _spec_here(known: ModuleSpec, package: ModuleType | None) -> ModuleSpec:
@@ -213,26 +214,16 @@ def _spec_here(known: ModuleSpec, package: ModuleType | None) -> ModuleSpec:
     found = PathFinder.find_spec(known.name, path)
     if found is None:
         raise ModuleNotFoundError(f"No module named {known.name!r}", name=known.name)
-    if _place(found) == _place(known):
+    if place(found) == place(known):
         return known
     if not _is_source(found):
-        raise _another(known.name, _place(known), found)
+        raise _another(known.name, place(known), found)
     return found
-
-
-def _place(spec: ModuleSpec) -> Any:
-    """Its file, or where a folder without __init__.py is found."""
-    if spec.origin:
-        return spec.origin
-    try:
-        return list(spec.submodule_search_locations or ())
-    except KeyError:  # what it is in has gone
-        return []
 
 
 def _another(name: str, known: Any, found: ModuleSpec) -> SessionError:
     return SessionError(
-        f"import {name}: this worker finds it in {_place(found)}, another one has imported it from "
+        f"import {name}: this worker finds it in {place(found)}, another one has imported it from "
         f"{known}, and a module in C, or one that puts another in its place, is one for all "
         "workers: use other names, or engine='processes' (--engine processes)"
     )
@@ -285,10 +276,10 @@ def _own_in_place_of(top: str, worker: Worker) -> None:
         return
     folders = _added()
     found = PathFinder.find_spec(top) if folders else None
-    if found is not None and _is_beside(found, folders):
+    if found is not None and is_beside(found, folders):
         if top not in _of_process and _may_be_own(top, module) and _is_source(found):
             _share_out(top, module, found)
-        elif _place(found) != (known := _place_of(top, module)):
+        elif place(found) != (known := _place_of(top, module)):
             raise _another(top, known, found)
     names.add(top)
 
@@ -309,7 +300,7 @@ def _place_of(name: str, module: Any) -> Any:
     if name in _of_process:
         return _of_process[name]
     spec = getattr(module, "__spec__", None)
-    return _place(spec) if isinstance(spec, ModuleSpec) else getattr(module, "__file__", None)
+    return place(spec) if isinstance(spec, ModuleSpec) else getattr(module, "__file__", None)
 
 
 def _share_out(top: str, module: ModuleType, found: ModuleSpec) -> None:
@@ -355,7 +346,7 @@ def _make_by_name(name: str) -> bool:
             found = PathFinder.find_spec(name, own.__path__)
             if found is None:
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-            if _place(found) != (known := _place_of(name, module)):
+            if place(found) != (known := _place_of(name, module)):
                 raise _another(name, known, found)
             setattr(own, child, module)
     return module is not None
@@ -390,10 +381,10 @@ class _Finder:
         if parent and not isinstance(sys.modules.get(parent), WorkerModule):
             return None
         spec = PathFinder.find_spec(name, path, target)
-        if spec is None or not (parent or _is_beside(spec, _added())):
+        if spec is None or not (parent or is_beside(spec, _added())):
             return None
         if not _is_source(spec):
-            _of_process[name] = _place(spec)
+            _of_process[name] = place(spec)
             return None
         shells = copy.copy(spec)
         shells.loader = cast("Any", _Loader(spec))
@@ -413,21 +404,6 @@ def _is_source(spec: ModuleSpec) -> bool:
     return _REPLACES_ITSELF.search(source) is None
 
 
-def _is_beside(spec: ModuleSpec, folders: list[str]) -> bool:
-    """Whether a module is found in one of these folders."""
-    name = spec.name.partition(".")[0]
-    if name == _HERE:
-        return False
-    place = _place(spec)
-    places = [place] if isinstance(place, str) else place
-    inside = [os.path.join(os.path.abspath(folder), name) for folder in folders]
-    return any(
-        place in (f"{path}.py", path) or place.startswith((os.path.join(path, ""), f"{path}."))
-        for place in map(os.path.abspath, places)
-        for path in inside
-    )
-
-
 def _added() -> list[str]:
     """The folders in which the caller looks because it has added them, or runs a script."""
     worker = current_worker_or_none()
@@ -438,18 +414,17 @@ def _added() -> list[str]:
 
 def begin(folder: str) -> None:
     """The first script begins: modules in its folder are each worker's own from here on."""
-    global _path_before, _folder, _in_use
+    global _folder, _in_use
     _folder, _in_use = folder, True
     if has_own_process(current_worker()):
-        _path_before = list(sys.path)
-        sys.path.insert(0, folder)
+        own_process_modules.begin(folder, _OF_ALL)
     if _Finder not in sys.meta_path:
         return
     for name, module in sys.modules.copy().items():
         if not _may_be_own(name, module):
             continue
         spec = cast("ModuleSpec", module.__spec__)
-        if _is_beside(spec, [folder]) and _is_source(spec):
+        if is_beside(spec, [folder]) and _is_source(spec):
             sys.modules[name] = WorkerModule(spec, module)
 
 
@@ -479,9 +454,7 @@ def end() -> None:
     """The last script has ended: nothing of it is left where Python looks for modules."""
     global _folder
     if has_own_process(current_worker()):
-        if _folder in sys.path:
-            sys.path.remove(_folder)  # once, as it was added
-        sys.path[:] = [place for place in sys.path if place in _path_before]
+        own_process_modules.end()
     _folder = None
     _put_back(of_cells=False)
     while _of_process:

@@ -596,3 +596,49 @@ def test_a_script_may_have_a_module_named_as_a_library(project: Path) -> None:
         assert run(sess, project, text) == [5, 5]
         assert importlib.import_module("yaml") is mine
     assert mine.safe_load("[1]") == [1]
+
+
+@pytest.mark.conformance
+def test_a_script_begins_without_what_cells_have_imported(
+    make: Callable[..., Session], project: Path
+) -> None:
+    """From its folder, from others, and of the name of what it finds in another folder."""
+    for folder in ("added", "here", "later"):
+        (project / folder).mkdir()
+    write(
+        project / "added", dl_added="count = 0", dl_kit__in____init__="", dl_kit__in__part="n = 0"
+    )
+    write(project / "here", dl_name="count = 'of cells'")
+    write(project / "later", dl_name="count = 0", dl_late="count = 0")
+    write(project, dl_count="count = 0")
+    sys.path[:0] = [str(project / "here"), str(project)]
+    sess = make(2)
+    text = f"""
+import sys
+sys.path.append({str(project / "added")!r})
+import dl_count, dl_added, dl_name, dl_kit.part
+result = dl_count.count = dl_added.count = dl_kit.part.n = 7
+"""
+    cell(sess, text)
+    text = f"""
+import sys
+sys.path.insert(0, {str(project / "later")!r})
+import dl_count, dl_added, dl_late, dl_name
+from dl_kit import part
+modules = dl_count, dl_added, dl_late, dl_name
+result = [*(module.count for module in modules), part.n]
+for module in modules:
+    module.count = 5
+part.n = 5
+"""
+    for _ in range(2):
+        assert run(sess, project, text) == [[0, 0, 0, 0, 0]] * 2
+    write(project, dl_count="count = 'changed'")
+    assert run(sess, project, text) == [["changed", 0, 0, 0, 0]] * 2
+    text = """
+import dl_count, dl_added, dl_name, dl_kit.part
+result = [dl_count.count, dl_added.count, dl_name.count, dl_kit.part.n]
+try: import dl_late
+except ModuleNotFoundError: result.append("gone")
+"""
+    assert cell(sess, text) == [[7, 7, "of cells", 7, "gone"]] * 2
