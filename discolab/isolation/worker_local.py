@@ -24,6 +24,8 @@ from .table import OF_SCRIPT as OF_SCRIPT
 
 T = TypeVar("T")
 
+_AS_COPIED = "__as_discolab_has_copied_them__"  # among a worker's variables of a module
+
 _guard = plain_lock()
 
 
@@ -277,7 +279,7 @@ def own_variables(module: ModuleType, patches: Patches, *names: str) -> None:
     def over(function: Any) -> Any:
         @functools.wraps(function)
         def with_own_variables(*args: Any, **kwargs: Any) -> Any:
-            own = own_value(key, vars(module).copy)
+            own = own_value(key, functools.partial(_copy_of_variables, module))
             if own is None:
                 return function(*args, **kwargs)
             name, cells = function.__name__, function.__closure__
@@ -317,10 +319,21 @@ def owning_dicts(*names: str) -> Callable[[ModuleType, Patches], None]:
     return change
 
 
+def _copy_of_variables(module: ModuleType) -> dict[str, Any]:
+    own = vars(module).copy()
+    own[_AS_COPIED] = own.copy()
+    return own
+
+
 def _inherit_variables(module: ModuleType, own: dict[str, Any]) -> None:
-    """All but functions and classes, which are the patched ones in what the worker has copied."""
+    """All but functions and classes that the worker has not changed: these may be patched ones."""
     kinds = (BuiltinFunctionType, FunctionType, ModuleType, type)
-    vars(module).update({n: v for n, v in own.items() if not isinstance(v, kinds)})
+    before = own[_AS_COPIED]
+    for name, value in own.items():
+        if name != _AS_COPIED and not (isinstance(value, kinds) and before.get(name) is value):
+            setattr(module, name, value)
+    for name in before.keys() - own.keys():
+        delattr(module, name)
 
 
 def _after_fork() -> None:

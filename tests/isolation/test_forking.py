@@ -4,12 +4,15 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
 from discolab import ThreadedSession, ccl, current_worker
+from discolab.isolation.patches import Patches
+from discolab.isolation.worker_local import own_variables
 
 FORKING: list[int] = []  # threads, as each begins to fork and when it has
 WATCHED: list[bool] = []  # whether the fork of a test is on its way
@@ -96,6 +99,21 @@ def set_up(library: str, rank: int) -> Callable[[], Any]:
     raise NotImplementedError(library)
 
 
+def in_a_fork(look: Callable[[], Any]) -> str:
+    """What a function gives in a process that is forked here."""
+    reads, writes = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            found = str(look())
+        except BaseException as exc:
+            found = repr(exc)
+        os.write(writes, found.encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return os.read(reads, 1000).decode()
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "library",
@@ -107,22 +125,45 @@ def test_a_process_that_a_worker_forks_has_what_the_worker_has_set(library: str)
     def program() -> tuple[Any, Any]:
         look = set_up(library, current_worker().rank)
         ccl.barrier()
-        reads, writes = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                found = str(look())
-            except BaseException as exc:
-                found = repr(exc)
-            os.write(writes, found.encode())
-            os._exit(0)
-        os.waitpid(pid, 0)
-        return os.read(reads, 1000).decode(), str(look())
+        return in_a_fork(look), str(look())
 
     with ThreadedSession(2, devices="cpu", timeout=60) as sess:
         seen = sess.call_packed(program).debug_get_from_all()
     assert [in_child == on_worker for in_child, on_worker in seen] == [True, True], seen
     assert seen[0] != seen[1]
+
+
+CHOOSES = """
+chosen, extra = print, None
+def choose(function):
+    global chosen, extra
+    chosen = function
+    del extra
+def use():
+    return chosen(), "extra" in globals()
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_process_that_a_worker_forks_has_the_functions_that_it_has_chosen() -> None:
+    """Not only values: a module may keep a function that was given to it."""
+    module: Any = ModuleType("dl_chooses")
+    exec(CHOOSES, vars(module))
+
+    def program() -> Any:
+        rank = current_worker().rank
+        module.choose(lambda: rank)
+        ccl.barrier()
+        return in_a_fork(module.use), module.use()
+
+    patches = Patches()
+    with ThreadedSession(2, devices="cpu", timeout=60) as sess:
+        own_variables(module, patches, "choose", "use")
+        try:
+            found = sess.call_packed(program).debug_get_from_all()
+        finally:
+            patches.undo()
+    assert found == [(str((rank, False)), (rank, False)) for rank in range(2)]
 
 
 @pytest.mark.slow
