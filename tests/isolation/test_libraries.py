@@ -2,8 +2,11 @@
 
 import contextlib
 import importlib
+import os
 import pickle
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +16,16 @@ import numpy as np
 import pytest
 import torch
 
-from discolab import Session, SessionError, ThreadedSession, WorkerError, ccl, current_worker
+from discolab import (
+    Session,
+    SessionError,
+    ThreadedSession,
+    WorkerError,
+    ccl,
+    current_worker,
+    make_session,
+)
+from discolab.notebook.script import run_script
 
 
 @pytest.fixture
@@ -1095,6 +1107,68 @@ def test_each_worker_has_a_logger_of_lightgbm(four: Session) -> None:
         return [line.split(": ")[1].split(",")[0] for line in told if "data points" in line]
 
     assert four.call_packed(program).debug_get_from_all() == [[str(50 + r)] for r in range(4)]
+
+
+@pytest.mark.parametrize("where", ["threads", "processes"])
+def test_workers_train_with_a_network_of_lightgbm(where: str) -> None:
+    """All on their own rows as one model; the next script finds no network."""
+    pytest.importorskip("lightgbm")
+    together = """
+import lightgbm, numpy, socket, torch.distributed as dist
+rank = dist.get_rank()
+ports = [None, None]
+with socket.create_server(("127.0.0.1", 0)) as probe:
+    dist.all_gather_object(ports, probe.getsockname()[1])
+dist.barrier()  # nobody listens there any more
+x = numpy.random.RandomState(0).rand(200, 3)
+y = x[:, 0] + 5 * (numpy.arange(200) >= 100)
+part = slice(100 * rank, 100 * rank + 100)
+options = {"num_threads": 1, "verbose": -1, "min_data_in_leaf": 5, "force_row_wise": True}
+network = {"machines": ",".join(f"127.0.0.1:{port}" for port in ports), "tree_learner": "data",
+           "local_listen_port": ports[rank], "num_machines": 2}
+trained = lightgbm.train({**options, **network}, lightgbm.Dataset(x[part], y[part]), 2)
+result = float(trained.predict(x).mean())
+"""
+    alone = together.replace("{**options, **network}", "options")
+    with make_session(2, where, devices="cpu", timeout=60) as sess:
+        seen = []
+        for text in (together, alone):
+            sess.call_packed(run_script, "train.py", text, []).debug_get_from_all()
+            result = sess.call_packed(lambda: current_worker().namespace["result"])
+            seen.append([round(value, 1) for value in result.debug_get_from_all()])
+    assert seen == [[3.0, 3.0], [0.5, 5.4]]
+
+
+TERMS = """
+import numba, numpy
+from discolab import ThreadedSession, current_worker
+
+@numba.njit(parallel=True)
+def add(x):
+    total = 0.0
+    for i in numba.prange(x.shape[0]):
+        total += x[i]
+    return total
+
+def add_often():
+    x = numpy.full(20_000, current_worker().rank + 1.0)
+    return {add(x) for _ in range(100)}
+
+with ThreadedSession(4, devices="cpu", timeout=60) as sess:
+    print(sess.call_packed(add_often).debug_get_from_all(), numba.threading_layer())
+"""
+
+
+def test_workers_compute_with_numba_in_turns(request: pytest.FixtureRequest) -> None:
+    """Its layer for want of a better one ends the process if two threads compute at once."""
+    pytest.importorskip("numba")
+    row = str(request.config.getoption("--without-row"))
+    leave_out = f"from discolab.isolation import table\ntable._rows.pop({row!r}, None)\n"
+    environ = {**os.environ, "NUMBA_THREADING_LAYER": "workqueue", "NUMBA_NUM_THREADS": "2"}
+    command = [sys.executable, "-c", leave_out + TERMS]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=100)
+    expected = [{20_000.0 * (rank + 1)} for rank in range(4)]
+    assert done.stdout == f"{expected} workqueue\n", done.stderr[-2000:]
 
 
 def test_each_worker_has_options_of_statsmodels(four: Session) -> None:
