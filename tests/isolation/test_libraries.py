@@ -1171,6 +1171,23 @@ def test_workers_compute_with_numba_in_turns(request: pytest.FixtureRequest) -> 
     assert done.stdout == f"{expected} workqueue\n", done.stderr[-2000:]
 
 
+def test_a_worker_may_not_configure_jax_for_all(four: Session) -> None:
+    pytest.importorskip("jax")
+
+    def program() -> str:
+        import jax
+
+        rank = current_worker().rank
+        jax.config.update("jax_enable_x64", False)  # as it is
+        with pytest.raises(SessionError, match="jax_enable_x64.*enable_x64.*processes"):
+            jax.config.update("jax_enable_x64", True)
+        with jax.enable_x64(rank % 2 == 0):
+            ccl.barrier()
+            return str(jax.numpy.ones(1).dtype)
+
+    assert four.call_packed(program).debug_get_from_all() == ["float64", "float32"] * 2
+
+
 def test_each_worker_has_options_of_statsmodels(four: Session) -> None:
     pytest.importorskip("statsmodels")
 

@@ -12,6 +12,7 @@ from . import (  # noqa: F401
     h5py,
     hydra,
     ignite,
+    jax,
     joblib,
     kornia,
     lightgbm,
