@@ -1179,7 +1179,7 @@ def test_a_worker_may_not_configure_jax_for_all(four: Session) -> None:
 
         rank = current_worker().rank
         jax.config.update("jax_enable_x64", False)  # as it is
-        with pytest.raises(SessionError, match="jax_enable_x64.*enable_x64.*processes"):
+        with pytest.raises(SessionError, match=r"jax_enable_x64.*enable_x64.*processes"):
             jax.config.update("jax_enable_x64", True)
         with jax.enable_x64(rank % 2 == 0):
             ccl.barrier()
