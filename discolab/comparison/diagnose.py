@@ -1057,7 +1057,7 @@ def input_notes(gradients: Iterable[Point], first: Finding | None) -> Iterator[s
         return
     if all(p.kind in ("argument", "input") and not p.module for p in wrong):
         yield (
-            "all else agrees: the gradient of an input matters if something before it is trained, "
+            "all else that was compared agrees: the gradient of an input matters if something before it is trained, "
             "not if it is data or a target"
         )
 

@@ -215,6 +215,10 @@ class Matcher:
                 scaled = self._compare(self.ours.gradient_facts(), held)
                 if _first_fits(points, scaled):
                     keep()
+                    scaled = [
+                        one if _is_whole(one) and (other.partial or not other.agrees) else other
+                        for one, other in zip(points, scaled, strict=True)
+                    ]
                     note = (
                         f"the loss is a mean over each worker's part of the batch: gradients "
                         f"between the modules are {parts} × the reference's, and were compared "
@@ -478,15 +482,16 @@ class Matcher:
         """Those whose rows are dealt to workers otherwise than in a row, as in strides.
 
         The order in which a result lies must be that of something before it. Gradients lie as
-        their values.
+        their values, if these tell.
         """
         open_ = [
             pair for pair, _ in again
-            if not pair.point.gradient and 0 not in pair.point.shape
+            if 0 not in pair.point.shape and (not pair.point.gradient or self._fits_any(pair))
         ]  # fmt: skip
         plain = {id(pair): point for pair, point in again}
+        marked = [pair for pair in open_ if not pair.point.gradient]
         found = {
-            number: point for number, point in self._fitting(self._marked_orders(open_))
+            number: point for number, point in self._fitting(self._marked_orders(marked))
             if point.agrees
         }  # fmt: skip
         rest = [pair for pair in open_ if id(pair) not in found]
@@ -497,6 +502,11 @@ class Matcher:
         for pair, _ in again:
             if id(pair) in found:
                 yield pair, found[id(pair)]
+
+    def _fits_any(self, pair: Pair) -> bool:
+        """Whether a gradient is of a value that says nothing of how it lies, as zeros."""
+        value = self.ours.value(pair.point.key.removesuffix(".grad"))
+        return bool((value == value.flatten()[0]).all())
 
     def _marked_orders(self, pairs: Sequence[Pair]) -> list[tuple[Pair, list[ShardLayout]]]:
         """The orders that a mark of each row allows, along the one dimension that is cut."""
@@ -619,13 +629,18 @@ class Matcher:
             pair.layouts.append(layout)
         return as_point(self._best(pair, rows, [layout]), point)
 
-    def rows_of_one_worker(self, point: Point) -> bool:
-        """Whether of each row of terms one worker has all, and the others have zeros."""
-        if not point.shape or point.size > MOST_SAMPLES:
-            return False
+    def terms_are_parts(self, point: Point) -> bool:
+        """Whether of each element of a sum one worker has all, and the others have zeros."""
         (held,) = self.workers.samples([point.theirs])
-        rows = [part.reshape(point.shape[0], -1).any(1) for part in held.values()]
-        return bool((torch.stack(rows).sum(0) <= 1).all())
+        pair = self.pairs[point.key]
+        sums = [s for each in copies_on(pair.layouts, self.meshes) for s in partial_layouts(each)]
+        layout = next((each for each in sums if each.words == point.layout), None)
+        ranks = tuple(rank for rank in held if rank in pair.held)
+        teams = [ranks] if layout is None else layout.teams(ranks)
+        return all(
+            bool((torch.stack([held[rank] != 0 for rank in team]).sum(0) <= 1).all())
+            for team in teams
+        )
 
     def layout_of_terms(self, pair: Pair) -> ShardLayout:
         """Over which workers a value is summed, if they hold terms of it."""
@@ -955,6 +970,12 @@ def _scaled_gradients(
 
 def _differs(point: Point) -> bool:
     return not point.problem and (not point.agrees or point.ends_unsummed)
+
+
+def _is_whole(point: Point) -> bool:
+    """Whether each worker has the reference's value: a mean over parts may come before it."""
+    whole = point.agrees and not point.problem and not point.partial
+    return whole and point.kind != "parameter" and "Shard" not in point.layout
 
 
 def _first_fits(before: Sequence[Point], after: Sequence[Point]) -> bool:

@@ -179,7 +179,8 @@ class _Run:
                 self.notes += notes
                 if self.backward:
                     self._run_backward(cuts)
-            first = self._dealt(self._proved(self._first()))
+                    self._pass_data()
+            first = self._proved(self._first())
             if first is not None and first.proved and not known_causes(first):
                 first = self._looked_into(first)
             return self._comparison(first)
@@ -187,31 +188,23 @@ class _Run:
             self.ours.restore()
             self.workers.end()
 
-    def _dealt(self, first: Finding | None) -> Finding | None:
-        """The first difference; none if only the gradient of a batch lies with who took the rows.
+    def _pass_data(self) -> None:
+        """Pass the gradient of data by, of which each worker has taken its part itself.
 
-        Each worker has taken its part of what the program is called with, and gives its part of
-        the result. Nobody sums the gradient of data up.
+        It has the gradient of that part then, and zeros. Nobody sums the gradient of data up.
         """
-        if first is None or not first.point.gradient or not first.point.ends_unsummed:
-            point = None if first is None else first.point
-            if point is None or not (point.gradient and point.kind == "input" and point.partial):
-                return first
-        assert first is not None
-        wrong = [p for p in self.compared.gradients if not p.agrees or p.ends_unsummed]
-        results = [p for p in self.compared.points if p.kind == "result" and p.shape]
-        if (
-            first.point.module or first.point.kind not in ("argument", "input")
-            or any(p.kind not in ("argument", "input") or p.module for p in wrong)
-            or not all("Shard" in p.layout for p in results)
-            or not self.matcher.rows_of_one_worker(first.point)
-        ):  # fmt: skip
-            return first
+        told = [
+            p for p in self.compared.gradients
+            if p.agrees and p.partial and not p.problem and not p.module
+            and p.kind in ("argument", "input") and self.matcher.terms_are_parts(p)
+        ]  # fmt: skip
+        if not told:
+            return
+        self.compared.by_design |= {p.key for p in told}
         self.notes.append(
-            f"each worker has the {first.point.words} of the rows that it took, and nothing sums "
-            "them up: right for data, and wrong for what something before it has made"
+            f"each worker has the {told[0].words} of the part that it took, and nothing sums them "
+            "up: right for data, and wrong for what something before it has made"
         )
-        return None
 
     def _first(self) -> Finding | None:
         """The first difference that is more than rounding, and what is perhaps off before it."""
@@ -485,9 +478,20 @@ class _Run:
             only_in_reference=only_ours,
             only_in_sharded=only_theirs,
             notes=tuple(notes),
-            partly=bool(matcher.presence.skipped),
+            partly=bool(matcher.presence.skipped or self._ungraded()),
             plain=matcher.presence.plain,
         )
+
+    def _ungraded(self) -> list[str]:
+        """How many parameters have a gradient in the reference that was compared with none."""
+        known = {p.key for p in self.compared.gradients if not p.problem}
+        ours = self.ours.gradient_facts() if self.backward else []
+        every = [str(fact[0]) for fact in ours if str(fact[0]).startswith("parameter|")]
+        lacking = sum(key not in known for key in every)
+        what = "no gradient of a parameter was compared"
+        if 0 < lacking < len(every):
+            what = f"the gradients of {lacking} of {len(every)} parameters were not compared"
+        return [what] if lacking else []
 
     def _closing_notes(self, first: Finding | None) -> Iterator[str]:
         """What else a reader should know."""
@@ -505,6 +509,8 @@ class _Run:
         yield from value_notes(matcher.pairs, self.compared.every)
         yield from zero_notes(matcher.ours.value, self.compared.gradients)
         yield from input_notes(self.compared.gradients, first)
+        if first is None or first.point.gradient:
+            yield from self._ungraded()
         known = () if first is None else first.causes
         yield from settings_notes(recorder.modules, matcher.settings, known)
         yield from detour_notes(self.compared, first)
