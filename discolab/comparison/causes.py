@@ -373,10 +373,11 @@ def _added_words(name: str, k: float, e: Evidence) -> str:
             f"{who}is off by {n - 1} × the {name}: it is added on every worker before the sum"
             f"{twice}, so it counts once for each of them"
         )
+    times = "" if name.startswith("bias ") else ", or times another factor"
     if k == -1:
-        return f"{who}is off by -1 × the {name}: it is not added"
+        return f"{who}is off by -1 × the {name}: it is not added{times}"
     if k == 1:
-        return f"{who}is off by 1 × the {name}: it is added twice"
+        return f"{who}is off by 1 × the {name}: it is added twice{times}"
     return f"{who}is off by {format_number(float(k))} × the {name}"
 
 

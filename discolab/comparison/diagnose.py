@@ -126,12 +126,13 @@ def _calls_between(matcher: Matcher, compared: Compared, first: Finding) -> dict
     order = {key: number for number, key in enumerate(ours.entries)}
     end = order.get(first.point.key, -1)
     agreeing = [
-        order[p.key] for p in compared.points
+        p for p in compared.points
         if p.agrees and not p.partial and order.get(p.key, end) < end
         and p.kind in ("input", "output", "note") and not p.problem
-        and set(first.ranks) <= set(matcher.pairs[p.key].held)
+        and (p.module or p.kind != "input")  # all are given the program's inputs
     ]  # fmt: skip
-    start = max(agreeing, default=-1)
+    mine = [p for p in agreeing if set(first.ranks) <= set(matcher.pairs[p.key].held)]
+    start = max((order[p.key] for p in mine or agreeing), default=-1)  # a stage has none before
     found = {}
     for key, entry in list(ours.entries.items())[start + 1 : end + 1]:
         path = entry.name.split("#")[0]
@@ -377,9 +378,7 @@ def _averaged(matcher: Matcher, points: Sequence[Point], number: int) -> int | N
         if point.problem or point.kind in ("parameter", "buffer"):
             continue
         if not point.partial or point.source != "inferred":
-            if place == number:
-                continue
-            break
+            continue  # agrees, perhaps, since a norm has taken the factor out
         if not _whole_later(matcher, points, place, number) and _alike(matcher, point):
             found = place
     return found
@@ -841,10 +840,10 @@ def _place(
                     f"this call, or {inside_words}"
                 )
             return f"its input agrees: {inside_words}"
-        last = agreeing[-1]
+        lacking = [p for p in points[:number] if p.problem and p.module.startswith(inner)]
+        known = "all inside agrees" if not lacking else "what was compared inside agrees"
         return (
-            f"all inside agrees up to the {last.words}: it goes wrong after that, in "
-            f"{point.module or 'the model'}.forward"
+            f"{known}: it goes wrong between these values, in {point.module or 'the model'}.forward"
         )
     if not agreeing:
         return "nothing before it was compared"
@@ -1057,8 +1056,8 @@ def input_notes(gradients: Iterable[Point], first: Finding | None) -> Iterator[s
         return
     if all(p.kind in ("argument", "input") and not p.module for p in wrong):
         yield (
-            "all else that was compared agrees: the gradient of an input matters if something before it is trained, "
-            "not if it is data or a target"
+            "all else that was compared agrees: the gradient of an input matters if something "
+            "before it is trained, not if it is data or a target"
         )
 
 
@@ -1082,6 +1081,41 @@ def doubtful_before(compared: Compared, first: Point) -> Point | None:
         ):  # fmt: skip
             return point
     return None
+
+
+def two_orders(matcher: Matcher, compared: Compared, first: Point) -> str:
+    """What to say if rows lie in two orders before a difference, as of a batch and its labels.
+
+    Each agrees by itself, and a program may well have both. Of parameters those of one module.
+    """
+    known: dict[tuple[Any, ...], dict[str, Point]] = {}
+    if first.gradient or first.kind in ("parameter", "buffer"):
+        return ""
+    before = [p.key for p in compared.points].index(first.key)
+    for point in (*compared.parameters, *compared.points[:before]):
+        value = matcher.ours.value(point.key) if point.agrees and not point.problem else None
+        if value is None or point.partial or bool((value == value.flatten()[0]).all()):
+            continue
+        layout = matcher.pairs[point.key].layout_named(point.layout)
+        dims = {dim for dim in layout.dims if dim is not None}
+        if len(dims) == 1 and not layout.layout.segments:
+            (dim,) = dims
+            owned = point.kind in ("parameter", "buffer")
+            owner = point.module.rpartition(".")[0] if owned else None
+            known.setdefault((owner, dim, point.shape[dim]), {}).setdefault(point.layout, point)
+    for several in known.values():
+        if len(several) > 1:
+            told = ", ".join(f"{p.words} in {p.layout}" for p in list(several.values())[:2])
+            return f"before it rows lie in two orders: {told}: perhaps they do not belong together"
+    return ""
+
+
+def other_ways(compared: Compared) -> set[str]:
+    """The keys of values in forward that differ, and of which what comes of them agrees."""
+    return {
+        point.key for number, point in enumerate(compared.points)
+        if _rejoined(compared.points, number, compared.doubted) is not None
+    }  # fmt: skip
 
 
 def detour_notes(compared: Compared, first: Finding | None) -> list[str]:

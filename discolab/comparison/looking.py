@@ -13,11 +13,12 @@ from typing import Any
 from ..layouts.layout import ShardLayout
 from ..views.formats import format_workers
 from .arguments import GivenLayouts
-from .diagnose import Compared, first_divergence, known_causes
+from .diagnose import Compared, first_divergence, known_causes, other_ways
 from .matcher import Matcher
 from .operations import (
     Operation,
     OperationRecorder,
+    goes_on_alone,
     match_operations,
     mixed_parts,
     only_there,
@@ -48,7 +49,7 @@ class Operations:
         self, compared: Compared, given: Any, seed: int, cuts: dict[str, ShardLayout]
     ) -> Finding:
         """What was found, with what the operations say of the cause."""
-        if not self.can_run:
+        if not self.can_run or "float" not in self.first.point.dtype:  # of floats alone
             return self.first
         args, kwargs = given
         try:
@@ -93,19 +94,27 @@ class Operations:
             whole = {p.module for p in compared.parameters if "Shard" not in p.layout}
             causes = self._rearranged(matcher, points, found, whole)
             lines = _lines(theirs, names, found.ranks)
-            causes += self._others(other_operations(recorder.operations, theirs), points, found)
+            others = self._others(other_operations(recorder.operations, theirs), points, found)
+            if others:
+                return replace(self.first, causes=(*others, *causes, *self.first.causes))
             line = lines.get(found.module, "")
             where = f"{found.point.words}{f' at {line}' if line else ''}"
             causes = causes or [f"{where}: {cause}" for cause in known_causes(found)]
         rank = min(found.ranks, default=0)
-        between = only_there(theirs[rank], names[rank], known[rank][1], found.module)
+        if not causes and goes_on_alone(theirs[rank], names[rank], found.module):
+            return self.first  # what workers alone do next may make up for it
+        between = only_there(theirs[rank], names[rank], found.module)
         place = f"{self.first.place}; {_where(where, between)}"
         return replace(self.first, causes=(*causes, *self.first.causes), place=place)
 
     def _agreeing_calls(self, compared: Compared) -> set[str]:
-        """The calls of modules inside the window of which all that comes out agrees."""
+        """The calls of modules inside the window of which all that comes out is in order."""
         outputs = [p for p in compared.points if p.kind == "output" and p.module != self.window]
-        wrong = {p.module for p in outputs if p.problem or not p.agrees}
+        otherwise = compared.by_design | other_ways(compared)
+        wrong = {
+            p.module for p in outputs
+            if p.problem or not (p.agrees or p.key in otherwise)
+        }  # fmt: skip
         return {p.module for p in outputs} - wrong
 
     @staticmethod
@@ -170,8 +179,9 @@ def _where(where: str, between: list[Operation]) -> str:
     """Which operation is the first that differs; of both sides, if workers run others before it."""
     if not between:
         return f"the first operation that differs: {where}"
-    told = ", ".join(f"{name} at {line}" if line else name for _, name, line in between[-_MOST:])
-    more = f"{len(between) - _MOST} more, " if len(between) > _MOST else ""
+    words = list(dict.fromkeys(f"{name} at {line}" if line else name for _, name, line in between))
+    told = ", ".join(words[-_MOST:])
+    more = f"{len(words) - _MOST} more, " if len(words) > _MOST else ""
     return (
         f"of the operations that both run the first that differs: {where}; before it the workers "
         f"alone run {more}{told}"

@@ -23,7 +23,7 @@ from ..layouts.text import UnknownPlacementError, layout_of
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError
 from ..views.dref.differences import place_of
-from ..views.formats import format_ranks, format_shape
+from ..views.formats import format_shape, format_workers
 from .arguments import GivenLayouts
 from .measure import (
     MOST_SAMPLES,
@@ -230,10 +230,11 @@ class Matcher:
             if _most_fit(points, scaled):
                 keep()
                 last = self.num_workers - 1
+                twice = " (or the loss is divided twice)" if of_parts else ""
                 who = f"workers 0-{last}" if parts == last + 1 else f"groups of {parts} workers"
                 note = (
                     f"parameter gradients are averaged over {who}, as DDP and FSDP do: compared "
-                    f"with the reference / {parts}"
+                    f"with the reference / {parts}{twice}"
                 )
                 return scaled, [note]
         return self._compare(self.ours.gradient_facts(), held), []
@@ -928,9 +929,11 @@ def _held_words(shapes: Mapping[int, Shape]) -> str:
     groups: dict[Shape, list[int]] = {}
     for rank, shape in shapes.items():
         groups.setdefault(shape, []).append(rank)
-    if len(groups) == 1:
+    if len(groups) == 1 < len(shapes):
         return f"{_shape(next(iter(groups)))} on each worker"
-    return ", ".join(f"{_shape(shape)} on {format_ranks(ranks)}" for shape, ranks in groups.items())
+    return ", ".join(
+        f"{_shape(shape)} on {format_workers(ranks)}" for shape, ranks in groups.items()
+    )
 
 
 # -- gradients that are averages -------------------------------------------------------------------

@@ -310,14 +310,15 @@ def settled(
 def only_there(
     operations: Sequence[Operation],
     names: Mapping[str, str],
-    parents: Mapping[str, Sequence[str]],
     end: str,
 ) -> list[Operation]:
-    """What a worker runs before an operation of both, since the last of both or on the way to it.
+    """What a worker alone runs before an operation of both.
+
+    Of operations of one name in a row any may be the one that both run.
 
     Parameters
     ----------
-    operations, parents
+    operations
         The worker's.
     names
         Of those that both run: labels there to labels here.
@@ -328,22 +329,17 @@ def only_there(
     last = next((n for n, label in enumerate(labels) if names.get(label) == end), None)
     if last is None:
         return []
-    first = max((n for n in range(last) if labels[n] in names), default=-1)
-    found = set(range(first + 1, last))
-    at = {label: n for n, label in enumerate(labels)}
-    todo = [labels[last]]
-    while todo:
-        label = todo.pop()
-        made_of = (
-            key.split("|")[1]
-            for made, keys in parents.items() if made.split("|")[1] == label
-            for key in keys
-        )  # fmt: skip
-        for parent in made_of:
-            if parent in at and parent not in names and at[parent] not in found:
-                found.add(at[parent])
-                todo.append(parent)
-    return [operations[n] for n in sorted(found)]
+    return [operations[n] for n in range(last) if labels[n] not in names]
+
+
+def goes_on_alone(operations: Sequence[Operation], names: Mapping[str, str], label: str) -> bool:
+    """Whether a worker runs something of its own right after an operation of both.
+
+    See `only_there`.
+    """
+    labels = [key.partition("|")[2] for key, _, _ in operations]
+    after = [n for n, own in enumerate(labels, 1) if names.get(own) == label]
+    return any(n < len(labels) and labels[n] not in names for n in after)
 
 
 def mixed_parts(point: Point, parent: Point, layout: ShardLayout, weights: Sequence[str]) -> str:
@@ -358,12 +354,13 @@ def mixed_parts(point: Point, parent: Point, layout: ShardLayout, weights: Seque
     if name not in REARRANGING or len(cuts) != 1 or layout.layout.segments or layout.is_partial:
         return ""
     count = _count_of_parts(point, parent, cuts[0])
-    segments = f"segments={count}" if count else "segments="
+    if not count:
+        return ""
     what = " and ".join(weights) or parent.words
     are = "are" if len(weights) > 1 else "is"
     return (
         f"{what} {are} split in contiguous pieces, and {name} takes the result apart on each "
-        f"worker: rows of its parts (q, k, v) are mixed: cut with {segments}?"
+        f"worker: rows of its parts (q, k, v) are mixed: cut with segments={count}?"
     )
 
 

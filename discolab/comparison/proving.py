@@ -110,7 +110,9 @@ class Prover:
             yield proof, None
             return
         for layout in others:
-            yield self._shown(group, points, {point.key: layout}), layout
+            shown = self._shown(group, points, {point.key: layout})
+            proof = Proof.PART if shown is Proof.PART else proof
+            yield shown, layout
         if point.unlike and not point.partial and "float" in point.dtype and not first.layout.cuts:
             terms = {p.key: matcher.layout_of_terms(matcher.pairs[p.key]) for p in group}
             as_terms = self._shown(group, points, terms)
@@ -257,8 +259,10 @@ class Prover:
             layout = layouts.get(point.key, pair.layout_named(point.layout))
             wanted.append((pair, [layout]))
             summed = point.key in layouts and layout.is_partial
-            terms = len(layout.teams(tuple(pair.held))[0]) if summed else 1
-            jobs.append((pair.point.theirs, pair.point.key, layout.plain, times / terms))
+            teams = layout.teams(tuple(pair.held)) if summed else []
+            nothing = {rank for team in teams for rank in team[1:]}
+            factors = [0.0 if r in nothing else times for r in range(matcher.num_workers)]
+            jobs.append((pair.point.theirs, pair.point.key, layout.plain, factors))
         inputs = self.workers.call(hold, *start.given)
         again = self.workers.putting(
             matcher.token, inputs, start.seed, start.cuts, start.whole, jobs,
@@ -275,7 +279,7 @@ def _proof(
     last = max((n for n, point in enumerate(before) if point.key in put), default=-1)
     later = [
         (p, after[p.key]) for p in before[last + 1 :]
-        if p.key in after and not p.problem and p.kind != "argument"
+        if p.key in after and not p.problem and p.kind not in ("argument", "state")
     ]  # fmt: skip
     if any(a.agrees and not b.agrees and not b.problem for a, b in later):
         return Proof.DESIGN

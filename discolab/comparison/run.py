@@ -36,6 +36,7 @@ from .diagnose import (
     input_notes,
     known_causes,
     settings_notes,
+    two_orders,
     value_notes,
     zero_notes,
 )
@@ -182,7 +183,11 @@ class _Run:
                     self._pass_data()
             first = self._proved(self._first())
             if first is not None and first.proved and not known_causes(first):
-                first = self._looked_into(first)
+                mixed = two_orders(self.matcher, self.compared, first.point)
+                if mixed:
+                    first = replace(first, place=f"{first.place}; {mixed}")
+                else:
+                    first = self._looked_into(first)
             return self._comparison(first)
         finally:
             self.ours.restore()
@@ -268,6 +273,8 @@ class _Run:
                     found = replace(found, place=f"{found.place}; {words}")
                 elif lies is not None and not lies.is_partial:
                     found = self._lying(found.point, lies)
+                break
+            if found.point.kind == "note":  # it should be the same, whether it is used or not
                 break
             if shown is Proof.PART and not owned:
                 alike = any(_is_alike(f.point, found.point) for f in several)

@@ -69,8 +69,8 @@ def _does(
     False: it changes nothing of it; None: it can't be tried, or makes something else.
     """
     odd = set(setting.ranks).intersection(point.ranks)
-    if not odd:
-        return False
+    if not odd or (point.kind == "parameter" and set(setting.ranks) - odd):
+        return False  # others have it, too, and the right parameter
     if evidence is None or point.kind != "output" or point.gradient:
         return None
     whole, module = matcher.ours.value(point.key), _module(matcher, path)

@@ -657,12 +657,13 @@ def run_put(
     seed: int,
     cuts: dict[str, Any],
     whole: dict[str, int],
-    jobs: list[tuple[str, str, Any, float]],
+    jobs: list[tuple[str, str, Any, list[float]]],
     sent: Any,
 ) -> Side | None:
     """Run forward once more with the reference's values in place of some; None if that can't be.
 
-    `jobs`: of each the key here, the reference's key, the layout as plain values, a factor.
+    `jobs`: of each the key here, the reference's key, the layout as plain values, a factor for
+    each worker.
     `sent`: see `measure`, a part already.
     """
     if not side.can_run_again:
@@ -670,13 +671,13 @@ def run_put(
     side.restore()
     rank, reference = current_worker().worker_id, SHELF.get(token)
     values = {}
-    for number, (key, other, plain, factor) in enumerate(jobs):
+    for number, (key, other, plain, factors) in enumerate(jobs):
         if not has(side, key):
             continue
         part = sent[number] if reference is None else reference.value(other)
         if reference is not None:
             part = ShardLayout.of_plain(plain).part_of(part, rank)
-        values[key] = part if factor == 1 else part * factor
+        values[key] = part if factors[rank] == 1 else part * factors[rank]
     again = side.putting(values)
     with _parameters_put(side, values):
         try:
@@ -885,7 +886,7 @@ class WorkerSides:
         seed: int,
         cuts: Mapping[str, ShardLayout],
         whole: Mapping[str, int],
-        jobs: list[tuple[str, str, Any, float]],
+        jobs: list[tuple[str, str, Any, list[float]]],
         sent: Any,
     ) -> WorkerSides:
         """The workers' sides after a second run, with the reference's values in place of some."""
