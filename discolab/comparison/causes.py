@@ -368,7 +368,7 @@ def _added_words(name: str, k: float, e: Evidence) -> str:
     if n == 2 and k == 1:
         return f"{who}is off by 1 × the {name}: it is added twice, or by each worker before the sum"
     if n > 2 and k == n - 1:
-        twice = "" if name.startswith("bias ") else " (or it is summed twice)"
+        twice = "" if name.startswith("bias ") else f" (or it is summed twice, or times {n})"
         return (
             f"{who}is off by {n - 1} × the {name}: it is added on every worker before the sum"
             f"{twice}, so it counts once for each of them"

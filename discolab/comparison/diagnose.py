@@ -1098,7 +1098,7 @@ def two_orders(matcher: Matcher, compared: Compared, first: Point) -> str:
             continue
         layout = matcher.pairs[point.key].layout_named(point.layout)
         dims = {dim for dim in layout.dims if dim is not None}
-        if len(dims) == 1 and not layout.layout.segments:
+        if len(dims) == 1:
             (dim,) = dims
             owned = point.kind in ("parameter", "buffer")
             owner = point.module.rpartition(".")[0] if owned else None

@@ -265,7 +265,7 @@ class Side:
         """
         self._result = None
         for entry in self.recorder.entries.values():
-            if entry.kind == "argument" or (entry.kind == "input" and not entry.name):
+            if entry.kind == "argument":
                 entry.gradient = Gradient()
         self.recorder.take_parameter_gradients(self.module)
         self.recorder.join_gradients()
