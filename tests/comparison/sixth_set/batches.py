@@ -154,6 +154,16 @@ BUGS = [
         accept="the all-reduce of this gradient is missing",
     ),
     Bug(
+        "the gradient of an average over workers is not summed",
+        "parts",
+        "mean = dist_fn.all_reduce(",
+        "mean = dist_fn.reduce_from_region(",
+        "gradient of what one and other give",
+        "all",
+        "the backward of the average lacks its sum",
+        found=r"(one|other)(\.input|\.weight|\.bias)?\.grad",
+    ),
+    Bug(
         "x goes to the split weights as it is",
         "functional",
         "    x = dist_fn.copy_to_region(x)\n",

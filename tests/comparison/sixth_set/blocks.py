@@ -99,6 +99,17 @@ class SplitWords(nn.Embedding):
         return dist_fn.reduce_from_region(x)
 
 
+class LocalWords(nn.Module):
+    """The same around a module that has local ids, and gives a row for each, held or not."""
+
+    def __init__(self, whole: nn.Embedding) -> None:
+        super().__init__()
+        self.weight = mine(whole.weight)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.weight[ids]
+
+
 class Split(Model):
     def __init__(self, whole: Model) -> None:
         super().__init__()
@@ -110,6 +121,24 @@ class Split(Model):
         self.head.load_state_dict(whole.head.state_dict())
 
 
+class Local(Model):
+    """What `words` is given and gives differs by design: a mask comes after it."""
+
+    def __init__(self, whole: Model) -> None:
+        super().__init__()
+        self.load_state_dict(whole.state_dict())
+        self.words = LocalWords(whole.words)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        ids = ids - me() * len(self.words.weight)
+        held = (ids >= 0) & (ids < len(self.words.weight))
+        x = self.words(ids.clamp(0, len(self.words.weight) - 1)) * held[..., None]
+        x = dist_fn.reduce_from_region(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
 # Programs
 
 
@@ -119,11 +148,28 @@ def split(sess: Session) -> Any:
     return compare(model, sess.call_packed(Split, model), torch.randint(WORDS, (2, 6)))
 
 
-RIGHT = ["split"]
+def local(sess: Session) -> Any:
+    torch.manual_seed(9)
+    model = Model()
+    return compare(model, sess.call_packed(Local, model), torch.randint(WORDS, (2, 6)))
+
+
+RIGHT = ["split", "local"]
 
 HARMLESS: list[Bug] = []
 
 BUGS = [
+    Bug(
+        "the sum of words is scaled by as much as there are workers",
+        "local",
+        "        x = dist_fn.reduce_from_region(x)\n",
+        "        x = dist_fn.reduce_from_region(x) * 4\n",
+        "input of blocks.0",
+        "all",
+        "a factor of 4",
+        found=r"blocks\.0(\.norm)?\.input",
+        accept=r"4 times the reference|times 4",
+    ),
     Bug(
         "what a block adds is twice as large",
         "split",

@@ -1,7 +1,5 @@
 """A recurrent network whose gates are split over the workers, from a state of zeros."""
 
-
-
 from __future__ import annotations
 
 from typing import Any
