@@ -77,6 +77,7 @@ class Prover:
     ) -> None:
         self.matcher, self.workers, self.start, self._judged = matcher, workers, start, judged
         self._devices: set[str] | None = None  # on which the workers can run again
+        self.still_wrong: Point | None = None  # the first after what was put last, if any
 
     def tried(self, point: Point, points: Sequence[Point]) -> tuple[Proof, ShardLayout | None]:
         """Put the reference's value in the place of a point.
@@ -198,7 +199,17 @@ class Prover:
             point.key for point in points
             if point.key in entries and entries[point.key].snapshot.number in values
         }  # fmt: skip
-        return _proof(put, same, points, {p.key: p for p in after})
+        found = {p.key: p for p in after}
+        last = max((n for n, point in enumerate(points) if point.key in put), default=-1)
+        self.still_wrong = next(
+            (
+                p for p in points[last + 1 :]
+                if not p.agrees and not p.problem and p.key not in same and p.key in found
+                and not found[p.key].agrees
+            ),
+            None,
+        )  # fmt: skip
+        return _proof(put, same, points, found)
 
     def _can_run(self) -> bool:
         if self._devices is None:

@@ -260,6 +260,7 @@ class _Run:
         points = [*compared.parameters, *compared.points]
         passed: list[Finding] = []
         several: list[Finding] = []  # that are no place alone
+        after: Point | None = None  # what is wrong with the reference's value at the first of these
         while found is not None and _can_be_put(found.point) and len(passed) < _MOST_TRIES:
             shown, lies = prover.tried(found.point, points)
             owned = found.point.kind in _OWNED
@@ -278,11 +279,12 @@ class _Run:
                 break
             if shown is Proof.PART and not owned:
                 alike = any(_is_alike(f.point, found.point) for f in several)
-                found = found if alike else _humbly(found, found.causes)
+                found = found if alike else _humbly(found, found.causes, prover.still_wrong)
                 break
             passed.append(found)
             if shown is not Proof.DESIGN:
                 several.append(found)
+                after = prover.still_wrong if len(several) == 1 else after
             compared.pass_by(found.point)
             found = first_divergence(self.matcher, compared)
             if found is None or found.point.kind not in _OWNED or found.point.gradient:
@@ -295,7 +297,7 @@ class _Run:
             if several:
                 compared.by_design -= {f.point.key for f in several}
                 owned = several[0].point.kind in _OWNED  # it differs, whatever else does
-                return several[0] if owned else _humbly(several[0])
+                return several[0] if owned else _humbly(several[0], after=after)
         if found is not None:
             place = found.point
             found = next((f for f in several if _made_with(f.point, place)), found)
@@ -552,13 +554,17 @@ def _is_alike(point: Point, other: Point) -> bool:
     return point.kind == other.kind == "output" and one == two != ""
 
 
-def _humbly(first: Finding, causes: Sequence[str] = ()) -> Finding:
-    """The first difference, where nothing proves that the program goes wrong there."""
+def _humbly(first: Finding, causes: Sequence[str] = (), after: Point | None = None) -> Finding:
+    """The first difference, where nothing proves that the program goes wrong there.
+
+    `after`: what is wrong next with the reference's value there.
+    """
+    then = "after that" if after is None else f"at or before the {after.words}"
     return replace(
         first,
         causes=tuple(causes) or tuple(cause for cause in first.causes if is_observation(cause)),
         place=f"{first.place}; with the reference's value there the rest stays wrong: perhaps it "
-        "differs by design, and goes wrong after that",
+        f"differs by design, and goes wrong {then}",
         proved=False,
     )
 
