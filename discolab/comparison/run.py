@@ -275,8 +275,8 @@ class _Run:
                 elif lies is not None and not lies.is_partial:
                     found = self._lying(found.point, lies)
                 break
-            if found.point.kind == "note":  # it should be the same, whether it is used or not
-                break
+            if found.point.kind == "note" and shown is Proof.NOTHING:
+                break  # it should be the same, whether it is used or not
             if shown is Proof.PART and not owned:
                 alike = any(_is_alike(f.point, found.point) for f in several)
                 found = found if alike else _humbly(found, found.causes, prover.still_wrong)
