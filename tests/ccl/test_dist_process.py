@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from discolab import ArgumentError, ThreadedSession, WorkerError, current_worker
+from discolab import ArgumentError, ThreadedSession, WorkerError, ccl, current_worker
 from discolab.isolation import table
 from discolab.runtime.interrupts import shield
 
@@ -244,6 +244,7 @@ def compile_again(reset_ranks: list[int]) -> list[int]:
     for number in range(3):
         if number == 2 and current_worker().worker_id in reset_ranks:
             torch.compiler.reset()
+        ccl.barrier()  # what follows a reset, on all workers
         for _ in range(20):
             compiled = torch.compile(scale, backend=backend)
             assert torch.equal(compiled(torch.ones(2), 3), torch.full((2,), 3.0))

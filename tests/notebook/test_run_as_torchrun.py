@@ -107,6 +107,21 @@ def test_a_script_finds_what_torchrun_gives(
         assert ours == theirs
 
 
+def test_c_code_of_a_process_sees_its_ranks_variables(four: Session, tmp_path: Path) -> None:
+    if four.engine == "threads":
+        pytest.skip("C code of one process has one environment")
+    path = tmp_path / "reads.py"
+    path.write_text(
+        "import ctypes, os\n"
+        "read = ctypes.CDLL(None).getenv\n"
+        "read.restype = ctypes.c_char_p\n"
+        "if os.environ['RANK'] != '0':  # which lives in the notebook's process\n"
+        "    assert read(b'RANK') == os.environ['RANK'].encode()\n"
+        "    assert read(b'WORLD_SIZE') == b'4'\n"
+    )
+    run(four, path, [], tmp_path)
+
+
 def test_how_a_script_ends(four: Session, tmp_path: Path) -> None:
     for ending, said in (
         ("sys.exit(3)", "ends.py exited with status 3 at ends.py:3"),
