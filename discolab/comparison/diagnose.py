@@ -26,7 +26,7 @@ from .causes import (
     is_observation,
     missing_sum,
 )
-from .matcher import Matcher
+from .matcher import NO_LAYOUT, Matcher
 from .measure import MOST_SAMPLES, sample
 from .pairs import Pair, Setting
 from .results import Finding, Point
@@ -1080,6 +1080,26 @@ def doubtful_before(compared: Compared, first: Point) -> Point | None:
             and point.relative > _FEW_ROUNDINGS * torch.finfo(getattr(torch, point.dtype)).eps
         ):  # fmt: skip
             return point
+    return None
+
+
+def unmatched_before(compared: Compared, first: Point) -> Point | None:
+    """What modules were given or gave in other sizes, between what last agrees and a difference.
+
+    Of an output that differs also what is anywhere inside its module.
+    """
+    found = None
+    inside = first.module and f"{first.module}." if first.kind == "output" else None
+    for point in compared.points:
+        if point.key == first.key:
+            return found
+        if point.kind not in ("input", "output"):
+            continue
+        if point.agrees and not point.problem:
+            if found and (inside is None or not found.module.startswith(inside)):
+                found = None
+        elif found is None and point.problem.startswith(NO_LAYOUT):
+            found = point
     return None
 
 

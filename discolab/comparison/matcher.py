@@ -53,6 +53,7 @@ from .sides import Fact, Side, WorkerSides
 
 PARAMETERS = ("parameter", "buffer")
 FORWARD = ("argument", "input", "output", "note", "result", "state")
+NO_LAYOUT = "the shapes fit no layout"
 
 _OF_BATCH = "parts of the batch"  # who says how a value lies
 _BATCH = 32 * 2**20  # bytes that a worker of another process is sent at once
@@ -890,7 +891,7 @@ def _layouts_of(
     layouts = infer_layouts(shape, shapes, meshes)
     if layouts:
         return layouts, ""
-    return [], f"the shapes fit no layout: {_held_words(shapes)}, reference {_shape(shape)}"
+    return [], f"{NO_LAYOUT}: {_held_words(shapes)}, reference {_shape(shape)}"
 
 
 def _stated(

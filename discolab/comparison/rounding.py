@@ -54,8 +54,15 @@ class Noise:
         return factor * one, factor * other
 
     def of(self, key: str, part: Callable[[torch.Tensor], Any]) -> tuple[float, float]:
-        """The root of the mean square and the largest of the differences, in a part of a value."""
-        a, b = map(part, self.values(key))
+        """The root of the mean square and the largest of the differences, in a part of a value.
+
+        Both infinite where rounding alone decides how many elements there are, as of rows that are
+        routed to an expert.
+        """
+        whole = self.values(key)
+        if whole[0].shape != whole[1].shape:
+            return math.inf, math.inf
+        a, b = map(part, whole)
         gap = (a - b).abs().nan_to_num(0.0, 0.0, 0.0)
         if not gap.numel():
             return 0.0, 0.0

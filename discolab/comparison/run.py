@@ -37,6 +37,7 @@ from .diagnose import (
     known_causes,
     settings_notes,
     two_orders,
+    unmatched_before,
     value_notes,
     zero_notes,
 )
@@ -182,6 +183,10 @@ class _Run:
                     self._run_backward(cuts)
                     self._pass_data()
             first = self._proved(self._first())
+            unmatched = None if first is None else unmatched_before(self.compared, first.point)
+            if first is not None and unmatched is not None:
+                words = f"perhaps it begins at the {unmatched.words}: {unmatched.problem}"
+                first = replace(first, place=f"{first.place}; {words}")
             if first is not None and first.proved and not known_causes(first):
                 mixed = two_orders(self.matcher, self.compared, first.point)
                 if mixed:
@@ -209,6 +214,26 @@ class _Run:
         self.notes.append(
             f"each worker has the {told[0].words} of the part that it took, and nothing sums them "
             "up: right for data, and wrong for what something before it has made"
+        )
+
+    def _pass_left_gradients(self) -> None:
+        """Pass gradients by that a program leaves behind, each worker its own, after its step.
+
+        It has summed them elsewhere, as ZeRO does in a flat tensor, if what follows from the step
+        is right.
+        """
+        points = self.compared.points
+        if not any(p.key in self.ours.after_step and not p.problem for p in points):
+            return
+        if not all(p.agrees for p in points):
+            return
+        left = [p for p in self.compared.gradients if not p.agrees and p.kind == "parameter"]
+        if not left or not all(p.unlike for p in left):
+            return
+        self.compared.by_design |= {p.key for p in left}
+        self.notes.append(
+            f"the {left[0].words} that the program leaves behind is each worker's own; what "
+            "follows from its step agrees, so the step took another"
         )
 
     def _first(self) -> Finding | None:
@@ -417,6 +442,7 @@ class _Run:
             self._compare_gradients(self.workers.own_gradients(), cuts)
             inner = [p for p in self.compared.gradients if p.kind != "input" or p.module]
             self.compared.gradients = inner  # of data a step has no gradient
+            self._pass_left_gradients()
             return
         starts = matcher.starts(points)
         if self.ours.loss is None and not starts:

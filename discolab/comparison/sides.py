@@ -87,6 +87,7 @@ class Side:
         self.recorder.take_parameters(module)
         self.steps: dict[int, _Step] = {}  # by identity, the optimizers that have stepped in it
         self.before_step: set[str] = set()  # what was seen before an optimizer's first step
+        self.after_step: set[str] = set()  # what follows from parameters that one has written
         self.changed = False  # it has written into its parameters
         self.ran_backward = False  # the program itself, as a step of training does
         self.lost: list[tuple[str, str]] = []  # where autograd ends at a collective: name, place
@@ -186,7 +187,24 @@ class Side:
             here = current_worker_or_none() is None  # a worker may lack a change
             self.recorder.take_states(self.module, self._buffers, changed_only=here)
         self.changed = before != self._versions()
+        self.after_step = self._computed_after_step()
         self.ran_backward = any(e.gradient.order > 0 for e in self.recorder.entries.values())
+
+    def _computed_after_step(self) -> set[str]:
+        """What modules are given and give after an optimizer's step, and its parameters."""
+        if not self.steps:
+            return set()
+        written = [p for step in self.steps.values() for p in step.parameters]
+        written += [] if self.module is None else self.module.parameters()
+        found = set()
+        for key, entry in self.recorder.entries.items():
+            value = entry.snapshot.value
+            if entry.kind == "result":
+                if any(p.shape == value.shape and torch.equal(p, value) for p in written):
+                    found.add(key)
+            elif entry.kind in ("input", "output") and key not in self.before_step:
+                found.add(key)
+        return found
 
     def _versions(self) -> list[int]:
         """How often each parameter was written to."""
@@ -393,8 +411,8 @@ class _Step:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self._state = copy.deepcopy(optimizer.state_dict())
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self._values = [(p, p.detach().clone(), p.grad) for p in parameters]
+        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._values = [(p, p.detach().clone(), p.grad) for p in self.parameters]
 
     def restore(self, with_gradients: bool = False) -> None:
         """Put all back; without gradients there are none, as before a backward."""

@@ -287,3 +287,37 @@ def test_a_setting_is_a_cause_where_it_makes_the_difference(
         assert cause in told[0], found
         assert told[0].startswith("perhaps: ") == twice, found
         assert not any("eps" in note for note in found.notes), found
+
+
+class Routed(nn.Module):
+    """Each row goes to the expert of its largest element; a worker may have one of the experts."""
+
+    def __init__(self, experts: range, drops: bool = False) -> None:
+        super().__init__()
+        self.drops = drops
+        self.experts = nn.ModuleDict({str(number): nn.Linear(4, 4) for number in experts})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.zeros_like(x)
+        for number, expert in self.experts.items():
+            rows = (x.argmax(1) == int(number)).nonzero()[:, 0]
+            rows = rows[:-1] if self.drops else rows
+            y = y.index_add(0, rows, expert(x[rows]))
+        return y if len(self.experts) > 1 else dist_fn.all_reduce(y)
+
+
+def test_an_expert_with_another_number_of_rows_is_named(four: Session) -> None:
+    def make(state: dict[str, torch.Tensor]) -> nn.Module:
+        rank, _ = place()
+        model = Routed(range(rank, rank + 1), drops=rank == 1)
+        model.load_state_dict({k: v for k, v in state.items() if k.split(".")[1] == str(rank)})
+        return model
+
+    torch.manual_seed(0)
+    model, x = Routed(range(4)), torch.randn(32, 4)
+    found = compare(model, four.call_packed(make, model.state_dict()), x)
+    rows = int((x.argmax(1) == 1).sum())
+    assert (
+        f"perhaps it begins at the input of experts.1: the shapes fit no layout: [{rows - 1}, 4] "
+        f"on worker 1, reference [{rows}, 4]"
+    ) in str(found)

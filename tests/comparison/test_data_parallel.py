@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -209,3 +210,60 @@ def test_the_average_is_over_the_axis_along_which_the_batch_is_cut(four: Session
         four._mesh = None
     assert found.agrees, found
     assert "averaged over groups of 2 workers" in found.notes[0]
+
+
+def trained(model: nn.Module, steps: int, x: torch.Tensor) -> State:
+    """Steps of AdamW on the whole batch; the parameters after them."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def trained_in_shards(model: nn.Module, steps: int, x: torch.Tensor, sums: bool = True) -> State:
+    """The same of ZeRO: each worker steps on its shard of flat parameters."""
+    rank, n = place()
+    parameters = list(model.parameters())
+    rest = -sum(p.numel() for p in parameters) % n
+
+    def flat(tensors: list[torch.Tensor]) -> torch.Tensor:
+        return nn.functional.pad(torch.cat([t.reshape(-1) for t in tensors]), (0, rest))
+
+    shard = nn.Parameter(flat([p.detach() for p in parameters]).chunk(n)[rank].clone())
+    optimizer = torch.optim.AdamW([shard], lr=0.05)
+    for _ in range(steps):
+        model.zero_grad()
+        model(x.chunk(n)[rank]).square().mean().backward()
+        mine = flat([p.grad for p in parameters if p.grad is not None])
+        shard.grad = ccl.reduce_scatter(mine, "avg") if sums else mine.chunk(n)[rank].clone()
+        optimizer.step()
+        whole = ccl.all_gather(shard.detach()).reshape(-1)
+        parts = whole.split([*(p.numel() for p in parameters), rest])
+        with torch.no_grad():
+            for parameter, part in zip(parameters, parts[:-1], strict=True):
+                parameter.copy_(part.view_as(parameter))
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def compare_trained(four: Session, steps: int, sums: bool = True) -> ProgramComparison:
+    torch.manual_seed(0)
+    model = Net()
+
+    def make(state: State) -> Callable[..., State]:
+        return partial(trained_in_shards, loaded(state), steps, sums=sums)
+
+    sharded = four.call_packed(make, model.state_dict())
+    return compare(partial(trained, model, steps), sharded, X)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_gradients_that_a_step_leaves_behind_are_no_difference(four: Session, steps: int) -> None:
+    found = compare_trained(four, steps)
+    assert found.agrees, str(found)
+    assert "that the program leaves behind is each worker's own" in str(found)
+
+
+def test_gradients_that_a_step_takes_unsummed_are_one(four: Session) -> None:
+    assert not compare_trained(four, 2, sums=False).agrees

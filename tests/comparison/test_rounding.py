@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import nn
 
 import discolab
 from discolab import Session, compare
@@ -82,3 +83,30 @@ def test_a_program_that_is_off_in_one_element(two: Session, off: float, agrees: 
     inputs.view(-1)[7] = 0.0  # where the terms cancel
     found = compare(program, rounded, inputs, session=two, backward=False)
     assert found.agrees == agrees, found
+
+
+class Routed(nn.Module):
+    """Rounding decides which of near rows go to the expert."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.factor, self.enter, self.expert = factor, nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.enter(x)
+        rows = (x[:, 0] > x[:, 1]).nonzero()[:, 0]
+        return x + self.factor * torch.zeros_like(x).index_add(0, rows, self.expert(x[rows]))
+
+
+def test_rounding_decides_how_many_rows_an_expert_has(two: Session) -> None:
+    def make(state: dict[str, torch.Tensor], factor: float) -> nn.Module:
+        model = Routed(factor).bfloat16()
+        model.load_state_dict(state)
+        return model
+
+    for seed in (1, 5):
+        torch.manual_seed(seed)
+        model, x = Routed().bfloat16(), torch.randn(512, 16, dtype=torch.bfloat16)
+        found = compare(model, two.call_packed(make, model.state_dict(), 0.25), x)
+        assert found.first is not None
+        assert found.first.name == "output"

@@ -10,6 +10,7 @@ import pytest
 from discolab import Session, current_worker, trace
 from discolab.trace import Trace, mark, span
 
+CAPACITY = 1_000_000  # events of a worker
 ROUNDS = 50
 
 
@@ -35,7 +36,10 @@ def check(found: Trace, rounds: int) -> None:
         torn = [event for event in commands if event.name == "busy"]
         assert 0 < len(torn) <= rounds  # one may have been cancelled before it began
         assert {event.state for event in torn} == {"stopped"}
-        assert [e.state for e in commands if e.name == "answer"] == ["done"] * rounds
+        answers = [event.state for event in commands if event.name == "answer"]
+        assert answers == ["done"] * len(answers)
+        # a worker that nobody stops for long, on a busy machine, fills all the room: first go first
+        assert len(answers) == rounds or (answers and len(events) >= CAPACITY)
         for before, after in itertools.pairwise(commands):
             assert before.begin <= before.end <= after.begin
         spans = {event.ordinal: event for event in commands}
@@ -53,7 +57,7 @@ def test_fifty_interrupts_of_traced_work(make, engine: str) -> None:  # type: ig
         pytest.skip("the loop of a worker is the same on all engines")
     session: Session = make(2)
     rounds = ROUNDS if engine == "threads" else 10
-    with trace.tracing(session, capacity=1_000_000) as found:
+    with trace.tracing(session, capacity=CAPACITY) as found:
         for number in range(rounds):
             session.call_packed(busy)
             time.sleep(0.0005 * (number % 7))
