@@ -17,6 +17,7 @@ from ..layouts.layout import ShardLayout
 
 MOST_ROWS = 2**16
 _NEAR = 1e-2  # of a typical mark: rows that differ by less may be the same
+_SAME = 1e-6  # of a typical mark: rows that differ by less are the same
 
 Order = tuple[str, tuple[int, ...]]
 
@@ -76,14 +77,14 @@ def fitting_orders(
     others
         Whether an order that is none of the usual ones counts.
     """
-    near = _NEAR * float(whole.square().mean().sqrt())
+    typical = float(whole.square().mean().sqrt())
     for words, rows in usual_orders(len(whole), parts):
-        if bool(((whole[list(rows)] - held).abs() <= near).all()):
+        if bool(((whole[list(rows)] - held).abs() <= _NEAR * typical).all()):
             yield words, rows
     if not others or len(whole.unique()) < len(whole) or len(whole) > MOST_ROWS:
         return
     (by_whole, first), (by_held, second) = whole.sort(), held.sort()
-    if bool(((by_whole - by_held).abs() <= 1e-6 * near / _NEAR).all()):
+    if bool(((by_whole - by_held).abs() <= _SAME * typical).all()):
         order = torch.empty_like(first)
         order[second] = first
         if not bool((order == torch.arange(len(order))).all()):

@@ -19,7 +19,7 @@ import torch
 
 from ..layouts.layout import ShardLayout
 from ..runtime.errors import WaitTimeoutError, WorkerError
-from .matcher import Matcher
+from .matcher import PARAMETERS, Matcher
 from .results import Point
 from .sides import WorkerSides, hold
 
@@ -27,7 +27,6 @@ _SAME = 1e-3  # of an error: a change by less is none
 _LESS = 0.5  # of an error: what is left of one of which a part was taken away
 _SENSELESS = -3.0  # times the reference's value: nothing is right that comes of it
 _FAR = 0.5  # of a typical element: by less a value may be off that comes out right all the same
-_PUT = ("input", "output", "note", "parameter", "buffer")
 
 
 class Proof(enum.Enum):
@@ -86,7 +85,7 @@ class Prover:
         or as terms of a sum.
         """
         group = self._together(point, points)
-        if not group or any(p.kind not in _PUT for p in group):
+        if not group or not all(map(can_be_put, group)):
             return Proof.UNKNOWN, None
         if not self._can_run() or not self._is_safe(group):
             return Proof.UNKNOWN, None
@@ -102,7 +101,7 @@ class Prover:
         """What is shown, for each way in which the value may lie; what is likeliest comes last."""
         matcher = self.matcher
         first, *others = matcher.likely_layouts(point)
-        alone = [point] if point.kind in ("parameter", "buffer") and len(group) > 1 else group
+        alone = [point] if point.kind in PARAMETERS and len(group) > 1 else group
         proof = self._shown(alone, points, {})
         if alone is not group and proof is not Proof.PLACE:
             together = self._shown(group, points, {})
@@ -224,10 +223,9 @@ class Prover:
         """
         if point.problem or point.gradient:
             return []
-        if point.kind in ("parameter", "buffer"):
-            owner = point.module.rpartition(".")[0]
+        if point.kind in PARAMETERS:
             near = [p for p in points if p.kind == point.kind and not p.agrees and not p.problem]
-            return [p for p in near if p.module.rpartition(".")[0] == owner]
+            return [p for p in near if p.owner == point.owner]
         entries = self.matcher.ours.recorder.entries
         number = entries[point.key].snapshot.number
         return [
@@ -244,7 +242,7 @@ class Prover:
         A parameter that workers have in common is written by all. An accelerator may fall over an
         index that is too large.
         """
-        owned = [point for point in group if point.kind in ("parameter", "buffer")]
+        owned = [point for point in group if point.kind in PARAMETERS]
         here = [self.matcher.ours.value(point.key) for point in owned]
         if owned and self.workers.share([point.theirs for point in owned], here):
             return False
@@ -261,7 +259,7 @@ class Prover:
     def _run_with(
         self, group: Sequence[Point], layouts: Mapping[str, ShardLayout], times: float = 1
     ) -> list[Point]:
-        """Run forward with the reference's values; of a sum with equal terms of it."""
+        """Run forward with the reference's values; of a sum one worker has all, others zeros."""
         matcher, start = self.matcher, self.start
         wanted = []
         jobs = []
@@ -283,6 +281,12 @@ class Prover:
         return self._judged(other, other.compare_forward_again())
 
 
+def can_be_put(point: Point) -> bool:
+    """Whether a value of the reference can go on in place of the workers'."""
+    known = point.kind in ("input", "output", "note", *PARAMETERS)
+    return known and not (point.gradient or point.problem)
+
+
 def _proof(
     put: set[str], same: set[str], before: Sequence[Point], after: Mapping[str, Point]
 ) -> Proof:
@@ -302,11 +306,7 @@ def _proof(
         return Proof.PLACE
     fixed = [n for n, (a, b) in enumerate(wrong) if b.agrees and a.key not in same]
     rest = wrong[fixed[-1] + 1 :] if fixed else []
-    modules = {
-        p.module.rpartition(".")[0] if p.kind in ("parameter", "buffer") else p.module
-        for p in before if p.key in put
-    }  # fmt: skip
-    around = {above for module in modules for above in _above(module)}
+    around = {above for p in before if p.key in put for above in _above(p.owner)}
     if any(wrong[n][0].kind == "output" and wrong[n][0].module in around for n in fixed):
         return Proof.UNTIL  # what makes up for it in there would be wrong now
     rest = [(a, b) for a, b in rest if _changed(a.error, b.error)]

@@ -102,6 +102,12 @@ class Point:
         return point_name(self.kind, self.module, self.leaf, self.gradient)
 
     @property
+    def owner(self) -> str:
+        """The module that has a parameter or a buffer, and of other values their own."""
+        of_module = self.kind in ("parameter", "buffer")
+        return self.module.rpartition(".")[0] if of_module else self.module
+
+    @property
     def ends_unsummed(self) -> bool:
         """Whether the program leaves terms where nothing comes that could sum them."""
         ends = ("parameter", "argument") if self.gradient else ("result",)

@@ -44,14 +44,13 @@ from .diagnose import (
 from .looking import Operations
 from .matcher import FORWARD, PARAMETERS, Matcher
 from .pairs import Names, only_in
-from .proving import Proof, Prover, Start
+from .proving import Proof, Prover, Start, can_be_put
 from .results import Finding, Point, ProgramComparison, Unmatched
 from .rounding import LIKELY, Noise, measure_noise
 from .sides import Fact, Side, WorkerSides, hold, on_shelf, own_errors
 from .systematic import systematic
 
 _NUMBER = re.compile(r"#?\d+")  # of a call, or a layer
-_OWNED = ("parameter", "buffer")
 _MOST_TRIES = 8  # values that are put in place, one after the other
 
 
@@ -223,12 +222,10 @@ class _Run:
         is right.
         """
         points = self.compared.points
-        if not any(p.key in self.ours.after_step and not p.problem for p in points):
-            return
-        if not all(p.agrees for p in points):
-            return
         left = [p for p in self.compared.gradients if not p.agrees and p.kind == "parameter"]
-        if not left or not all(p.unlike for p in left):
+        if not left or not all(p.unlike for p in left) or not all(p.agrees for p in points):
+            return
+        if not any(self.ours.follows_step(p.key) for p in points if not p.problem):
             return
         self.compared.by_design |= {p.key for p in left}
         self.notes.append(
@@ -286,9 +283,9 @@ class _Run:
         passed: list[Finding] = []
         several: list[Finding] = []  # that are no place alone
         after: Point | None = None  # what is wrong with the reference's value at the first of these
-        while found is not None and _can_be_put(found.point) and len(passed) < _MOST_TRIES:
+        while found is not None and can_be_put(found.point) and len(passed) < _MOST_TRIES:
             shown, lies = prover.tried(found.point, points)
-            owned = found.point.kind in _OWNED
+            owned = found.point.kind in PARAMETERS
             if shown is Proof.ALONE and not owned and prover.is_right_later(found.point, points):
                 shown = Proof.DESIGN
             if shown in (Proof.PLACE, Proof.ALONE, Proof.UNKNOWN) or (
@@ -312,7 +309,7 @@ class _Run:
                 after = prover.still_wrong if len(several) == 1 else after
             compared.pass_by(found.point)
             found = first_divergence(self.matcher, compared)
-            if found is None or found.point.kind not in _OWNED or found.point.gradient:
+            if found is None or found.point.kind not in PARAMETERS or found.point.gradient:
                 place = prover.first_of_several([f.point for f in several], points)
                 together = next((f for f in several if f.point is place), None)
                 if together is not None:
@@ -321,7 +318,7 @@ class _Run:
         else:
             if several:
                 compared.by_design -= {f.point.key for f in several}
-                owned = several[0].point.kind in _OWNED  # it differs, whatever else does
+                owned = several[0].point.kind in PARAMETERS  # it differs, whatever else does
                 return several[0] if owned else _humbly(several[0], after=after)
         if found is not None:
             place = found.point
@@ -553,16 +550,10 @@ class _Run:
         yield from detour_notes(self.compared, first)
 
 
-def _can_be_put(point: Point) -> bool:
-    """Whether a value of the reference can go on in place of the workers'."""
-    known = point.kind in ("input", "output", "note", *_OWNED)
-    return known and not (point.gradient or point.problem)
-
-
 def _made_with(parameter: Point, point: Point) -> bool:
     """Whether a value comes out of the module that has a parameter."""
-    owner = parameter.module.rpartition(".")[0]
-    return parameter.kind in _OWNED and point.kind == "output" and point.module == owner
+    made = point.kind == "output" and point.module == parameter.owner
+    return made and parameter.kind in PARAMETERS
 
 
 def _by_design(words: Sequence[str]) -> str:

@@ -87,7 +87,6 @@ class Side:
         self.recorder.take_parameters(module)
         self.steps: dict[int, _Step] = {}  # by identity, the optimizers that have stepped in it
         self.before_step: set[str] = set()  # what was seen before an optimizer's first step
-        self.after_step: set[str] = set()  # what follows from parameters that one has written
         self.changed = False  # it has written into its parameters
         self.ran_backward = False  # the program itself, as a step of training does
         self.lost: list[tuple[str, str]] = []  # where autograd ends at a collective: name, place
@@ -187,24 +186,19 @@ class Side:
             here = current_worker_or_none() is None  # a worker may lack a change
             self.recorder.take_states(self.module, self._buffers, changed_only=here)
         self.changed = before != self._versions()
-        self.after_step = self._computed_after_step()
         self.ran_backward = any(e.gradient.order > 0 for e in self.recorder.entries.values())
 
-    def _computed_after_step(self) -> set[str]:
-        """What modules are given and give after an optimizer's step, and its parameters."""
-        if not self.steps:
-            return set()
-        written = [p for step in self.steps.values() for p in step.parameters]
-        written += [] if self.module is None else self.module.parameters()
-        found = set()
-        for key, entry in self.recorder.entries.items():
-            value = entry.snapshot.value
-            if entry.kind == "result":
-                if any(p.shape == value.shape and torch.equal(p, value) for p in written):
-                    found.add(key)
-            elif entry.kind in ("input", "output") and key not in self.before_step:
-                found.add(key)
-        return found
+    def follows_step(self, key: str) -> bool:
+        """Whether a module is given it, or gives it, after a step, or it is a stepped parameter."""
+        entry = self.recorder.entries.get(key)
+        if entry is None or not self.steps or self.module is None:
+            return False
+        if entry.kind != "result":
+            return entry.kind in ("input", "output") and key not in self.before_step
+        value = entry.snapshot.value
+        return any(
+            p.shape == value.shape and torch.equal(p, value) for p in self.module.parameters()
+        )
 
     def _versions(self) -> list[int]:
         """How often each parameter was written to."""
@@ -411,8 +405,8 @@ class _Step:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self._state = copy.deepcopy(optimizer.state_dict())
-        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self._values = [(p, p.detach().clone(), p.grad) for p in self.parameters]
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._values = [(p, p.detach().clone(), p.grad) for p in parameters]
 
     def restore(self, with_gradients: bool = False) -> None:
         """Put all back; without gradients there are none, as before a backward."""

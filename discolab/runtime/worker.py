@@ -332,6 +332,7 @@ class Worker(Interruptible):
                 del old
             if self.interrupts:
                 raise WorkerInterrupted(_CANCELLED)
+            # a `DPackedFunc` without arguments: as `_bind` does, without three calls
             if bind == BIND_FUNCTION and type(func) is arguments.Register:
                 func = self.registers.get(func)
                 if not callable(func):
