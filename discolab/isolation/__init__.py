@@ -15,6 +15,7 @@ from . import (  # noqa: F401
     decimal_default,
     default_dtype,
     fake_tensors,
+    first_uses,
     forking,
     forward_ad,
     fresh_random,

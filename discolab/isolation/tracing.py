@@ -98,6 +98,21 @@ def _in_turn(what: str, *names: str) -> Callable[[ModuleType, Patches], None]:
     return change
 
 
+def _compile_in_turn(module: ModuleType, patches: Patches) -> None:
+    """torch.jit keeps the classes that it has compiled for all threads."""
+
+    def over(compiles: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(compiles)
+        def compile_in_turn(*args: Any, _frames_up: int, **kwargs: Any) -> Any:
+            with tracing.taken("a program for torch.jit"):
+                # names of a class are looked up in the caller's frame, which is one further up
+                return compiles(*args, _frames_up=_frames_up + 1, **kwargs)
+
+        return compile_in_turn
+
+    patches.replace(module, "_script_impl", over)
+
+
 def _exporting(module: ModuleType, patches: Patches) -> None:
     """torch.compile is ignored while torch exports: only on the thread that exports."""
 
@@ -211,9 +226,9 @@ table.add(
     Row(
         state="tracing of programs",
         treatment=Treatment.IN_TURNS,
-        meaning="`torch.fx`, `make_fx`, `torch.export` and `torch.jit` trace one worker's program "
-        "after the other, and `torch.export` decomposes, saves and loads them so; a trace with "
-        "real collectives can't complete, and is told so.",
+        meaning="`torch.fx`, `make_fx`, `torch.export` and `torch.jit` trace or compile one "
+        "worker's program after the other, and `torch.export` decomposes, saves and loads them so; "
+        "a trace with real collectives can't complete, and is told so.",
         test="tests/ccl/test_dist_limits.py::test_workers_trace_programs_in_turn",
         on_import={
             "torch._ops": _modes,
@@ -236,6 +251,7 @@ table.add(
                 "GraphModuleDeserializer.deserialize",
             ),
             "torch.jit._trace": _in_turn("a program for torch.jit", "trace", "trace_module"),
+            "torch.jit._script": _compile_in_turn,
         },
     )
 )
