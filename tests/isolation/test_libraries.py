@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from discolab import (
     current_worker,
     make_session,
 )
+from discolab.isolation.imports import import_turn
 from discolab.notebook.script import run_script
 
 
@@ -234,6 +236,26 @@ def test_each_worker_has_figures_of_its_own(four: Session) -> None:
 
     assert four.call_packed(program).debug_get_from_all() == [(True, [1], 1)] * 4
     assert matplotlib.get_backend() == "svg"
+
+
+def test_matplotlib_is_not_told_its_backend_while_a_worker_imports(four: Session) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    done, imports = [], threading.Event()
+
+    def program() -> None:
+        if current_worker().worker_id:
+            imports.wait()
+            matplotlib.use("agg")  # looks for pyplot, which may be half made
+            done.append("told")
+            return
+        with import_turn.taken("matplotlib.pyplot"):
+            imports.set()
+            time.sleep(0.2)
+            done.append("imported")
+
+    four.call_packed(program)
+    four.sync_all()
+    assert done == ["imported", "told", "told", "told"]
 
 
 def test_rank_zero_of_lightning_is_one_worker(four: Session) -> None:

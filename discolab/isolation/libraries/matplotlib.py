@@ -6,8 +6,6 @@ Who draws takes the turn of those who import, since drawing imports modules and 
 from __future__ import annotations
 
 import functools
-import importlib
-import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from types import ModuleType
@@ -74,14 +72,13 @@ def _colormaps(module: ModuleType, patches: Patches) -> None:
 
 
 def _use(module: ModuleType, patches: Patches) -> None:
-    """It looks for pyplot, which another worker may be importing."""
+    """It looks for pyplot, which no other worker may be importing meanwhile."""
 
     def use_over(use: Function) -> Function:
         @functools.wraps(use)
         def use_whole(*args: Any, **kwargs: Any) -> Any:
-            if table.is_half_made(sys.modules.get("matplotlib.pyplot")):
-                importlib.import_module("matplotlib.pyplot")
-            return use(*args, **kwargs)
+            with import_turn.taken("matplotlib", by_all=True):
+                return use(*args, **kwargs)
 
         return use_whole
 
