@@ -1,0 +1,211 @@
+"""Variables that a library's functions write, and attributes of its classes: each worker's own.
+
+Libraries that shard keep their groups, ranks and trackers of random numbers so: what one worker
+has written last would be everybody's rank. The functions and methods of the module that name such a
+variable run with a copy of the module's variables, which a worker makes at its first call and keeps
+until its script ends; others who read ``module.name`` are given what stands in that copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dis
+import functools
+from collections.abc import Callable, Iterator
+from types import CellType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+from . import table
+from .patches import ModuleOfWorkers, Patches
+from .worker_local import OF_SCRIPT, own_value
+
+
+class _Own:
+    """A worker's copy of a module's variables, and the functions that run with it."""
+
+    def __init__(self, module: ModuleType, names: frozenset[str]) -> None:
+        self.variables = vars(module).copy()
+        for name in names & self.variables.keys():
+            if isinstance(self.variables[name], dict | list | set):  # which is filled in place
+                self.variables[name] = copy.copy(self.variables[name])
+        self._shared = vars(module)
+        self._functions: dict[FunctionType, Callable[..., Any]] = {}
+
+    def bound(self, function: FunctionType) -> Callable[..., Any]:
+        """The function with these variables; so with those that it wraps, if it is a decorator's."""
+        made = self._functions.get(function)
+        if made is None:
+            here = function.__globals__ is self._shared
+            variables = self.variables if here else function.__globals__
+            cells = tuple(map(self._cell, function.__closure__ or ())) or None
+            made = FunctionType(
+                function.__code__, variables, function.__name__, function.__defaults__, cells
+            )
+            made.__kwdefaults__ = function.__kwdefaults__
+            made.__dict__.update(function.__dict__)
+            self._functions[function] = made
+        return made
+
+    def _cell(self, cell: CellType) -> CellType:
+        with contextlib.suppress(ValueError):  # an empty one
+            if _is_of(cell.cell_contents, self._shared):
+                return CellType(self.bound(cell.cell_contents))
+        return cell
+
+
+def own_globals(module: ModuleType, patches: Patches, *more: str) -> None:
+    """Have each worker find variables of its own in a module: those that its functions write.
+
+    Parameters
+    ----------
+    more
+        Others, such as lists and dictionaries that are changed in place, of which a worker begins
+        with a copy.
+    """
+    shared = vars(module)
+    plain = [value for value in shared.copy().values() if _is_of(value, shared)]
+    classes = [v for v in shared.copy().values() if _is_class_of(v, module)]
+    plain += [function for owner in classes for _, _, function in _methods(owner)]
+    written = {name for function in plain for name in _written(function, shared)}
+    names = frozenset(written | {*more})
+    key = f"{OF_SCRIPT}variables of {module.__name__}"
+    here = functools.partial(own_value, key, functools.partial(_Own, module, names))
+
+    def over(function: FunctionType) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def with_own_variables(*args: Any, **kwargs: Any) -> Any:
+            own = here()
+            return (function if own is None else own.bound(function))(*args, **kwargs)
+
+        return with_own_variables
+
+    for name, value in shared.copy().items():
+        if _is_of(value, shared) and names & _named(value, shared):
+            patches.replace(module, name, over, everywhere=True)
+    for owner in classes:
+        for name, wrap, function in _methods(owner):
+            if names & _named(function, shared):
+                patches.replace(owner, name, _Method(wrap, over(function)))
+
+    def variable(name: str) -> property:
+        def get(module: Any) -> Any:
+            own = here()
+            try:
+                return (shared if own is None else own.variables)[name]
+            except KeyError:
+                raise AttributeError(f"{module.__name__} has no {name!r}") from None
+
+        def set_(module: Any, value: Any) -> None:
+            own = here()
+            (shared if own is None else own.variables)[name] = value
+
+        return property(get, set_)
+
+    kind = type("ModuleOfOwnGlobals", (ModuleOfWorkers,), {name: variable(name) for name in names})
+    patches.change_class(module, kind)
+
+    def inherit(own: _Own) -> None:
+        shared.update({n: value for n, value in own.variables.items() if n in names})
+
+    table.inherits(key, inherit)
+
+
+def owning_globals(*more: str) -> Callable[[ModuleType, Patches], None]:
+    """For `Row.on_import`: `own_globals` of the module."""
+    return lambda module, patches: own_globals(module, patches, *more)
+
+
+def own_class_attributes(module: ModuleType, name: str, patches: Patches, *names: str) -> None:
+    """Have each worker find values of its own in attributes of a class, asked for by its name.
+
+    A class in its place has them, and derives from it. A worker begins with those of the process,
+    which instances see.
+    """
+    owner: Any = getattr(module, name)
+    key = f"{OF_SCRIPT}attributes of {module.__name__}.{name}"
+    shared = {attribute: getattr(owner, attribute) for attribute in names}
+    here = functools.partial(own_value, key, shared.copy)
+
+    def variable(attribute: str) -> property:
+        def get(cls: Any) -> Any:
+            own = here()
+            return (shared if own is None else own)[attribute]
+
+        def set_(cls: Any, value: Any) -> None:
+            own = here()
+            (shared if own is None else own)[attribute] = value
+
+        return property(get, set_)
+
+    def put_back() -> None:
+        for attribute, value in shared.items():
+            setattr(owner, attribute, value)
+
+    kind = type(type(owner).__name__, (type(owner),), {n: variable(n) for n in names})
+    about = {n: getattr(owner, n) for n in ("__module__", "__qualname__", "__doc__")}
+    patches.replace(module, name, lambda _: kind(name, (owner,), about), everywhere=True)
+    patches.at_undo(put_back)
+    table.inherits(key, shared.update)
+
+
+class _Method:
+    """For `Patches.replace`: the new function, as the kind of method that the old one was."""
+
+    def __init__(self, wrap: Callable[[Any], Any], function: Callable[..., Any]) -> None:
+        self._new = wrap(function)
+
+    def __call__(self, original: Any) -> Any:
+        return self._new
+
+
+def _is_class_of(value: Any, module: ModuleType) -> bool:
+    return isinstance(value, type) and value.__module__ == module.__name__
+
+
+def _methods(owner: type) -> Iterator[tuple[str, Callable[[Any], Any], FunctionType]]:
+    """Functions of a class: their names, what they are wrapped in, and themselves."""
+    for name, value in vars(owner).copy().items():
+        if isinstance(value, FunctionType):
+            yield name, lambda function: function, value
+        elif isinstance(value, staticmethod | classmethod):
+            if isinstance(value.__func__, FunctionType):
+                yield name, type(value), value.__func__
+
+
+def _is_of(value: Any, shared: dict[str, Any]) -> bool:
+    """Whether it is a function of a module, or a decorator's that holds one."""
+    return isinstance(value, FunctionType) and any(True for _ in _parts(value, shared))
+
+
+def _parts(function: FunctionType, shared: dict[str, Any]) -> Iterator[FunctionType]:
+    """Of a function and those that it wraps, the ones that see a module's variables."""
+    if function.__globals__ is shared:
+        yield function
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):
+            held = cell.cell_contents
+            if isinstance(held, FunctionType) and held is not function:
+                yield from _parts(held, shared)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _named(function: FunctionType, shared: dict[str, Any]) -> set[str]:
+    codes = (code for part in _parts(function, shared) for code in _codes(part.__code__))
+    return {name for code in codes for name in code.co_names}
+
+
+def _written(function: FunctionType, shared: dict[str, Any]) -> set[str]:
+    codes = (code for part in _parts(function, shared) for code in _codes(part.__code__))
+    return {
+        step.argval
+        for code in codes
+        for step in dis.get_instructions(code)
+        if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")
+    }
