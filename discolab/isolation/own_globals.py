@@ -21,14 +21,18 @@ from .patches import ModuleOfWorkers, Patches
 from .worker_local import OF_SCRIPT, own_value
 
 
+def _own(value: Any) -> Any:
+    """A worker's, to begin with: a copy of what is filled in place."""
+    return copy.copy(value) if isinstance(value, dict | list | set) else value
+
+
 class _Own:
     """A worker's copy of a module's variables, and the functions that run with it."""
 
     def __init__(self, module: ModuleType, names: frozenset[str]) -> None:
         self.variables = vars(module).copy()
         for name in names & self.variables.keys():
-            if isinstance(self.variables[name], dict | list | set):  # which is filled in place
-                self.variables[name] = copy.copy(self.variables[name])
+            self.variables[name] = _own(self.variables[name])
         self._shared = vars(module)
         self._functions: dict[FunctionType, Callable[..., Any]] = {}
 
@@ -39,9 +43,8 @@ class _Own:
             here = function.__globals__ is self._shared
             variables = self.variables if here else function.__globals__
             cells = tuple(map(self._cell, function.__closure__ or ())) or None
-            made = FunctionType(
-                function.__code__, variables, function.__name__, function.__defaults__, cells
-            )
+            defaults = tuple(map(_own, function.__defaults__ or ())) or None
+            made = FunctionType(function.__code__, variables, function.__name__, defaults, cells)
             made.__kwdefaults__ = function.__kwdefaults__
             made.__dict__.update(function.__dict__)
             self._functions[function] = made

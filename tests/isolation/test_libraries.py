@@ -1316,3 +1316,118 @@ def test_a_worker_may_not_change_the_order_of_optree(four: Session) -> None:
         four.call_packed(program).debug_get_from_all()
     with optree.dict_insertion_ordered(True, namespace="dl"):
         assert optree.tree_leaves({"b": 1, "a": 2}, namespace="dl") == [1, 2]
+
+
+def test_each_worker_of_megatron_has_its_own_groups(four: Session) -> None:
+    pytest.importorskip("megatron.core")
+
+    def program() -> Any:
+        import torch.distributed as dist
+        from megatron.core import parallel_state
+        from megatron.core.num_microbatches_calculator import (
+            get_num_microbatches,
+            init_num_microbatches_calculator,
+        )
+        from megatron.core.parallel_state import get_tensor_model_parallel_rank
+        from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+
+        rank = current_worker().worker_id
+        parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
+        init_num_microbatches_calculator(rank, None, 8 * (rank + 1), 1, 2)
+        MoEAuxLossAutoScaler.set_loss_scale(torch.tensor(float(rank)))
+        dist.barrier()
+        group = parallel_state._TENSOR_MODEL_PARALLEL_GROUP
+        found = dist.get_process_group_ranks(group), get_tensor_model_parallel_rank()
+        scale = MoEAuxLossAutoScaler.main_loss_backward_scale.item()
+        return *found, get_num_microbatches(), scale
+
+    values = four.call_packed(program).debug_get_from_all()
+    pairs = [[0, 1], [0, 1], [2, 3], [2, 3]]
+    assert values == [(pairs[n], n % 2, 4 * (n + 1), float(n)) for n in range(4)]
+    from megatron.core import parallel_state
+    from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+
+    assert not parallel_state.model_parallel_is_initialized()
+    assert MoEAuxLossAutoScaler.main_loss_backward_scale is None
+
+
+def test_each_worker_of_fairscale_has_its_own_groups(four: Session) -> None:
+    pytest.importorskip("fairscale")
+
+    def program() -> Any:
+        import torch.distributed as dist
+        from fairscale.nn import enable_wrap, wrap
+        from fairscale.nn.model_parallel import initialize
+
+        rank = current_worker().worker_id
+        initialize.initialize_model_parallel(2)
+        wrapper = [torch.nn.Sequential, torch.nn.ModuleList][rank % 2]
+        with enable_wrap(wrapper_cls=lambda module: wrapper([module] if rank % 2 else module)):
+            dist.barrier()
+            wrapped = wrap(torch.nn.Linear(1, 1))
+            dist.barrier()
+        ranks = dist.get_process_group_ranks(initialize.get_model_parallel_group())
+        return ranks, initialize.get_model_parallel_rank(), type(wrapped) is wrapper
+
+    values = four.call_packed(program).debug_get_from_all()
+    assert values == [([n // 2 * 2, n // 2 * 2 + 1], n % 2, True) for n in range(4)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_each_worker_of_deepspeed_trains_for_itself(
+    four: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    pytest.importorskip("deepspeed")
+
+    def program() -> Any:
+        import deepspeed
+        import torch.distributed as dist
+        from deepspeed.utils import groups
+
+        deepspeed.init_distributed("gloo")
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        stage = {"stage": 3, "stage3_param_persistence_threshold": 0}
+        config = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": stage}
+        engine, *_ = deepspeed.initialize(
+            model=model,
+            optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2),
+            config={**config, "zero_allow_untested_optimizer": True},
+        )
+        for step in range(2):
+            data = torch.full((2, 4), float(dist.get_rank() + step))
+            engine.backward(engine(data).pow(2).mean())
+            engine.step()
+        with deepspeed.zero.GatheredParameters(list(model.parameters())):
+            norms = [p.detach().norm().item() for p in model.parameters()]
+        ids = [p.ds_id for p in model.parameters()]
+        return norms, ids, deepspeed.comm.get_rank(), groups._get_data_parallel_rank()
+
+    values = four.call_packed(program).debug_get_from_all()
+    norms = values[0][0]
+    assert values == [(norms, [0, 1, 2, 3], rank, rank) for rank in range(4)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_worker_may_not_enter_zero_init(four: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    pytest.importorskip("deepspeed")
+
+    def enter_init() -> None:
+        import deepspeed
+
+        deepspeed.init_distributed("gloo")
+        with deepspeed.zero.Init():
+            pass
+
+    def enter_on_device() -> None:
+        import deepspeed
+
+        with deepspeed.OnDevice(dtype=torch.float16, device="meta"):
+            pass
+
+    for program in (enter_init, enter_on_device):
+        with pytest.raises(WorkerError, match="engine='processes'"):
+            four.call_packed(program).debug_get_from_all()
+    assert torch.ones(1).dtype is torch.float32

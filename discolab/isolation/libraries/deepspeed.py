@@ -1,12 +1,17 @@
 """deepspeed keeps its backend, groups and stacks of modules in variables of its modules.
 
+Its own sums in shared memory know one rank of a process, so worker threads go without them.
 `zero.Init` and `OnDevice` replace constructors of torch for all threads while one is within.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
+from ...runtime.worker import current_worker_or_none
 from .. import table
 from ..own_globals import own_class_attributes, own_globals, owning_globals
 from ..patches import Patches, refused
@@ -18,9 +23,25 @@ _CHECKPOINTS = ("contiguous_data_buffers", "data_offsets", "contiguous_size_buff
                 "size_offsets")  # fmt: skip
 
 
+def _is_plain(value: object, name: str) -> bool:
+    return not name.startswith("_") and (value is None or isinstance(value, int | str))
+
+
 def _partition(module: ModuleType, patches: Patches) -> None:
     own_globals(module, patches)
-    own_class_attributes(module, "Init", patches, "param_id")
+    names = [name for name, value in vars(module.Init).items() if _is_plain(value, name)]
+    own_class_attributes(module, "Init", patches, *names)
+
+
+def _no_shared_memory(module: ModuleType, patches: Patches) -> None:
+    def over(build: Callable[[], Any]) -> Callable[[], Any]:
+        @functools.wraps(build)
+        def build_shm_op() -> Any:
+            return build() if current_worker_or_none() is None else None
+
+        return build_shm_op
+
+    patches.replace(module, "build_shm_op", over)
 
 
 def _refuse_init(module: ModuleType, patches: Patches) -> None:
@@ -44,6 +65,7 @@ table.add(
         test="tests/isolation/test_libraries.py::test_each_worker_of_deepspeed_trains_for_itself",
         on_import={
             "deepspeed.comm.comm": owning_globals(),
+            "deepspeed.comm.torch": _no_shared_memory,
             "deepspeed.utils.groups": owning_globals(*_GROUPS),
             "deepspeed.runtime.activation_checkpointing.checkpointing": owning_globals(
                 *_CHECKPOINTS

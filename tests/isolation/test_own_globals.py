@@ -1,0 +1,110 @@
+"""Each worker has variables of its own in a module that is given to `own_globals`."""
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from discolab import ThreadedSession, ccl, current_worker
+from discolab.isolation.own_globals import own_class_attributes, own_globals
+from discolab.isolation.patches import Patches
+
+SOURCE = '''
+import functools
+
+group = None
+seen = []
+untouched = 5
+
+def logged(function):
+    @functools.wraps(function)
+    def log(*args):
+        return function(*args)
+    return log
+
+def set_group(value):
+    global group, late
+    group = late = value
+    seen.append(value)
+
+@logged
+def get_group():
+    return group, seen, late
+
+def count(numbers=[0]):
+    numbers[0] += 1
+    return numbers[0], group
+
+class Layer:
+    number = 0
+
+    @staticmethod
+    def of_class():
+        return group
+
+    @classmethod
+    def again(cls):
+        return group
+
+    def rank(self):
+        return (lambda: group)()
+
+    @staticmethod
+    def add():
+        Layer.number += 1
+'''
+
+
+@pytest.fixture
+def library() -> Iterator[Any]:
+    """A module that keeps groups as libraries do that shard."""
+    module = sys.modules["a_library"] = ModuleType("a_library")
+    exec(SOURCE, vars(module))
+    patches = Patches()
+    own_globals(module, patches, "seen")
+    own_class_attributes(module, "Layer", patches, "number")
+    yield module
+    patches.undo()
+    assert type(module) is ModuleType
+    assert module.group is None and module.seen == [] and module.Layer.number == 0
+    del sys.modules["a_library"]
+
+
+def test_each_worker_finds_what_it_has_written(library: Any) -> None:
+    def program() -> Any:
+        library = sys.modules["a_library"]
+        rank = current_worker().worker_id
+        library.set_group(rank)
+        for _ in range(rank):
+            library.Layer.add()
+        ccl.barrier()
+        layer = library.Layer()
+        found = {library.group, layer.rank(), layer.of_class(), library.Layer.again()}
+        return library.get_group(), found, library.count(), library.Layer.number, library.late
+
+    for _ in range(2):  # the second session begins anew
+        with ThreadedSession(3, devices="cpu", timeout=60) as sess:
+            values = sess.call_packed(program).debug_get_from_all()
+        assert values == [((n, [n], n), {n}, (1, n), n, n) for n in range(3)]
+    assert library.untouched == 5 and not hasattr(library, "late")
+    assert isinstance(library.Layer(), library.Layer)
+
+
+def test_a_worker_begins_with_the_notebooks(library: Any) -> None:
+    library.set_group("all")
+    library.Layer.number = 7
+
+    def program() -> Any:
+        library = sys.modules["a_library"]
+        before = library.get_group(), library.Layer.number
+        library.group = "mine"
+        return before, library.get_group()[0]
+
+    with ThreadedSession(2, devices="cpu", timeout=60) as sess:
+        values = sess.call_packed(program).debug_get_from_all()
+    assert values == [((("all", ["all"], "all"), 7), "mine")] * 2
+    assert library.group == "all"
+    library.group, library.Layer.number = None, 0
+    library.seen.clear()
