@@ -37,7 +37,7 @@ class _Own:
         self._functions: dict[FunctionType, Callable[..., Any]] = {}
 
     def bound(self, function: FunctionType) -> Callable[..., Any]:
-        """The function with these variables; so with those that it wraps, if it is a decorator's."""
+        """The function with these variables, and so are those that it wraps as a decorator's."""
         made = self._functions.get(function)
         if made is None:
             here = function.__globals__ is self._shared
@@ -171,9 +171,10 @@ def _methods(owner: type) -> Iterator[tuple[str, Callable[[Any], Any], FunctionT
     for name, value in vars(owner).copy().items():
         if isinstance(value, FunctionType):
             yield name, lambda function: function, value
-        elif isinstance(value, staticmethod | classmethod):
-            if isinstance(value.__func__, FunctionType):
-                yield name, type(value), value.__func__
+        elif isinstance(value, staticmethod | classmethod) and isinstance(
+            value.__func__, FunctionType
+        ):
+            yield name, type(value), value.__func__
 
 
 def _is_of(value: Any, shared: dict[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from discolab import ThreadedSession, ccl, current_worker
 from discolab.isolation.own_globals import own_class_attributes, own_globals
 from discolab.isolation.patches import Patches
 
-SOURCE = '''
+SOURCE = """
 import functools
 
 group = None
@@ -54,7 +54,7 @@ class Layer:
     @staticmethod
     def add():
         Layer.number += 1
-'''
+"""
 
 
 @pytest.fixture
@@ -68,7 +68,8 @@ def library() -> Iterator[Any]:
     yield module
     patches.undo()
     assert type(module) is ModuleType
-    assert module.group is None and module.seen == [] and module.Layer.number == 0
+    assert module.group is None
+    assert (module.seen, module.Layer.number) == ([], 0)
     del sys.modules["a_library"]
 
 
@@ -88,7 +89,8 @@ def test_each_worker_finds_what_it_has_written(library: Any) -> None:
         with ThreadedSession(3, devices="cpu", timeout=60) as sess:
             values = sess.call_packed(program).debug_get_from_all()
         assert values == [((n, [n], n), {n}, (1, n), n, n) for n in range(3)]
-    assert library.untouched == 5 and not hasattr(library, "late")
+    assert library.untouched == 5
+    assert not hasattr(library, "late")
     assert isinstance(library.Layer(), library.Layer)
 
 
