@@ -20,7 +20,7 @@ from typing import Any, Self
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .imports import worker_unless_importing
-from .patches import ModuleOfWorkers, Patches
+from .patches import ModuleWithProperties, Patches
 from .table import Row, Treatment
 from .worker_local import OF_SCRIPT
 
@@ -151,7 +151,7 @@ def _set_over(set_: Callable[[Any], None]) -> Callable[[Any], None]:
     return setcontext
 
 
-class _Decimal(ModuleOfWorkers):
+class _Decimal(ModuleWithProperties):
     """The module `decimal`."""
 
     @property

@@ -376,7 +376,10 @@ def _make_copy() -> ModuleType:
     own.update(names)
     for name, value in {**names, "_showwarnmsg_impl": _SHOW}.items():
         value = getattr(value, "__wrapped__", value)
-        if type(value) is FunctionType and value.__module__ == "warnings":
+        if type(value) is not FunctionType:
+            continue
+        own[name] = value  # those of 3.14 look for all they need in the module, so in this one
+        if value.__globals__ is names:
             mine = FunctionType(value.__code__, own, name, value.__defaults__, value.__closure__)
             mine.__kwdefaults__ = value.__kwdefaults__
             own[name] = mine

@@ -9,6 +9,7 @@ import bisect
 import ctypes
 import functools
 import importlib
+import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import ModuleType
@@ -26,6 +27,19 @@ class ModuleOfWorkers(ModuleType):
 
     def __reduce__(self) -> Any:
         return importlib.import_module, (object.__getattribute__(self, "__name__"),)
+
+
+class ModuleWithProperties(ModuleOfWorkers):
+    """A module of which some attributes are properties of its class.
+
+    CPython 3.14 reads what a module has by that name itself, once code has asked two times
+    (python/cpython#156399), but for classes that have a `__getattr__`.
+    """
+
+    if sys.version_info >= (3, 14):
+
+        def __getattr__(self, name: str) -> Any:
+            return ModuleType.__getattribute__(self, name)  # fails again, with its own words
 
 
 class Patches:

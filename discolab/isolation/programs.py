@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from ..runtime.errors import SessionError
 from ..runtime.worker import Worker, current_worker_or_none, has_own_process
 from . import import_effects, table
-from .patches import ModuleOfWorkers, Patches
+from .patches import ModuleWithProperties, Patches
 from .table import Row, Treatment
 
 _argv: weakref.WeakKeyDictionary[Worker, list[str]] = weakref.WeakKeyDictionary()
@@ -42,7 +42,7 @@ def _of_process(name: str) -> Any:
         raise AttributeError(f"module 'sys' has no attribute {name!r}") from None
 
 
-class _SysOfWorkers(ModuleOfWorkers):
+class _SysOfWorkers(ModuleWithProperties):
     """`sys`, with a command line and a path for each worker, and no prompt on workers."""
 
     @property

@@ -1,20 +1,24 @@
-"""Signals that a worker raises, timers, the start method of multiprocessing; what is shared."""
+"""Signals that a worker raises, timers, how multiprocessing starts processes; what is shared."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing.context
+import os
 import signal
+import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from ..runtime.errors import SessionError
-from ..runtime.worker import current_worker_or_none
+from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .own_objects import own_object
 from .patches import Patches
-from .table import Row, Treatment
+from .programs import call_at_end
+from .table import OF_SCRIPT, Row, Treatment
 
 Function = Callable[..., Any]
 
@@ -67,18 +71,25 @@ def _install_timers(patches: Patches) -> None:
 # -- multiprocessing -----------------------------------------------------------------------
 
 
-def _context(name: str) -> property:
-    """An attribute of the default context; a worker's first `set_start_method` is the first."""
+def _context(name: str, cached: Any = None) -> property:
+    """An attribute of the default context; a worker's first `set_start_method` is the first.
+
+    `cached` is what 3.14 has by that name in the class, which finds the platform's default.
+    """
+
+    def of_process(context: Any) -> Any:
+        if name not in vars(context) and cached is not None:
+            return cached.__get__(context, type(context))
+        return vars(context).get(name)
 
     def get(context: Any) -> Any:
         worker = current_worker_or_none()
-        of_process = vars(context).get("_actual_context")
         if worker is None:
-            return vars(context).get(name)
+            return of_process(context)
         own = worker.process_state.get(_CONTEXT)
         if name == "_actual_context":
             return own
-        return own or of_process or vars(context).get(name)
+        return own or vars(context).get("_actual_context") or of_process(context)
 
     def set_(context: Any, value: Any) -> None:
         worker = current_worker_or_none()
@@ -91,8 +102,51 @@ def _context(name: str) -> property:
 
 
 def _install_context(patches: Patches) -> None:
+    kind: Any = multiprocessing.context.DefaultContext
     for name in ("_actual_context", "_default_context"):
-        patches.add(multiprocessing.context.DefaultContext, name, _context(name))
+        if name in vars(kind):
+            patches.replace(kind, name, functools.partial(_context, name))
+        else:
+            patches.add(kind, name, _context(name))
+
+
+_SERVER = "multiprocessing.forkserver"  # an own object's name
+_END_WITHIN = 1.0  # seconds that a fork server without processes may take
+
+
+def _own_fork_server(module: ModuleType, patches: Patches) -> None:
+    """What a fork server starts has the variables of who has started the server."""
+    of_process = module._forkserver
+    kind, names = type(of_process), vars(of_process)
+
+    def make() -> Any:
+        server = kind()
+        server.set_forkserver_preload(names["_preload_modules"])
+        worker = current_worker_or_none()
+        if worker is not None:
+            call_at_end(worker, functools.partial(_end_fork_server, server))
+        return server
+
+    own_object(of_process, _SERVER, make, patches)
+
+
+def _end_fork_server(server: Any) -> None:
+    """It ends when its processes have, for which nobody waits here."""
+    with server._lock:
+        alive, pid = server._forkserver_alive_fd, server._forkserver_pid
+        server._forkserver_alive_fd = server._forkserver_pid = None
+    if alive is not None:
+        os.close(alive)
+        deadline = time.monotonic() + _END_WITHIN
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
+                time.sleep(0.005)
+
+
+def _leave(worker: Worker) -> None:
+    server = worker.process_state.pop(f"{OF_SCRIPT}{_SERVER}", None)
+    if server is not None:
+        _end_fork_server(server)
 
 
 # -- calendar ------------------------------------------------------------------------------
@@ -134,6 +188,19 @@ table.add(
         "and may set it once.",
         test="tests/isolation/test_process_state.py::test_each_worker_sets_the_start_method",
         install=_install_context,
+        library="Python",
+    )
+)
+table.add(
+    Row(
+        state="the fork server of `multiprocessing`",
+        treatment=Treatment.PER_WORKER,
+        meaning="A worker starts one of its own, so its processes have the worker's `os.environ`, "
+        "as it was when the server began; the server ends with the worker or its script.",
+        test="tests/isolation/test_process_state.py::"
+        "test_a_fork_servers_processes_have_the_workers_variables",
+        on_import={"multiprocessing.forkserver": _own_fork_server},
+        leave=_leave,
         library="Python",
     )
 )

@@ -15,7 +15,7 @@ from typing import Any
 from ..runtime.interrupts import plain_lock
 from ..runtime.worker import current_worker_or_none
 from . import table
-from .patches import ModuleOfWorkers, Patches
+from .patches import ModuleWithProperties, Patches
 from .table import Row, Treatment
 
 _lock = plain_lock()
@@ -85,7 +85,7 @@ class _Router:
         return getattr(self._here(), name)
 
 
-class _StreamsOfWorkers(ModuleOfWorkers):
+class _StreamsOfWorkers(ModuleWithProperties):
     """`sys` with streams that look who calls."""
 
     stdout = _stream("stdout")

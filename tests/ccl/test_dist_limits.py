@@ -109,7 +109,9 @@ class WhoLoads(IterableDataset[Any]):
 @pytest.mark.any_engine
 def test_a_loaders_processes_know_the_rank(start: Start) -> None:
     def load() -> list[Any]:
-        return next(iter(DataLoader(WhoLoads(), batch_size=None, num_workers=1)))
+        # 3.14 would have a fork server start it, which knows of no group, here as under torchrun
+        forked: Any = {"num_workers": 1, "multiprocessing_context": "fork"}
+        return next(iter(DataLoader(WhoLoads(), batch_size=None, **forked)))
 
     with start(3) as sess:
         found = sess.call_packed(load).debug_get_from_all()

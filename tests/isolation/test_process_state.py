@@ -9,6 +9,7 @@ import decimal
 import io
 import logging
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import pickle
 import signal
@@ -16,11 +17,13 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from warnings import simplefilter
 
 import cloudpickle
+import psutil
 import pytest
 import torch
 
@@ -279,6 +282,51 @@ def test_each_worker_sets_the_start_method(sess: Session) -> None:
     seen = sess.call_packed(start_method).debug_get_from_all()
     assert seen == [[m, "context has already been set"] for m in ("fork", "spawn") * 2]
     assert multiprocessing.get_start_method(allow_none=True) == before
+
+
+def default_start_method() -> list[str]:
+    """The platform's, of which a worker begins with no other."""
+    together()
+    return [multiprocessing.get_start_method(), multiprocessing.get_context()._name]
+
+
+def test_a_worker_begins_with_the_platforms_start_method(sess: Session) -> None:
+    default = multiprocessing.get_all_start_methods()[0]
+    assert sess.call_packed(default_start_method).debug_get_from_all() == [[default] * 2] * 4
+
+
+def variables_there() -> tuple[list[str | None], int]:
+    """What processes of a fork server have for variables, and the server's number."""
+    os.environ["IN_A_FORK_SERVER"] = f"of {current_worker().rank}"
+    with multiprocessing.get_context("forkserver").Pool(1) as pool:
+        found = pool.map(os.getenv, ["RANK", "IN_A_FORK_SERVER"])
+        server: Any = pool._pool[0]._popen  # type: ignore[attr-defined]
+        assert type(server).__module__ == "multiprocessing.popen_forkserver"
+    return found, multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+
+
+@pytest.mark.one_process  # the others' servers end with their processes
+def test_a_fork_servers_processes_have_the_workers_variables(make: Callable[..., Session]) -> None:
+    sess = make(2)
+    found = sess.call_packed(variables_there).debug_get_from_all()
+    assert [variables for variables, _ in found] == [["0", "of 0"], ["1", "of 1"]]
+    sess.shutdown()
+    assert not any(psutil.pid_exists(server) for _, server in found)
+
+
+def settings_of_modules() -> list[Any]:
+    """What the same place in a program reads there, again and again."""
+    rank = together()
+    sys.argv = [f"program {rank}"]
+    decimal.DefaultContext.prec = 5 + rank
+    return [(sys.argv, decimal.DefaultContext.prec) for _ in range(50)]
+
+
+def test_settings_stay_the_workers_own_where_they_are_read_often(sess: Session) -> None:
+    before = [sys.argv for _ in range(50)]
+    found = sess.call_packed(settings_of_modules).debug_get_from_all()
+    assert found == [[([f"program {rank}"], 5 + rank)] * 50 for rank in range(4)]
+    assert [sys.argv for _ in range(50)] == before
 
 
 def test_functions_that_name_such_modules_travel(sess: Session) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ...isolation import table
-from ...isolation.patches import Patches, refused
+from ...isolation.patches import ModuleWithProperties, Patches, refused
 from ...isolation.table import Row, Treatment
 from ...isolation.worker_local import DictOfWorkers
 from ...runtime.errors import SessionError
@@ -74,7 +74,7 @@ def _loss_parallel(module: ModuleType, patches: Patches) -> None:
     patches.replace(module, "_disable_custom_loss_ops", disable_over)
 
 
-class _RandomOfWorkers(ModuleType):
+class _RandomOfWorkers(ModuleWithProperties):
     """``torch.distributed.tensor._random`` with a tracker for each worker."""
 
     @property

@@ -14,7 +14,7 @@ from typing import Any
 from ...runtime.worker import Worker, current_worker_or_none
 from .. import table
 from ..imports import worker_unless_importing
-from ..patches import ModuleOfWorkers, Patches
+from ..patches import ModuleWithProperties, Patches
 from ..programs import call_at_end
 from ..table import Row, Treatment
 from ..worker_local import OF_SCRIPT
@@ -42,7 +42,7 @@ def _variable(name: str) -> property:
 def _own_variables(module: ModuleType, patches: Patches) -> None:
     names = inspect.signature(sys.modules["wandb.sdk.lib.module"].set_global).parameters
     there = {name: _variable(name) for name in names if name in vars(module)}
-    patches.change_class(module, type("WandbOfWorkers", (ModuleOfWorkers,), there))
+    patches.change_class(module, type("WandbOfWorkers", (ModuleWithProperties,), there))
     table.inherits(_NAMES, vars(module).update)
 
 
