@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import multiprocessing.context
 import os
 import signal
-import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from ..runtime.errors import SessionError
+from ..runtime.interrupts import shield, wait_in_shield
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .own_objects import own_object
@@ -135,18 +134,24 @@ def _end_fork_server(server: Any) -> None:
     with server._lock:
         alive, pid = server._forkserver_alive_fd, server._forkserver_pid
         server._forkserver_alive_fd = server._forkserver_pid = None
-    if alive is not None:
-        os.close(alive)
-        deadline = time.monotonic() + _END_WITHIN
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
-                time.sleep(0.005)
+    if alive is None:
+        return
+
+    def has_ended() -> bool:
+        try:
+            return os.waitpid(pid, os.WNOHANG) != (0, 0)
+        except ChildProcessError:  # somebody else has waited for it
+            return True
+
+    os.close(alive)
+    wait_in_shield(has_ended, _END_WITHIN)
 
 
 def _leave(worker: Worker) -> None:
     server = worker.process_state.pop(f"{OF_SCRIPT}{_SERVER}", None)
     if server is not None:
-        _end_fork_server(server)
+        with shield():
+            _end_fork_server(server)
 
 
 # -- calendar ------------------------------------------------------------------------------
