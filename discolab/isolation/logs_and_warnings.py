@@ -40,6 +40,7 @@ _HANDLERS = f"{OF_SCRIPT}logging.handlers"
 _WARNINGS = "warnings"
 _MARK = "discolab"  # in what a logger remembers, beside levels
 _NOTHING: dict[Any, Any] = {}
+_MODULES = ("warnings", "_py_warnings")  # 3.14 has the functions in the second
 _OF_MODULE = frozenset({"__class__", "__reduce__", "__reduce_ex__"})
 _SHOW = warnings._showwarnmsg_impl  # type: ignore[attr-defined] # before anybody catches warnings
 
@@ -376,11 +377,11 @@ def _make_copy() -> ModuleType:
     own.update(names)
     for name, value in {**names, "_showwarnmsg_impl": _SHOW}.items():
         value = getattr(value, "__wrapped__", value)
-        if type(value) is not FunctionType:
-            continue
-        own[name] = value  # those of 3.14 look for all they need in the module, so in this one
-        if value.__globals__ is names:
-            mine = FunctionType(value.__code__, own, name, value.__defaults__, value.__closure__)
+        if type(value) is FunctionType and value.__module__ in _MODULES:
+            # those of 3.14 ask the module for all they need, which is this one for the worker
+            globals_ = own if value.__globals__ is names else value.__globals__
+            code, defaults = value.__code__, value.__defaults__
+            mine = FunctionType(code, globals_, name, defaults, value.__closure__)
             mine.__kwdefaults__ = value.__kwdefaults__
             own[name] = mine
     own["showwarning"] = own["_showwarning_orig"]

@@ -184,7 +184,9 @@ def test_loaders_of_processes_while_others_seed() -> None:
             if current_worker().rank:
                 torch.manual_seed(1)
             else:
-                loader = DataLoader(list(range(4)), num_workers=2, timeout=20)  # type: ignore[arg-type]
+                data: Any = list(range(4))
+                forked: Any = {"num_workers": 2, "multiprocessing_context": "fork"}
+                loader = DataLoader(data, timeout=20, **forked)
                 batches += sum(len(batch) for batch in loader)
         return batches
 

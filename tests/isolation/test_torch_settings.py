@@ -514,7 +514,8 @@ def register_functions() -> tuple[float, list[int]]:
     together()
     found = kl_divergence(Laplace(0.0, 1.0), Gumbel(0.0, 1.0)).item()
     data: Any = [Collated()] * 4
-    batches = [*DataLoader(data, 2), *DataLoader(data, 2, num_workers=1)]
+    forked: Any = {"num_workers": 1, "multiprocessing_context": "fork"}  # has what is set here
+    batches = [*DataLoader(data, 2), *DataLoader(data, 2, **forked)]
     together()
     return found, batches
 

@@ -137,8 +137,9 @@ def ask(i):
 class Data(torch.utils.data.Dataset):
     def __len__(self): return 2
     def __getitem__(self, i): return dl_state.counter + i
-with multiprocessing.get_context("fork").Pool(1) as pool:
-    loader = torch.utils.data.DataLoader(Data(), num_workers=1)
+fork = multiprocessing.get_context("fork")
+with fork.Pool(1) as pool:
+    loader = torch.utils.data.DataLoader(Data(), num_workers=1, multiprocessing_context=fork)
     result = [pool.map(ask, [1]), [b.tolist() for b in loader]]
 """
     with ThreadedSession(2, devices="cpu", timeout=60) as sess:
