@@ -125,8 +125,12 @@ def _spot(frame: FrameType, line: int) -> Spot:
 
 def is_suspended(frame: FrameType) -> bool:
     """Whether a frame that is left goes on later: it yields, or awaits."""
-    code = frame.f_code
-    return bool(code.co_flags & _SUSPENDABLE) and opname[code.co_code[frame.f_lasti]] in _YIELDS
+    code, at = frame.f_code, frame.f_lasti
+    if not code.co_flags & _SUSPENDABLE:
+        return False
+    if at and opname[code.co_code[at]] == "RESUME":  # 3.13 tells of where it goes on
+        at -= 2
+    return opname[code.co_code[at]] in _YIELDS
 
 
 # -- variables -----------------------------------------------------------------------------------
