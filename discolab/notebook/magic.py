@@ -245,6 +245,8 @@ class Magic:
             description="\n\n".join([self.help, *self._words(), self._examples()]),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        # Python 3.14 would colour what `?` and docstrings show
+        parser.color = False  # type: ignore[attr-defined]
         for option in self.options:
             parser.add_argument(*option.args, **option.kwds)
         parser.add_argument(
