@@ -49,6 +49,13 @@ _METHODS = {
     "scatter_": "scatter",
     "send": "send",
 }
+_BEFORE_2_13 = {  # what torch called a method then
+    "all_gather_single": "_allgather_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "all_to_all_single": "alltoall_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+}
 _OPTIONS = {"reduce_op": "reduceOp", "root_rank": "rootRank", "timeout": "timeout",
             "async_op": "asyncOp"}  # fmt: skip
 _PASSED_ON = ("output_split_sizes", "input_split_sizes", "src", "dst", "tag")
@@ -64,8 +71,12 @@ Kind = TypeVar("Kind", bound=type)
 def seen_by_torch(kind: Kind) -> Kind:
     """Give a class of process groups methods that take torch's own way while somebody looks."""
     for name in set(_METHODS.values()):
-        setattr(kind, name, _seen(name, vars(kind)[name]))
+        setattr(kind, _as_torch_has_it(name), _seen(_as_torch_has_it(name), vars(kind)[name]))
     return kind
+
+
+def _as_torch_has_it(name: str) -> str:
+    return name if hasattr(_ProcessGroup, name) else _BEFORE_2_13.get(name, name)
 
 
 def _seen(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,7 +99,7 @@ def _install(patches: Patches) -> None:
     library: Any = torch._C._dispatch_library("IMPL", "c10d", "", __file__, 0)
     for operator, method in _METHODS.items():
         # the key at which no operator here has a kernel, the last one before the device's
-        library.impl(operator, "BackendSelect", _kernel(operator, method), True)
+        library.impl(operator, "BackendSelect", _kernel(operator, _as_torch_has_it(method)), True)
     patches.at_undo(library.reset)
 
 
