@@ -23,6 +23,7 @@ from typing import Any
 from ..runtime.display import Pictured
 from ..runtime.errors import ArgumentError
 from ..runtime.failures import Failure, name_ranks
+from ..runtime.interpreter_lock import copied
 from ..runtime.ranks import parse_ranks
 from ..runtime.session import Session
 from ..runtime.status import WorkerStatus
@@ -138,7 +139,7 @@ def doctor(session: Session, n: int = 8, ranks: Any = None, group: Any = None) -
     wanted = _wanted_groups(group, session)
     here, board, stories = _seen(session)
     waits, cycles, parcels = _on_board(here, board)
-    failures = {rank: dict(worker.failed_calls.copy()) for rank, worker in here.items()}
+    failures = {rank: dict(copied(worker.failed_calls)) for rank, worker in here.items()}
     rounds = align(stories, here, failures, chosen, n, wanted)
     shown = set(chosen)
     return Diagnosis(

@@ -24,6 +24,7 @@ from typing import Any
 from ..ccl.doctor import waits
 from ..runtime.errors import DiscoError, SessionClosedError, SessionError
 from ..runtime.failures import name_ranks
+from ..runtime.interpreter_lock import copied
 from ..runtime.interrupts import TICK
 from ..runtime.ranks import parse_ranks
 from ..runtime.services import SERVICES, Service, probe
@@ -450,7 +451,7 @@ def has_left(worker: Worker, ordinals: dict[int, int]) -> tuple[str, str]:
     ordinal = ordinals.get(worker.worker_id)
     if ordinal is None or (worker.executed <= ordinal and not worker.ended):
         return "", ""
-    for number, failure in tuple(worker.failed_calls):
+    for number, failure in copied(worker.failed_calls):
         if number == ordinal:
             return (ABORTED if failure.interrupted else ERROR), failure.headline
     return DONE, ""

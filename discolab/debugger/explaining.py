@@ -18,7 +18,7 @@ from ..ccl.call import FAILED
 from ..ccl.doctor import Diagnosis, Edge, doctor
 from ..runtime.display import Pictured
 from ..runtime.failures import CAUSED, Failure, fold, name_ranks
-from ..runtime.frames import frame_of
+from ..runtime.interpreter_lock import copied
 from ..runtime.services import probe
 from ..runtime.session import Session
 from ..runtime.sources import place
@@ -30,7 +30,7 @@ from .agent import STANDS
 from .debugger import known_debugger
 from .differing import Fact, Failing, Records, cell_of, differing
 from .fingerprints import prints_now, record_of
-from .frames import user_frames
+from .frames import places_beside
 from .lockstep import PAUSED
 
 _WITH_FRAMES = ("the cell", "the script")  # commands of which the frames are kept (post_mortem.py)
@@ -86,12 +86,11 @@ def recorded_on(worker: Worker) -> tuple[Any, ...]:
     The last cell that ended, the call at which it was restarted (0: it was not), the ordinal of
     what runs (-1: nothing does), and ``(file, line)`` of the user's frames in it.
     """
-    kept = {failure.number: failure for _, failure in worker.failed_calls.copy()}
+    kept = {failure.number: failure for _, failure in copied(worker.failed_calls)}
     failures = [replace(failure, exception=None) for failure in kept.values()]
     call, stack = -1, []
     if worker.current is not None:
-        call, frames = worker.executed, user_frames(frame_of(worker.thread_id))
-        stack = [(frame.f_code.co_filename, frame.f_lineno) for frame in frames]
+        call, stack = worker.executed, [(file, line) for file, line, _ in places_beside(worker)]
         del stack[1:-_MOST_FRAMES]
     return failures, *record_of(worker), worker.joined_at, call, stack
 

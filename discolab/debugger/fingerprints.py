@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..runtime.interpreter_lock import copied
 from ..runtime.regions import array_of
 from ..runtime.services import probe
 from ..runtime.worker import Worker
@@ -122,7 +123,7 @@ def note_cell(worker: Worker, file: str) -> None:
 def record_of(worker: Worker) -> tuple[list[Entry], int]:
     """What is recorded of a worker, and its last cell's ordinal, or -1; from any thread."""
     book: Book | None = worker.process_state.get(_BOOK)
-    return ([], -1) if book is None else (list(book.entries.copy()), book.last)
+    return ([], -1) if book is None else (copied(book.entries), book.last)
 
 
 @probe

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dis import opname
+from itertools import takewhile
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -26,7 +27,9 @@ import torch
 
 from .. import ccl, rpc
 from ..runtime.errors import ArgumentError, WorkerInterrupted
-from ..runtime.user_code import is_user
+from ..runtime.frames import Place, frame_of, places_of
+from ..runtime.interpreter_lock import is_on
+from ..runtime.user_code import is_user, is_user_file
 from ..runtime.worker import Worker, current_worker_or_none
 from ..views import describe
 from ..views.facts.guard import type_name
@@ -105,6 +108,22 @@ def stack_of(frame: FrameType) -> tuple[Spot, ...]:
     """Where the user's frames from `frame` outwards stand, the outermost first; never empty."""
     found = user_frames(frame) or [frame]
     return stack_of_frames(found, [one.f_lineno for one in found])
+
+
+def places_beside(worker: Worker) -> list[Place]:
+    """Where the user's functions of a worker that runs stand, the outermost first.
+
+    From any thread. Frames of library code that are traced for a breakpoint count where the
+    interpreter lock is on: else they can't be looked at (runtime/frames.py).
+    """
+    if is_on():
+        found = user_frames(frame_of(worker.thread_id))
+        return [Place(f.f_code.co_filename, f.f_lineno or 0, f.f_code.co_name) for f in found]
+    floors = {(code.co_filename, code.co_name) for code in FLOORS}
+    within = takewhile(
+        lambda one: (one.file, one.function) not in floors, places_of(worker.thread_id)
+    )
+    return [one for one in within if is_user_file(one.file)][::-1]
 
 
 def stack_of_frames(found: Sequence[FrameType], lines: Sequence[int | None]) -> tuple[Spot, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..runtime.errors import ArgumentError
 from ..runtime.frames import frame_of
+from ..runtime.interpreter_lock import is_on
 from ..runtime.services import probe
 from ..runtime.worker import Worker
 from . import frames, nan_hunt
@@ -66,6 +67,9 @@ def found(worker: Worker, frame: FrameType) -> tuple[str, dict[str, Any]] | None
 @probe
 def seen(worker: Worker, depth: int, with_variables: bool) -> tuple[Any, ...]:
     """The stack of a worker at this moment, and the variables of one of its frames."""
+    if not is_on():  # the frames of a thread that runs can't be looked into
+        places = frames.places_beside(worker) if worker.current is not None else ()
+        return tuple(tuple(Spot(*place)) for place in places), {}
     innermost = frame_of(worker.thread_id)
     if innermost is None or worker.current is None:
         return (), {}

@@ -31,6 +31,7 @@ from ..ccl.board.ledger import ledger_of
 from ..ccl.call import Call
 from ..runtime.errors import ArgumentError
 from ..runtime.failures import safe_str
+from ..runtime.interpreter_lock import copied
 from ..runtime.services import probe
 from ..runtime.worker import Worker
 from .code_objects import Code, is_comprehension, scope_of
@@ -451,7 +452,7 @@ def facts(worker: Worker) -> tuple[Any, ...] | None:
     recorder = recorder_of(worker)
     if recorder is None:
         return None
-    lost, lines = recorder.last_lost.copy(), recorder.ring.copy()
+    lost, lines = recorder.last_lost.copy(), copied(recorder.ring)
     names = dict.fromkeys(
         [*lost, *(name for line in lines for name in (*line.changes, *line.outside))]
     )
@@ -466,7 +467,7 @@ def values(worker: Worker, name: str, last: int) -> tuple[int, list[tuple[Any, .
     if recorder is None:
         return 0, []
     lost = recorder.last_lost.get(name)
-    found = [line for line in recorder.ring.copy() if line.what(name)]
+    found = [line for line in copied(recorder.ring) if line.what(name)]
     if lost is not None and (not found or lost.number < found[0].number):
         found.insert(0, lost)
     return len(found[:-last]), [
@@ -487,7 +488,7 @@ def steps(worker: Worker, last: int) -> list[tuple[Any, ...]]:
     recorder = recorder_of(worker)
     if recorder is None:
         return []
-    lines = list(recorder.ring.copy())[-last:]
+    lines = copied(recorder.ring)[-last:]
     return [(line.number, tuple(place_of(line)), line.now, line.callers) for line in lines]
 
 
@@ -509,7 +510,7 @@ def variables(worker: Worker, wanted: Sequence[tuple[int, int]]) -> tuple[Any, .
     if recorder is None or number is None:
         return None
     lost = sorted(recorder.last_lost.copy().values(), key=lambda one: one.number)
-    lines = [line for line in recorder.ring.copy() if line.number <= number]
+    lines = [line for line in copied(recorder.ring) if line.number <= number]
     if not lines or lines[-1].number != number:
         return None
     line = lines[-1]

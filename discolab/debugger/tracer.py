@@ -338,7 +338,8 @@ class Tracer:
         self._standing = True
         self.worker.alone = f"the message of breakpoint {one.number} is worked out"
         try:
-            print(log_text(one.log, value_of))
+            # in one piece: without the interpreter lock lines of several workers would mix
+            print(f"{log_text(one.log, value_of)}\n", end="")
         finally:
             self._standing = False
             self.worker.alone = ""

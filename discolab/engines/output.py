@@ -1,7 +1,7 @@
 """What worker processes put out: kept in the worker until it is sent, shown by the controller.
 
-In a worker's process any thread writes to the `OutputBuffer`: appending to a list is atomic, and
-`take` takes a list as a whole. On the controller the reader thread alone uses what is here.
+In a worker's process any thread writes to the `OutputBuffer`, and the two that send take from it,
+one at a time. On the controller the reader thread alone uses what is here.
 """
 
 from __future__ import annotations
@@ -47,21 +47,26 @@ class OutputBuffer:
         self.crash_buffer: CrashBuffer | None = None
         self.items: list[Item] = []
         self._on_first = on_first
+        self._told = False  # whether somebody is to take what is kept
 
     def add(self, item: Item) -> None:
         """Append an item."""
-        items = self.items
-        items.append(item)
+        self.items.append(item)
         if self.crash_buffer is not None and item[0] in _TEXTS:
             self.crash_buffer.note(item[1])
-        if len(items) == 1:
+        if not self._told:
+            self._told = True
             self._on_first()
 
     def take(self) -> list[Item]:
         """Remove and return all of it, texts of one stream in a row joined."""
-        if not self.items:
+        self._told = False  # first: who finds it set has his item in what is taken now
+        count = len(self.items)
+        if not count:
             return []
-        items, self.items = self.items, []
+        # the list stays: another thread may have looked it up, and be about to append
+        items = self.items[:count]
+        del self.items[:count]
         if self.crash_buffer is not None:
             self.crash_buffer.clear()
         joined: list[Item] = []
@@ -177,7 +182,7 @@ class PrintedOutput(Service):
 
     def next_look(self) -> float | None:
         """See `Service`."""
-        begun = tuple(self._begun.values())
+        begun = list(self._begun.values())
         return min(begun)[0] if begun else None
 
     def look(self) -> None:

@@ -269,7 +269,7 @@ class Actors(Service):
 
     def next_look(self) -> float | None:
         """See `Service`."""
-        actors = tuple(self._by_rank.values())
+        actors = list(self._by_rank.values())
         for actor in actors:
             if actor.fate and actor.due is None:
                 actor.due = time.monotonic() + _GRACE
@@ -347,7 +347,7 @@ class Actors(Service):
         """
         self.closing = True
         deadline = time.monotonic() + (_END_WITHIN if wait else 0.0)
-        working = tuple(self._by_rank.values())
+        working = list(self._by_rank.values())
         while not all(actor.fate for actor in working) and time.monotonic() < deadline:
             time.sleep(0.005)
         left = [actor for actor in self._actors if actor.fate != _ENDED]

@@ -96,7 +96,7 @@ class _Operator:
         if not self.owners and _operators.get(self.name) is self:
             del _operators[self.name]
             self.library.reset()
-            torch.library._clear_torch_ops_cache({self.name})
+            _clear(self.name)
 
 
 class _Override:
@@ -179,7 +179,7 @@ class _LibraryOfWorker:
                     wait,
                     check=lambda old=operator: self._check(old, schema),  # type: ignore[misc]
                 )
-        for peer in tuple(self.worker.peers.values()):
+        for peer in list(self.worker.peers.values()):
             peer.wake()
         return short
 
@@ -263,10 +263,10 @@ class _LibraryOfWorker:
 
     def clear_away(self) -> None:
         """Take all back now; under the lock."""
-        for operator in tuple(_operators.values()):
+        for operator in list(_operators.values()):
             if operator.owners.get(self.worker) is self:
                 operator.forget(self.worker)
-        for override in tuple(_overrides.values()):
+        for override in list(_overrides.values()):
             if override.functions.get(self.worker, (None,))[0] is self:
                 override.forget(self.worker)
         if self._torchs is not None:
@@ -406,6 +406,17 @@ def _registry(module: ModuleType, patches: Patches) -> None:
             patches.replace(module.SimpleLibraryRegistry, name, entry_over)
 
 
+def _clear(name: str) -> None:
+    """Forget ``torch.ops.space.name``, which torch has looked up and kept."""
+    clear = getattr(torch.library, "_clear_torch_ops_cache", None)
+    if clear is not None:
+        clear({name})
+        return
+    space, _, short = name.partition(".")[0].partition("::")  # torch 2.12
+    vars(vars(torch.ops).get(space, torch.ops)).pop(short, None)
+    _clear_listed(name)
+
+
 def _clear_listed(name: str) -> None:
     """Take an operator off the list of its namespace, where `torch.export` would look for it.
 
@@ -433,7 +444,20 @@ def _cache(module: ModuleType, patches: Patches) -> None:
 
         return clear_with_others
 
-    patches.replace(module, "_clear_torch_ops_cache", clear_over)
+    def destroy_over(destroy: Callable[[Any], None]) -> Callable[[Any], None]:
+        @functools.wraps(destroy)
+        def destroy_with_others(self: Any) -> None:
+            names, self._op_defs = self._op_defs, set()
+            destroy(self)
+            for name in names:
+                _clear(name)
+
+        return destroy_with_others
+
+    if hasattr(module, "_clear_torch_ops_cache"):
+        patches.replace(module, "_clear_torch_ops_cache", clear_over)
+    else:  # torch 2.12 does it there
+        patches.replace(module.Library, "_destroy", destroy_over)
 
 
 def _fake_contexts(module: ModuleType, patches: Patches) -> None:
@@ -465,9 +489,9 @@ def _fake_contexts(module: ModuleType, patches: Patches) -> None:
 def _leave(worker: Worker) -> None:
     with _lock:
         _clear_away()
-        for operator in tuple(_operators.values()):
+        for operator in list(_operators.values()):
             operator.forget(worker)
-        for override in tuple(_overrides.values()):
+        for override in list(_overrides.values()):
             override.forget(worker)
     for name in [name for name in worker.process_state if name.startswith(_OWN)]:
         del worker.process_state[name]
@@ -490,7 +514,7 @@ def overrides_as_before(worker: Worker) -> Iterator[None]:
 
 
 def _overrides_of(worker: Worker) -> dict[_Override, Any]:
-    overrides = tuple(_overrides.values())
+    overrides = list(_overrides.values())
     return {found: found.functions[worker] for found in overrides if worker in found.functions}
 
 

@@ -171,7 +171,7 @@ def _settings_here() -> dict[str, Any]:
     values = {name: get() for name, (get, _) in _settings.items()}
     worker = current_worker_or_none()
     if worker is not None:
-        values |= {key: worker.process_state.get(key, _UNSET) for key in tuple(_keys)}
+        values |= {key: worker.process_state.get(key, _UNSET) for key in list(_keys)}
     return values
 
 

@@ -224,7 +224,7 @@ def _remove(name: str, made: list[str]) -> None:
 
 def _refers(module: ModuleType, names: set[str]) -> bool:
     """Whether a global variable is one of these modules, or was made in one of them."""
-    for value in tuple(vars(module).values()):
+    for value in list(vars(module).values()):
         owner = value.__name__ if isinstance(value, ModuleType) else None
         if isinstance(value, type | FunctionType):
             owner = value.__module__

@@ -175,7 +175,7 @@ class BoundNames:
         for index, (module, names, size) in enumerate(new):
             bound = ()
             if index in concerned and not str(names.get("__name__")).startswith(_OWN):
-                bound = tuple(n for n in tuple(names) if id(names.get(n)) in self._wanted)
+                bound = tuple(n for n in list(names) if id(names.get(n)) in self._wanted)
                 yield names, bound
             if is_library_file(str(names.get("__file__", ""))):
                 self._known[id(module)] = weakref.ref(module), size, bound

@@ -64,7 +64,7 @@ class _Run:
     def await_end(self, disable: Callable[[], Any]) -> None:
         """Wait until all have stopped, not for ever; then the run has ended."""
         waiter, until = waiter_here(), time.monotonic() + _PATIENCE
-        others = sorted(peer.worker_id for peer in tuple(self.joined))
+        others = sorted(peer.worker_id for peer in list(self.joined))
         try:
             if isinstance(waiter, Worker):
                 self.waiting.add(waiter)
@@ -89,7 +89,7 @@ class _Run:
             shared.difference_update(self.joined)
             if _run is self:
                 _run = None
-        for worker in tuple(self.waiting):
+        for worker in list(self.waiting):
             worker.wake()
 
 

@@ -433,7 +433,7 @@ def _agree(switch: Switch, value: Any, worker: Worker, quietly: bool) -> None:
             mine = _wishes.setdefault(worker, {})
             mine[switch] = value
             _hook_calls()
-            if not any(map(wait.lacks, tuple(worker.peers.values()))):
+            if not any(map(wait.lacks, list(worker.peers.values()))):
                 _change(switch, value, worker)
         worker.wait_for(lambda: switch not in mine, wait, check=wait.check)
     except BaseException as exc:
@@ -458,7 +458,7 @@ def _forget(worker: Worker, switch: Switch) -> None:
 
 def _change(switch: Switch, value: Any, worker: Worker) -> None:
     """For all workers of a session."""
-    session, peers = _session_of(worker), tuple(worker.peers.values())
+    session, peers = _session_of(worker), list(worker.peers.values())
     with _lock:
         values = _values_of_each(session)
         if _others_active(worker):
@@ -504,7 +504,7 @@ class _Wait(Barrier):
 
     def check(self) -> None:
         """Raise if another worker can't come to do the same."""
-        for peer in tuple(self.worker.peers.values()):
+        for peer in list(self.worker.peers.values()):
             why = self._obstacle(peer)
             if why:
                 raise SessionError(_refusal(self.switch, self.value, self.worker, why))

@@ -170,7 +170,7 @@ def _functions_of(module: Any) -> Any:
 def shares_gpu(worker: Worker) -> bool:
     """Whether another worker of this process draws from the generator of this one's GPU."""
     return accelerators.on_accelerator(worker.device) and any(
-        peer is not worker and peer.device == worker.device for peer in tuple(worker.peers.values())
+        peer is not worker and peer.device == worker.device for peer in list(worker.peers.values())
     )
 
 

@@ -141,7 +141,7 @@ class Turn:
         with self._guard:
             if mine in self._holders:
                 self._holders.remove(mine)
-        for worker in tuple(self._waiting):
+        for worker in list(self._waiting):
             worker.wake()
 
     def _check(self, worker: Worker, what: str) -> None:
@@ -189,6 +189,7 @@ class Exclusive:
         self._turn = Turn(doing)
         self._doing = doing
         self._lock = threading.Lock()
+        self._guard = reentrant_lock()
         self._holder: _Holder | None = None
         _exclusives.add(self)
 
@@ -257,14 +258,16 @@ class Exclusive:
             self._release(holder)
 
     def _release(self, holder: _Holder) -> None:
-        if self._holder is holder:
-            self._holder = None
-            self._lock.release()
+        with self._guard:  # two may throw the same one out
+            if self._holder is holder:
+                self._holder = None
+                self._lock.release()
 
     def reset(self) -> None:
         """In a forked child: no other thread of the parent is there to leave."""
         if not self.is_held_here():
             self._lock, self._holder = threading.Lock(), None
+            self._guard = reentrant_lock()
 
 
 @dataclass(eq=False)

@@ -4,8 +4,8 @@ While installed, `sys.stdout` and `sys.stderr` are `WorkerStream`s around the ke
 the display publisher's `publish` and `clear_output` look first who calls. A worker's thread
 (and a thread that its code started) writes into its worker's list; everybody else goes straight
 through. What workers of other processes put out comes by the service ``output``, from a session's
-reader thread. Appending to a list is atomic; `flush` runs on the thread that shows the output and
-takes a list as a whole, under `_lock`.
+reader thread. To append to a list is one step; `flush` runs on the thread that shows the output and
+takes, under `_lock`, what is there, from lists that stay.
 
 What several workers printed is merged into labelled lines (`merge`, `blocks`). Each worker's text
 keeps its own order. Lines that all workers printed stand once, with the ranks in front; what stands
@@ -350,7 +350,7 @@ class OutputCapture:
         ranks below, so that they come in the order of ranks.
         """
         self._oldest = 0.0
-        if not any(items for kept in self._kept.values() for items in kept.values()):
+        if not any(any(list(kept.values())) for kept in list(self._kept.values())):
             return
         with self._lock:
             for key, kept in self._kept.copy().items():
@@ -381,8 +381,8 @@ class OutputCapture:
         with self._lock:
             lines = {
                 rank: [line for kind, line in _lines(items[-50:]) if kind != "display"][-1:]
-                for kept in self._kept.values()
-                for rank, items in kept.items()
+                for kept in list(self._kept.values())
+                for rank, items in list(kept.items())
             }
         return "\n".join(f"{label(ranks)} {line}" for ranks, line in merge(lines))
 

@@ -45,7 +45,7 @@ class Panels:
         """Note in the sessions' books which cell runs: what is made now is made by it."""
         number = int(self._shell.displayhook.prompt_count)
         self._cell_turn = number, self._cell_turn[1]
-        for session in tuple(self._sessions.by_name.values()):
+        for session in list(self._sessions.by_name.values()):
             session.track_registers().cell = number
 
     def cell_ends(self) -> None:

@@ -294,12 +294,12 @@ class Node:
 
     def _add_threads(self) -> bool:
         """Start threads for calls that have waited for long; whether any wait still."""
-        waiting = [pool.add_thread() for pool in tuple(self._pools.values())]
+        waiting = [pool.add_thread() for pool in list(self._pools.values())]
         return any(waiting)
 
     def _retry_interrupts(self) -> None:
         """Interrupt calls once more that were ended and go on."""
-        for pool in tuple(self._pools.values()):
+        for pool in list(self._pools.values()):
             pool.retry_interrupts()
 
     def _tidy(self) -> None:

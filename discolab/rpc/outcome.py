@@ -1,6 +1,7 @@
 """Outcome: a value or an error that comes later, and how a thread waits for it.
 
-An outcome is settled once; `settled` is set last, so that a thread that sees it sees the rest too.
+An outcome is settled once, under `_settling`, as two may come at once, such as an answer and a
+deadline; `settled` is set last, so that a thread that sees it sees the rest too.
 A thread that goes to sleep enters itself in `_sleepers` and checks once more after that, so either
 it sees the outcome or it is woken. The lists are only appended to and read as a whole, which needs
 no lock.
@@ -21,14 +22,17 @@ from typing import Any, ClassVar
 
 from ..runtime.errors import DiscoError, SessionClosedError, WorkerError
 from ..runtime.failures import safe_str
-from ..runtime.interrupts import Interruptible, waiter_here
+from ..runtime.interrupts import Interruptible, plain_lock, waiter_here
 from .errors import WorkerLostError
 
 SPIN = 150e-6  # seconds
 _rest = getattr(os, "sched_yield", lambda: time.sleep(0))
 _clock = time.perf_counter
 _of_thread = threading.local()
+_settling: Any = plain_lock()
 _log = logging.getLogger("discolab.rpc")
+if hasattr(os, "register_at_fork"):  # another thread may be in the middle of it
+    os.register_at_fork(after_in_child=_settling._at_fork_reinit)
 _TOLD_ELSEWHERE = (SessionClosedError, WorkerLostError)
 
 
@@ -78,10 +82,11 @@ class Outcome:
 
     def settle(self, value: Any, error: BaseException | None = None) -> None:
         """Set the value or the error; the second time has no effect."""
-        if self.settled:
-            return
-        self.value, self.error = value, error
-        self.settled = True
+        with _settling:  # without the interpreter lock to look and then to set are two steps
+            if self.settled:
+                return
+            self.value, self.error = value, error
+            self.settled = True
         self.wake_sleepers()
         self._call_followers()
 

@@ -351,7 +351,7 @@ class Router:
                 thread.join(_JOIN)
 
     def _end(self) -> None:
-        for peer in tuple(self._peers.values()):
+        for peer in list(self._peers.values()):
             peer.close()
         for port in (self._local, self._tcp):
             if port is not None:

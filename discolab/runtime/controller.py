@@ -43,6 +43,7 @@ from .errors import (
     session_closed,
 )
 from .failures import Failure, name_ranks
+from .interpreter_lock import is_on
 from .interrupts import TICK, Count, reentrant_lock, run_steps, shield, waiting_threads
 from .registers import DRefBook, RegisterFile
 from .services import look_here, name_of
@@ -117,7 +118,7 @@ class Controller:
         self.restarts: tuple[RestartedWorker, ...] = ()  # the last ones
         self.restarts_made = 0
         self._restored: dict[tuple[int, int], tuple[Any, str]] = {}  # register, rank: DRef, how
-        self._is_look_due = itertools.cycle([False] * (_LOOK_EVERY - 1) + [True]).__next__
+        self._is_look_due = _every(_LOOK_EVERY)
         self.held_up: Callable[[], str] | None = None  # why no worker goes on; "" if they do
 
     def _send_by(self, sends: Iterable[Callable[[Command], object]], *, in_c: bool = True) -> None:
@@ -605,6 +606,15 @@ class Controller:
 def _in_list(failure: Failure) -> list[Failure]:
     """The reply to a sync: all failures that were not raised."""
     return [failure]
+
+
+def _every(count: int) -> Callable[[], bool]:
+    """What is true each `count` times that it is called, from any thread."""
+    if is_on():
+        return itertools.cycle([False] * (count - 1) + [True]).__next__
+    # two threads in one `cycle` could read beyond its end
+    number = itertools.count(1).__next__
+    return lambda: not number() % count
 
 
 def _run_steps_shielded(steps: Iterable[object]) -> None:

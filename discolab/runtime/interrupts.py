@@ -22,6 +22,9 @@ locked; any other thread that takes it is in a shield of its own. `with lock:` a
 a thread that can be interrupted: CPython 3.14 looks after the call of ``lock.__enter__``, so that
 an exception leaves the lock taken for ever. `reentrant_lock` and `plain_lock` make such that are.
 
+Without the interpreter lock all of this holds too: an exception still comes between bytecodes of
+its thread only, and interpreter_lock.py says why *change the state first, then look* is enough.
+
 Ownership: a thread itself writes `running`, `waiting_for`, `ended` and `_shields`. `_guard` guards
 `interrupts`, `_async_sent` and `_late`. Other threads may call `interrupt`, `announce_interrupt`,
 `retry_interrupt` and `wake`. Handlers of signals are the main thread's alone.
@@ -47,6 +50,7 @@ from types import FrameType
 from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
 from .errors import WaitTimeoutError, WorkerInterrupted
+from .interpreter_lock import is_on
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -65,7 +69,10 @@ _NO_SHIELD: AbstractContextManager[None] = nullcontext()
 at_interrupt: list[Callable[[Interruptible], None]] = []
 """What layers above do as a thread is interrupted, and at each new try; on the sender's thread."""
 
-run_steps: Callable[[Iterable[Any]], None] = deque[Any](maxlen=0).extend
+# without the interpreter lock `extend` has a lock of its deque: there each call gets one of its own
+run_steps: Callable[[Iterable[Any]], object] = (
+    deque[Any](maxlen=0).extend if is_on() else partial(deque, maxlen=0)
+)
 """Exhausts an iterator, and keeps nothing: ``run_steps(map(operator.call, functions))`` calls each
 function, and if all are written in C no interrupt lands between two."""
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from .interpreter_lock import copied
+
 if TYPE_CHECKING:
     from .dref import DRef
 
@@ -93,7 +95,7 @@ class RegisterFile:
 
         If an exception comes in between, the next call does it once more.
         """
-        handles = tuple(self.dropped)
+        handles = copied(self.dropped)
         ids = tuple([h.reg_id for h in handles if self._held[h.reg_id] is h])
         if ids:
             forget(ids)
@@ -102,7 +104,7 @@ class RegisterFile:
             self.dropped.popleft()
 
     def _idle(self) -> dict[int, Handle]:
-        waiting = (*self._free, *tuple(self.dropped))
+        waiting = (*self._free, *copied(self.dropped))
         return {h.reg_id: h for h in waiting if self._held[h.reg_id] is h}
 
     def in_use(self) -> list[tuple[int, Handle | None]]:

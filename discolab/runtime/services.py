@@ -224,7 +224,7 @@ class Probes(Service):
         """The number of a new question."""
         number = next(self._numbers)
         self._answers[number] = {}
-        for old in [n for n in tuple(self._answers) if n <= number - _MOST_KEPT]:
+        for old in [n for n in list(self._answers) if n <= number - _MOST_KEPT]:
             self._answers.pop(old, None)  # no caller waits so long
         return number
 

@@ -33,8 +33,9 @@ from .errors import (
     WorkerInterrupted,
 )
 from .failures import Failure, UnreportedFailures
-from .frames import frame_of
+from .frames import places_of
 from .functions import find_func
+from .interpreter_lock import copied
 from .interrupts import Interruptible, bind_waiter
 from .services import RESTART, ServiceChannel, WorkerState
 from .sources import is_cell, is_own_file, place
@@ -281,7 +282,7 @@ class Worker(Interruptible):
         """The thread ends; were it by an error of ours, nobody may wait for this worker."""
         self.died = not self.ended
         self.ended = True
-        for peer in tuple(self.peers.values()):
+        for peer in list(self.peers.values()):
             peer.wake()
         self.registers.clear()
         self.watched.tensors.clear()  # what has changed is still asked for, see restart.py
@@ -452,7 +453,7 @@ class Worker(Interruptible):
             message = "<an exception that can't be described>"
             failure = Failure(self.worker_id, text, site, kind.__name__, message)
         # interrupts are sent one by one: another worker may have ended because of it already
-        victim = failure.victim and any(peer.interrupts for peer in tuple(self.peers.values()))
+        victim = failure.victim and any(peer.interrupts for peer in list(self.peers.values()))
         failure.interrupted = victim or issubclass(kind, WorkerInterrupted)
         failure.number = next(self._numbers)
         if command[0] == DiscoAction.CALL_PACKED:
@@ -616,7 +617,7 @@ class Worker(Interruptible):
         What it says was so before what the worker is asked next.
         """
         executed = self.executed  # first: what follows is then true of all calls up to it
-        failed = tuple(self.failed_calls.copy())
+        failed = tuple(copied(self.failed_calls))
         busy = self.current is not None
         state, detail, seconds = self.doing()
         return WorkerState(
@@ -655,18 +656,15 @@ class Worker(Interruptible):
 
     def _place_now(self) -> str:
         """`` at file:line`` of the user's code that runs on this thread at this moment."""
-        frame = frame_of(self.thread_id)
         nearest = ""
-        try:
-            while frame is not None and frame.f_code is not _CALL_PACKED:
-                if not is_own_file(frame.f_code.co_filename):
-                    here = place(frame.f_code.co_filename, frame.f_lineno)
-                    if is_cell(frame.f_code.co_filename):
-                        return f" at {here}"
-                    nearest = nearest or here
-                frame = frame.f_back
-        except AttributeError:  # CPython 3.11 once gave a function as a frame of a running thread
-            return ""
+        for file, line, function in places_of(self.thread_id):
+            if function == _CALL_PACKED.co_name and file == _CALL_PACKED.co_filename:
+                break
+            if not is_own_file(file):
+                here = place(file, line)
+                if is_cell(file):
+                    return f" at {here}"
+                nearest = nearest or here
         waits, awaited = self.awaits, ""
         while (frame := getattr(waits, "cr_frame", None)) is not None:
             if is_cell(frame.f_code.co_filename):

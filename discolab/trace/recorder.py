@@ -205,7 +205,7 @@ def _watch(call: Call) -> None:
 
 def _set_watch() -> None:
     """Watch collectives while somebody records; those of closed sessions do not count."""
-    for recorder in tuple(_recording):
+    for recorder in list(_recording):
         if recorder.worker.ended:
             _recording.discard(recorder)
     Call.watch = staticmethod(_watch) if _recording else None

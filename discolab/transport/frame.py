@@ -134,7 +134,9 @@ class BufferPool:
             buffer, room, _ = kept
             buffer.write_again(parts, room)
         else:
-            number = next(n for n in self._numbers if n not in self._lent and n not in self._free)
+            with self.lock:
+                used = (self._lent, self._free)
+                number = next(n for n in self._numbers if not any(n in one for one in used))
             buffer, room = SharedBuffer(parts, number), size
         with self.lock:
             self._lent[buffer.number] = buffer, room

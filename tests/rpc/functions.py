@@ -6,7 +6,6 @@ import os
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,8 +17,8 @@ from discolab.runtime.functions import register_func
 KEPT: dict[str, Any] = {}
 """What a function was told to keep, by name; on threads all ranks see the same one."""
 
-ALIVE: Counter[str] = Counter()
-"""How many objects `Counted` there are in this process, by tag."""
+ALIVE: dict[str, list[int]] = {}
+"""Of each tag an entry for each object `Counted` in this process; one step makes or takes one."""
 
 SEEN: dict[str, list[Any]] = {}
 """What has happened in this process, by tag."""
@@ -384,8 +383,7 @@ class Counted:
 
     def __init__(self, tag: str, number: int = 0) -> None:
         self.tag, self.number = tag, number
-        with _lock:
-            ALIVE[tag] += 1
+        ALIVE.setdefault(tag, []).append(1)
         weakref.finalize(self, _gone, tag)
 
     def __reduce__(self) -> Any:
@@ -397,7 +395,7 @@ class Counted:
 
 
 def _gone(tag: str) -> None:
-    ALIVE[tag] -= 1
+    ALIVE[tag].pop()
 
 
 def counted(tag: str, number: int = 0, seconds: float = 0) -> Counted:
@@ -415,7 +413,7 @@ def counted_then_fail(tag: str) -> Counted:
 
 def alive(tag: str) -> int:
     """How many there are in this process."""
-    return ALIVE[tag]
+    return len(ALIVE.get(tag, ()))
 
 
 def keep(name: str, value: Any) -> None:

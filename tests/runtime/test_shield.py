@@ -114,9 +114,12 @@ def test_a_block_that_takes_too_long_is_interrupted(
 ) -> None:
     monkeypatch.setattr(interrupts, "HOLD_BACK", 0.1)
 
+    # kept: without the interpreter lock it would die on this thread, and the exception land in that
+    timer = threading.Timer(0.3, me.interrupt)
+
     def hang() -> None:
         with shield():
-            threading.Timer(0.3, me.interrupt).start()
+            timer.start()
             while True:
                 loop()
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from ...runtime.actions import site_text
 from ...runtime.errors import CollectiveAborted, CollectiveError
 from ...runtime.failures import Failure, name_ranks
+from ...runtime.interpreter_lock import copied
 from ..call import WAITING, Signature, Site, count, kind
 from .p2p_queue import failed_in
 from .peers import Peer
@@ -423,7 +424,7 @@ def _failure(wait: Wait, worker: Peer, peer: Peer | None) -> Failure | None:
     """What went wrong on `peer` in the call of a wait, be it in binding an argument."""
     if peer is None:
         return None
-    for ordinal, failure in reversed(peer.failed_calls.copy()):
+    for ordinal, failure in reversed(copied(peer.failed_calls)):
         if ordinal == wait.ordinal:
             return failure
     command = worker.current

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from ...runtime.interpreter_lock import copied
 from ...runtime.worker import Worker
 from ..call import DONE, FAILED, WAITING, Call
 
@@ -35,7 +36,8 @@ class Ledger:
 
     def story(self, rank: int) -> list[Call]:
         """What one worker has called, the oldest first."""
-        calls = list(self._calls.get(rank, ()))
+        line = self._calls.get(rank)
+        calls = [] if line is None else copied(line)
         return [call for call in calls if call.ended == 0.0 or call.ended > self._cleared]
 
     def last(self, rank: int) -> Call | None:
@@ -55,7 +57,7 @@ class Ledger:
         AssertionError
         """
         for rank, line in self._calls.items():
-            calls = list(line)
+            calls = copied(line)
             assert len(calls) <= LENGTH
             for call in calls:
                 assert call.rank == rank

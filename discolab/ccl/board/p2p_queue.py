@@ -18,6 +18,7 @@ import torch
 
 from ...runtime.actions import site_text
 from ...runtime.errors import CollectiveError
+from ...runtime.interpreter_lock import copied
 from ..call import Site
 from .peers import Peer
 
@@ -154,10 +155,10 @@ def failed_in(peer: Peer | None, ordinal: int) -> bool | None:
     """Whether the call `ordinal` has failed on `peer`; None if that is forgotten."""
     if peer is None or peer.executed <= ordinal:
         return False
-    calls = peer.failed_calls.copy()  # an entry is there before `executed` counts its call
+    calls = copied(peer.failed_calls)  # an entry is there before `executed` counts its call
     if any(number == ordinal for number, _ in calls):
         return True
-    return None if len(calls) == calls.maxlen and calls[0][0] > ordinal else False
+    return None if len(calls) == peer.failed_calls.maxlen and calls[0][0] > ordinal else False
 
 
 def _parties(pair: Pair, message: Message) -> tuple[int, ...]:

@@ -526,7 +526,7 @@ class WorkerConnections:
         self._asked.discard(rank)
         if rank in self._frozen:
             self._frozen.discard(rank)
-            for service in tuple(self.services.values()):
+            for service in list(self.services.values()):
                 service.frozen(rank, "")
 
     def received(self, rank: int, data: Any, fd: int | None) -> None:
@@ -588,7 +588,7 @@ class WorkerConnections:
 
     def _take_state(self, rank: int, state: WorkerState) -> None:
         self.states[rank] = state
-        for service in tuple(self.services.values()):
+        for service in list(self.services.values()):
             service.state(rank, state)
 
     def _deliver(self, rank: int, number: int, value: Any) -> None:
@@ -651,7 +651,7 @@ class WorkerConnections:
                 self.cut_off[rank] = why
             if rank not in self._frozen and (text := self.frozen(rank)):
                 self._frozen.add(rank)
-                for service in tuple(self.services.values()):
+                for service in list(self.services.values()):
                     service.frozen(rank, text)
 
     def frozen(self, rank: int, unanswered: bool = False) -> str:
@@ -692,7 +692,7 @@ class WorkerConnections:
             self.answers[rank] = None
         self.lost[rank] = why
         self.heartbeats.forget(rank)
-        for service in tuple(self.services.values()):
+        for service in list(self.services.values()):
             service.lost(rank)
         self._look_at = 0.0
         if when_lost:
@@ -741,7 +741,7 @@ class WorkerConnections:
             self.flush_held()
             self._kept[rank] = []
             channel.begin(self._kept[rank].append)
-            for service in tuple(self.services.values()):
+            for service in list(self.services.values()):
                 service.replaced(rank, executed)
             self.lost.pop(rank, None)
             self.answers.pop(rank, None)

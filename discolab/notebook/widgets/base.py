@@ -149,7 +149,7 @@ class LiveWidget(anywidget.AnyWidget):
     def is_open(self) -> bool:
         """Whether it is live in some front end."""
         now = time.monotonic()
-        return any(now - heard < _SILENT for heard in tuple(self._viewers.values()))
+        return any(now - heard < _SILENT for heard in list(self._viewers.values()))
 
     def refresh(self) -> bool:
         """Send what is new; see `Pumped`."""
