@@ -8,16 +8,18 @@ discolab's own (a collective, say). Time without processor and without such a wa
 the lock, if they wake that often and are not all idle.
 
 `look` runs on the thread that waits for the workers, or that asks for their status; workers do
-nothing for it. Linux only: elsewhere nothing is measured.
+nothing for it. Linux only: elsewhere nothing is measured, nor where the lock is off.
 """
 
 from __future__ import annotations
 
 import os
+import sysconfig
 import threading
 import time
 from typing import NamedTuple
 
+from ..runtime.interpreter_lock import is_on
 from ..runtime.session import Session
 from ..runtime.worker import Worker
 
@@ -27,6 +29,19 @@ _STEP = 0.01  # seconds between two looks then
 _WAKES = 60.0  # times a second that a thread wakes, at least, when it asks for the lock
 _BUSY = 0.25  # cores that workers use together, at least: one has the lock, and computes
 _LEAST = 0.3  # share of the time below which it is not worth a word
+
+
+_CAN_DO_WITHOUT = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+_FREE = "this Python with PYTHON_GIL=0" if _CAN_DO_WITHOUT else "a free-threaded Python"
+
+
+def lock_note(session: Session) -> str:
+    """Whether the lock is on, of a session whose workers are threads; "" where it always is."""
+    if not _CAN_DO_WITHOUT or len(session.workers_here()) < 2:
+        return ""
+    if is_on():
+        return "Python's lock is on: a module in C has turned it on, or PYTHON_GIL=1"
+    return "Python's lock is off: workers run Python side by side"
 
 
 class _Mark(NamedTuple):
@@ -59,7 +74,7 @@ class LockWatch:
 
     def look(self) -> None:
         """Take note of what workers do; closes a window that is long enough."""
-        if not self._workers:
+        if not self._workers or not is_on():
             return
         now = time.monotonic()
         if self._marks and now - self._began >= _WINDOW:
@@ -77,7 +92,7 @@ class LockWatch:
 
     def measure(self) -> None:
         """Look for a tenth of a second, if two workers or more run."""
-        if sum(worker.current is not None for worker in self._workers) < 2:
+        if not is_on() or sum(worker.current is not None for worker in self._workers) < 2:
             return
         self.rest()
         end = time.monotonic() + _SHORTEST
@@ -88,14 +103,32 @@ class LockWatch:
 
     def hint(self) -> str:
         """A word for people, if there is something to say."""
-        if self.share is None or self.share < _LEAST or _cores() < 2:
+        if not self.waits():
             return ""
         busy = any(worker.current is not None for worker in self._workers)
         verb, runs = ("spend", "runs") if busy else ("spent", "would have run")
         return (
-            f"workers {verb} about {round(self.share, 1):.0%} of their time waiting for Python's "
-            f"lock: %disco_session {len(self._workers)} --engine processes {runs} them side by side"
+            f"workers {verb} about {self._share} of their time waiting for Python's lock: "
+            f"%disco_session {len(self._workers)} --engine processes {runs} them side by side, and "
+            f"so {'does' if busy else 'would have'} {_FREE}"
         )
+
+    def parting_words(self) -> str:
+        """What to say of it, if anything, to who starts another session of threads."""
+        if not self.waits():
+            return ""
+        return (
+            f"workers of the session before spent about {self._share} of their time waiting for "
+            f"Python's lock: --engine processes would run them side by side, and so would {_FREE}"
+        )
+
+    def waits(self) -> bool:
+        """Whether workers waited for the lock so much that it is worth a word."""
+        return self.share is not None and self.share >= _LEAST and _cores() > 1
+
+    @property
+    def _share(self) -> str:
+        return f"{round(self.share or 0.0, 1):.0%}"
 
     def _open(self, now: float) -> None:
         self._began, self._looks, self._in_waits = now, 0, {}

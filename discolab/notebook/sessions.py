@@ -22,8 +22,8 @@ from ..views.facts.tensors import limit_statistics
 from .cell import names_made
 from .cells import CellTeller
 from .config import Disco
-from .live import LiveView
-from .lock_watch import LockWatch
+from .live import LiveView, is_watched
+from .lock_watch import LockWatch, lock_note
 from .output import OutputCapture
 from .starting import Settings, taken_by
 from .worker_shell import set_up
@@ -61,6 +61,7 @@ class Sessions:
         self.at_start: list[Callable[[str, Session], object]] = []
         self.at_stop: list[Callable[[str, Session], object]] = []
         self.status_notes: list[Callable[[Session], str]] = []
+        self._told_of_lock = False
         self._cells = cells
         self._settings: dict[str, Settings] = {}
 
@@ -159,11 +160,22 @@ class Sessions:
             num_workers, engine, devices, groups, ccl, mesh, statistics_limit, given
         )
         settings.check()
-        gone = self._what_goes(name)
+        gone, waited = self._what_goes(name), self._waited_for_lock(name)
         session = self._start(name, settings)
         if gone:
             print(gone)
+        if waited and len(session.workers_here()) > 1:
+            self._told_of_lock = True
+            print(waited)
         return session
+
+    def _waited_for_lock(self, name: str) -> str:
+        """Said once, where somebody reads it, if workers of the session before waited for it."""
+        before = self.by_name.get(name)
+        watch = self.watches.get(before) if before is not None else None
+        if watch is None or self._told_of_lock or not is_watched(self.shell):
+            return ""
+        return watch.parting_words()
 
     def _what_goes(self, name: str) -> str:
         """What is thrown away if another session takes this name; "" if that is nothing."""
@@ -320,7 +332,7 @@ class Sessions:
             for row in rows
         ]
         head = f"{name}: {session!r}, {counts.live_registers} live registers"
-        notes = [watch.hint(), *(note(session) for note in self.status_notes)]
+        notes = [lock_note(session), watch.hint(), *(note(session) for note in self.status_notes)]
         return "\n".join([head, *lines, *filter(None, notes)])
 
     def disco_doctor(

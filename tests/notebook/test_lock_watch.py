@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from discolab.notebook import lock_watch
-from discolab.notebook.lock_watch import LockWatch
+from discolab.notebook.lock_watch import LockWatch, lock_note
+from discolab.runtime.interpreter_lock import is_on
 
 from .conftest import Kernel
 
 pytestmark = pytest.mark.skipif(
-    not os.path.exists("/proc/self/task") or lock_watch._cores() < 2,
-    reason="needs Linux and two cores",
+    not os.path.exists("/proc/self/task") or lock_watch._cores() < 2 or not is_on(),
+    reason="needs Linux, two cores, and the interpreter lock",
 )
 
 LOOP = "import time\nend = time.monotonic() + 1.2\nn = 0\nwhile time.monotonic() < end: n += 1"
@@ -63,6 +64,32 @@ def test_while_a_cell_runs_in_the_background(nb: Any) -> None:
         assert ("workers spend about" in result.stdout) == hinted
         assert result.seconds < 1.2
         nb.ok("sess.sync_all()")
+
+
+def test_who_starts_another_session_of_threads_is_told_once(nb: Any) -> None:
+    words = "workers of the session before spent about "
+    again = "%disco_session 4 --devices cpu\n%disco import time"
+    for _ in range(3):
+        nb.ok(f"%%disco\n{LOOP}")
+        if HINT in nb.ok("%disco_status").stdout:
+            break
+    said = nb.ok(again, watched=True).stdout
+    assert words in said
+    assert "so would a free-threaded Python" in said
+    nb.ok(f"%%disco\n{LOOP}")
+    assert words not in nb.ok(again, watched=True).stdout
+
+
+def test_whether_the_lock_is_on_is_told_where_it_may_be_off(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock_watch, "_CAN_DO_WITHOUT", False)
+    assert lock_note(pair) == ""
+    monkeypatch.setattr(lock_watch, "_CAN_DO_WITHOUT", True)
+    threads = len(pair.workers_here()) == 2
+    assert ("lock is on" in lock_note(pair)) == threads
+    monkeypatch.setattr(lock_watch, "is_on", lambda: False)
+    assert ("lock is off" in lock_note(pair)) == threads
 
 
 @pytest.mark.slow

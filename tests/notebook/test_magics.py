@@ -141,7 +141,7 @@ def test_timeout_says_what_workers_do_and_the_session_goes_on(nb: Any) -> None:
 def test_status(nb: Any) -> None:
     lines = nb.ok("%disco_status").stdout.splitlines()
     assert lines[0].startswith("sess: <ThreadedSession: 4 workers on cpu>")
-    assert [line.split()[:3] for line in lines[2:]] == [[str(r), "cpu", "idle"] for r in range(4)]
+    assert [line.split()[:3] for line in lines[2:6]] == [[str(r), "cpu", "idle"] for r in range(4)]
 
 
 def test_restart_and_shutdown(nb: Any) -> None:
