@@ -77,6 +77,9 @@ def measure(args: argparse.Namespace) -> list[dict[Side, Sample]]:
                 continue
             assert sample["lock"] is side.lock, "something has turned the lock on"
             rounds[-1][side] = sample
+            if args.json is not None:
+                samples = [{str(side): one[side] for side in one} for one in rounds]
+                args.json.write_text(json.dumps(samples, indent=1) + "\n")
     return rounds
 
 
@@ -150,9 +153,6 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples there")
     args = parser.parse_args()
     rounds = measure(args)
-    if args.json is not None:
-        samples = [{str(side): one[side] for side in one} for one in rounds]
-        args.json.write_text(json.dumps(samples, indent=1) + "\n")
     print(report(rounds, args))
 
 
