@@ -115,7 +115,7 @@ class PeerInfo(NamedTuple):
 
 
 def _agree(worker: Worker, name: str) -> Sequence[PeerInfo]:
-    """Meet the other workers, who must ask for the same; what those of other processes say."""
+    """Meet the other workers, which must ask for the same; what those of other processes say."""
     if has_coordinator(worker):
         infos = _exchange(worker, repr(name), json.dumps(_own_info(worker, name)))
         return [PeerInfo(*json.loads(info)) for info in infos]

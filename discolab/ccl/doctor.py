@@ -241,7 +241,7 @@ def _local(session: Session) -> tuple[Mapping[int, Worker], Board | None]:
 
 @contextmanager
 def _held(lock: Lock) -> Iterator[None]:
-    """Hold a lock, if it can be had: who examines a broken program must not hang in it."""
+    """Hold a lock, if it can be had: nothing that examines a broken program may hang in it."""
     got = lock.acquire(timeout=_PATIENCE)
     try:
         yield

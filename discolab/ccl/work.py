@@ -103,7 +103,6 @@ class CallWork(Work):
         """Wait until it is over, on the worker's own thread."""
 
     def wait(self, timeout: float | None = None) -> Any:
-        """See `Work`."""
         if not self.over:
             call = self.call
             if call.worker.thread_id != threading.get_ident():

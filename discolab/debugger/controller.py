@@ -469,14 +469,12 @@ class DebugService(Service):
         self._exchange.tell(rank, SERVICE, message)
 
     def receive(self, rank: int, value: Any) -> None:
-        """See `Service`."""
         if self.controller is not None:
             self.controller.receive(rank, value)
         elif value[0] == "arrive":
             self.tell(rank, ("go", "continue", None))
 
     def lost(self, rank: int) -> None:
-        """See `Service`."""
         if self.controller is not None:
             self.controller.lost(rank)
 

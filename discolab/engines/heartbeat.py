@@ -39,7 +39,7 @@ class _Silence:
     state: str = ""  # the last sample
     asleep_since: float = 0.0  # when the first of the last samples that say so was taken
     asleep: int = 0  # how many they are
-    told: bool = False  # whether somebody who waits was told
+    told: bool = False  # whether a thread that waits was told
 
 
 class Heartbeats:

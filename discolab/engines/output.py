@@ -167,7 +167,6 @@ class PrintedOutput(Service):
         self._begun: dict[tuple[int, str], tuple[float, list[str]]] = {}
 
     def receive(self, rank: int, value: Any) -> None:
-        """See `Service`."""
         for name, *content in value:
             if name == "display":
                 continue
@@ -181,16 +180,13 @@ class PrintedOutput(Service):
                 self._begun.setdefault(key, (due, []))[1].append(begun)
 
     def next_look(self) -> float | None:
-        """See `Service`."""
         begun = list(self._begun.values())
         return min(begun)[0] if begun else None
 
     def look(self) -> None:
-        """See `Service`."""
         self._write_begun(time.monotonic())
 
     def close(self) -> None:
-        """See `Service`."""
         self._write_begun(float("inf"))
 
     def _write_begun(self, now: float) -> None:

@@ -268,7 +268,6 @@ class Actors(Service):
         return known or self.closing or self.connections.closing
 
     def next_look(self) -> float | None:
-        """See `Service`."""
         actors = list(self._by_rank.values())
         for actor in actors:
             if actor.fate and actor.due is None:
@@ -276,7 +275,6 @@ class Actors(Service):
         return min((actor.due for actor in actors if actor.due is not None), default=None)
 
     def look(self) -> None:
-        """See `Service`."""
         now = time.monotonic()
         for rank, actor in self._by_rank.copy().items():
             if actor.due is not None and actor.due <= now:

@@ -256,7 +256,6 @@ class RemoteSession(Session):
         ranks: Iterable[int] | None = None,
         timeout: float = _ANSWER,
     ) -> dict[int, Any]:
-        """See `Controller.look`."""
         name, connections = name_of(func), self._connections
         if self._closed:
             return super().look(func, *args, ranks=ranks)
@@ -585,7 +584,7 @@ def follow_path(path: list[str], before: list[str] | None = None) -> None:
     Parameters
     ----------
     before
-        Where it did until now. None: who calls has not followed it yet.
+        Where it did until now. None: the caller has not followed it yet.
     """
     if before is None:
         sys.path[:] = [*path, *(own for own in sys.path if own not in path)]

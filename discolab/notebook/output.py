@@ -201,7 +201,6 @@ class WorkerOutput(Service):
         self._key = id(exchange.workers_here()[0].shared)
 
     def receive(self, rank: int, value: Any) -> None:
-        """See `Service`."""
         if not self._capture.installed:
             self._otherwise.receive(rank, value)
             return

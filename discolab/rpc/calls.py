@@ -212,7 +212,7 @@ class Call(Outcome):
 
     @property
     def parks(self) -> bool:
-        """Whether who waits for it holds no place among calls; see pool.py."""
+        """Whether a thread that waits for it holds no place among calls; see pool.py."""
         return self.kind == FETCH
 
     # -- as text -----------------------------------------------------------------------------
@@ -265,7 +265,6 @@ class Call(Outcome):
         self.node.calls.pop(self.number, None)
 
     def settle(self, value: Any, error: BaseException | None = None) -> None:
-        """See `Outcome`."""
         self.forget()
         super().settle(value, error)
 
@@ -299,7 +298,7 @@ class Call(Outcome):
     def end(self, why: str) -> None:
         """Have the callee end it."""
         self.given_up = why
-        if self.target is not None:  # who waits for that does not wait for what may never return
+        if self.target is not None:  # what waits for that does not wait for what may never return
             if why == _LEFT:
                 self.target.heard = True
             self.target.settle(None, WaitTimeoutError(f"the {self.describe()} was ended: {why}"))
@@ -456,7 +455,7 @@ class Call(Outcome):
 
 
 class OutgoingCall(Call):
-    """A call to another node, at its caller; what comes back is opened by who takes it."""
+    """A call to another node, at its caller; the thread that takes what comes back opens it."""
 
     tracked: tuple[int, ...] = ()
     keepalive: Keepalive | None = None
@@ -498,7 +497,6 @@ class OutgoingCall(Call):
             self.sleep_until(self.is_settled, what, timeout)
 
     def end(self, why: str) -> None:
-        """See `Call`."""
         if not self.settled:
             self.given_up = why
             self.node.notify(self.at, node_protocol.CANCEL, self.number, why)
@@ -520,12 +518,10 @@ class OutgoingCall(Call):
         self.fail(error_of(failure, kind, state))
 
     def result(self) -> Any:
-        """See `Outcome`."""
         self.open()
         return super().result()
 
     def open(self) -> None:
-        """See `Call`."""
         if self.error is None and not self._opened:
             with self._opening:
                 if not self._opened:
@@ -543,7 +539,7 @@ class OutgoingCall(Call):
             text = f"what came as the answer to the {self.describe()} can't be opened here"
             self.value, self.error = None, DiscoError(f"{text}: {safe_str(exc)}")
             self.error.__cause__ = exc
-        self._opened = True  # not if an interrupt has come: who waits again opens it then
+        self._opened = True  # not if an interrupt has come: the next wait opens it then
         self.keepalive = None
 
 
@@ -563,11 +559,9 @@ class IncomingCall(Call):
     opened = False
 
     def describe(self) -> str:
-        """See `Call`."""
         return self.description
 
     def describe_site(self) -> str:
-        """See `Call`."""
         return str(self.site)
 
     def _open_call(self) -> None:
@@ -608,7 +602,6 @@ class IncomingCall(Call):
         self._served()
 
     def refuse(self, error: DiscoError) -> None:
-        """See `Task`."""
         if self.target is not None:
             self.target.settle(None, error)
         if not self.node.closed:

@@ -95,7 +95,7 @@ class RpcService(Service):
         self._addresses: dict[int, Any] = {}  # these three by node
         self._lost: dict[int, str] = {}
         self._frozen: dict[int, str] = {}
-        # new workers that were told nothing yet: who does not know of their nodes yet
+        # new workers that were told nothing yet: the nodes that do not know of them yet
         self._waiting: dict[int, set[int]] = {}
         self._ready: set[int] = set()  # those of them that want to be told
 
@@ -182,7 +182,6 @@ class RpcService(Service):
     # -- what comes -------------------------------------------------------------------------------
 
     def receive(self, rank: int, value: Any) -> None:
-        """See `Service`."""
         kind, *rest = value
         if kind == "open":
             self.open()
@@ -205,7 +204,6 @@ class RpcService(Service):
                 self._exchange.tell(rank, SERVICE, ("at", other, address))
 
     def lost(self, rank: int) -> None:
-        """See `Service`."""
         text = self._exchange.exit_text(rank)
         with self._lock:
             node = self._nodes[rank]
@@ -220,7 +218,6 @@ class RpcService(Service):
         self._known(rank, None)
 
     def frozen(self, rank: int, why: str) -> None:
-        """See `Service`."""
         with self._lock:
             node = self._nodes[rank]
             self._frozen[node] = why
@@ -229,7 +226,6 @@ class RpcService(Service):
             self._tell_all(("frozen", node, why), but=node)
 
     def close(self) -> None:
-        """See `Service`."""
         with self._lock:
             opened, self._closed = self._opened, True
         if opened:

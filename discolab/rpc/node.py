@@ -2,7 +2,7 @@
 
 On threads there is one node with everybody. Else node 0 has the controller and worker 0, node r has
 worker r. Within a node calls pass by reference; to other nodes they go as messages. A node has what
-all of rpc needs: who lives where, the tables of calls, the threads that serve them, the connections
+all of rpc needs: where each rank lives, the tables of calls, threads that serve them, connections
 to other nodes, the references. The parts above it (calls, streams, autograd) say in `HANDLERS` what
 they do with messages of their kinds.
 
@@ -142,7 +142,7 @@ class Node:
     calls
         Those that were made here and are under way, by their numbers.
     failed
-        Calls that have failed, with weak references to those who may still ask what of.
+        Calls that have failed, with weak references to the callers that may still ask for it.
     serving
         Those of other nodes that are under way here, by the node and its number.
     lost
@@ -393,7 +393,7 @@ class Node:
     def peer_replaced(self, rank: int, node: int) -> None:
         """Another worker has the place of one that was lost, and is a new node; any thread.
 
-        To all who refer to the old one that stays lost.
+        Whatever refers to the old one has lost it.
         """
         if node > self._nodes[rank]:
             self.references.met(node)

@@ -66,7 +66,7 @@ class Claim(Protocol):
 
 
 class Arrived(NamedTuple):
-    """On which node references arrive; `claims`: who claims them later, None: they do at once."""
+    """On which node references arrive; `claims`: what claims them later, None: they do at once."""
 
     node: HasReferences
     claims: list[Claim] | None
@@ -92,7 +92,7 @@ def pack(
 def unpack(
     node: HasReferences, sender: int, body: Any, frames: Sequence[Any]
 ) -> tuple[tuple[Any, ...], Keepalive | None]:
-    """A message, and who holds the references in it till they are opened; on the receiving thread.
+    """A message, and what holds the references in it till they are opened; on the receiving thread.
 
     The references of what needs no opening are in the message already, as handles of their own.
     """

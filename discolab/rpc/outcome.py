@@ -188,7 +188,7 @@ class Value(Outcome):
     """
 
     __slots__ = ("_freed", "owner")
-    parks: ClassVar[bool] = True  # who waits for it waits for no call of his own; see pool.py
+    parks: ClassVar[bool] = True  # a thread waits here for no call of its own; see pool.py
 
     def __init__(self, owner: int) -> None:
         super().__init__()

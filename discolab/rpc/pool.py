@@ -1,4 +1,4 @@
-"""The threads on which one rank serves calls, beside its own commands: how many, and who does what.
+"""The threads on which a rank serves calls, beside its own commands: how many, and which does what.
 
 A `Pool` belongs to one rank. Its `lock` guards all of its fields. There are as many threads as
 there is something to do, at most `MOST_RUNNING` of them at work; those that wait for something do
@@ -8,7 +8,7 @@ the housekeeping thread starts more while calls wait. A thread that has nothing 
 after a while it ends.
 
 A `ServerThread` is interrupted as a worker is (runtime/interrupts.py). Its `turn` guards `task`:
-who interrupts a task holds it, so that no other one is hit. All else of it is its own thread's.
+a thread that interrupts a task holds it, so that no other is hit. All else is its own thread's.
 """
 
 from __future__ import annotations
@@ -98,7 +98,6 @@ class ServerThread(Interruptible):
         )
 
     def work(self) -> object:
-        """See `Interruptible`."""
         return self.task
 
     def wait_for(

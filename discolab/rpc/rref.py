@@ -106,7 +106,7 @@ class RRef:
     # -- facts -------------------------------------------------------------------------------
 
     def owner(self) -> WorkerInfo:
-        """Name and rank of who has the value."""
+        """Name and rank of the worker that has the value."""
         return self.node.info_of(self.owner_rank)
 
     def owner_name(self) -> str:
@@ -261,7 +261,7 @@ def remote(
     begin = functools.partial(
         start, node, rank, callee, func, args, kwargs, timeout, later=True, lend=lend, at=at
     )
-    with shield():  # or it would not be known who holds it, and whether the fork was sent
+    with shield():  # or it would not be known which node holds it, and whether the fork was sent
         if at == node.id:
             value = Value(callee)
             rref = held(node, node.references.own(value), callee)

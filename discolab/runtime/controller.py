@@ -402,7 +402,7 @@ class Controller:
         return bool(dead) and self._reported_dead.issuperset(dead)
 
     def _check_alive(self, ranks: Iterable[int] | None = None) -> None:
-        """Raise if a worker has died that is among `ranks`, or whose death nobody was told of.
+        """Raise if a worker has died that is among `ranks`, or whose death no caller was told of.
 
         `ranks` None: all workers. So no death stays unsaid, and what living workers hold can be
         fetched afterwards.

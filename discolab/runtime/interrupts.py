@@ -304,7 +304,7 @@ class Count:
     add
         Adds one; may be given an argument, which it ignores.
     left
-        Gives `sys.maxsize` less `value`: for who reads it with each call, and must be quick.
+        Gives `sys.maxsize` less `value`: for a reader that asks at each call, and must be quick.
     """
 
     __slots__ = ("add", "left")

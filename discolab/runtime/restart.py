@@ -216,12 +216,10 @@ class Changes(Service):
         self.of: dict[int, dict[int, int]] = {}
 
     def receive(self, rank: int, value: Any) -> None:
-        """See `Service`."""
         ordinal, regs = value
         self.of.setdefault(rank, {}).update(dict.fromkeys(regs, ordinal))
 
     def replaced(self, rank: int, executed: int) -> None:
-        """See `Service`."""
         self.of.pop(rank, None)
 
 
@@ -605,8 +603,9 @@ def survey(question: tuple[list[int], dict[int, int], dict[int, Any], int]) -> d
     Parameters
     ----------
     question
-        The registers in use; for those that may be equal everywhere, who sends it; for those that
-        worker 0 has scattered ``(root, source, part, parts)``; who says what the values are.
+        The registers in use; for those that may be equal everywhere, the rank that sends it; for
+        those that worker 0 has scattered ``(root, source, part, parts)``; the rank that says what
+        the values are.
     """
     regs, donors, parts, speaker = question
     worker = current_worker()

@@ -769,7 +769,7 @@ class Session(Drawn, Controller):
     def _check_callable(self, func: Any) -> None:
         """Raise if the session is closed, or a worker has died and the function is the user's.
 
-        Those of views go on: they show what the others hold, and who has died.
+        Those of views go on: they show what the others hold, and which workers have died.
         """
         self._check_open()
         if not (type(func) is FunctionType and is_own(func)):

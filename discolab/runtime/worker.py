@@ -228,7 +228,6 @@ class Worker(Interruptible):
     # -- facts -----------------------------------------------------------------------------
 
     def work(self) -> object:
-        """See `Interruptible`."""
         return self.current
 
     @property

@@ -73,7 +73,6 @@ class Unpickler(pickle.Unpickler):
         self._worker, self._pieces, self._meshes, self._token = worker, pieces, meshes, token
 
     def persistent_load(self, pid: Any) -> Any:
-        """See `collecting._Pickler.persistent_id`."""
         match pid:
             case "typed", number, dtype:
                 return torch.storage.TypedStorage(

@@ -1,4 +1,4 @@
-"""Trace: what every worker did and when; who waited for whom; what the devices are doing.
+"""Trace: what every worker did and when; which worker waited for which; what the devices are doing.
 
     with discolab.trace.tracing(sess) as trace:     start, stop, collect: the same in steps
         train(sess)

@@ -148,7 +148,7 @@ def _about(rank: int, thread: int, name: str, args: dict[str, Any]) -> dict[str,
 
 
 def _arrows(round: Round, number: int, begin: int, end: int) -> Iterator[dict[str, Any]]:
-    """From who came last to each of the others, at the moment at which it came."""
+    """From the member that came last to each of the others, at the moment at which it came."""
     if round.slowest is None or round.asynchronous:
         return
     last = round.begins[round.slowest]

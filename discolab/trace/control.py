@@ -70,7 +70,7 @@ def records(worker: Worker) -> bool:
 
 
 def is_on(session: Session, timeout: float = 0.3) -> dict[int, bool]:
-    """Whether each worker records at this moment; who does not answer is not in it."""
+    """Whether each worker records at this moment; one that does not answer is not in it."""
     _check(session)
     recording: dict[int, bool] = session.look(records, timeout=timeout)
     return recording

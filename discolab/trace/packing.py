@@ -8,7 +8,7 @@ from itertools import repeat
 from typing import Any
 
 Packed = list[Any]
-"""How many; then each column: one value for all, numbers as bytes, or values and who has which."""
+"""How many; then each column: one value for all, numbers as bytes, or values and where each is."""
 
 _SAME, _NUMBERS, _VALUES = 0, 1, 2
 

@@ -76,7 +76,7 @@ class Trace(Drawn):
         return Trace(self.title, events, *parts)
 
     def rounds(self) -> tuple[Round, ...]:
-        """The collectives over their members: who came when, and who waited for whom."""
+        """The collectives over their members: when each came, and which waited for which."""
         return match((rank, event) for rank, events in self.events.items() for event in events)
 
     def summary(self) -> Summary:

@@ -1,4 +1,4 @@
-"""Which events of several workers are one collective, and who waited in it for whom. Pure state.
+"""Which events of several workers are one collective, and which waited for which. Pure state.
 
 Members of a collective have in common the ordinal of their command, their group and its tag, and
 the number within these. Messages have no number; each is a round of its own in nobody's list.

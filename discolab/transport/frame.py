@@ -15,7 +15,7 @@
 
 A *shared buffer* is memory that travels as a file descriptor beside the frame, within one machine:
 what is large is written to it once, sealed where the system can do that, and mapped by the
-receiver, who gets a private copy-on-write view. It has no name and goes with the last process that
+receiver, which gets a private copy-on-write view. It has no name, goes with the last process that
 holds it, however that ends. Writing to new memory costs more than the copy itself, so a sender
 keeps its buffers in a `BufferPool` and writes to one again once its receiver holds nothing of it.
 """

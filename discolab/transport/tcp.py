@@ -495,7 +495,6 @@ class TcpPort(Port):
             self._arrived(sender, data, None, None)
 
     def connect(self, address: str, node: int) -> Connection:
-        """See `Port`."""
         hello = say_hello(token_for(self.token, node), self._me)
         return _Outgoing(lambda: TcpConnection(self.server.context, address, self.keys, hello))
 
@@ -518,7 +517,6 @@ class _Outgoing(Connection):
         self._connection: TcpConnection | None = None
 
     def send(self, frame: Frame) -> None:
-        """See `Connection`."""
         if self._connection is None:
             self._connection = self._connect()
         with suppress(EOFError):  # it has gone
@@ -528,7 +526,6 @@ class _Outgoing(Connection):
         """See `Connection`: nothing is lent."""
 
     def close(self) -> None:
-        """See `Connection`."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -101,7 +101,6 @@ class PacketSocket(LocalSocket):
     """Each message is one datagram."""
 
     def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
-        """See `LocalSocket`."""
         sock = self.sock
         if fds:
             socket.send_fds(sock, [data], fds)
@@ -115,7 +114,6 @@ class PacketSocket(LocalSocket):
         """See `LocalSocket`: nothing ever is left."""
 
     def recv(self, wait: bool = True, most: int = _ROOM) -> Received | None:
-        """See `LocalSocket`."""
         flags = _CLOEXEC if wait else _CLOEXEC | socket.MSG_DONTWAIT
         data, ancillary, state, _ = self.sock.recvmsg(most, _FD_ROOM, flags)
         fds = _descriptors(ancillary) if ancillary else ()
@@ -136,7 +134,6 @@ class StreamSocket(LocalSocket):
         self._fds: list[int] = []
 
     def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
-        """See `LocalSocket`."""
         self._until_possible(select.POLLOUT, self.flush)
         whole = memoryview(_STREAM_HEAD.pack(len(data), len(fds)) + data)
         self._until_possible(select.POLLOUT, partial(self._begin, whole, fds))
@@ -152,13 +149,11 @@ class StreamSocket(LocalSocket):
             self._out = whole[sent:]
 
     def flush(self) -> None:
-        """See `LocalSocket`."""
         while self._out:
             with shield():
                 self._out = self._out[self.sock.send(self._out, socket.MSG_DONTWAIT) :]
 
     def recv(self, wait: bool = True, most: int = _ROOM) -> Received | None:
-        """See `LocalSocket`."""
         part = partial(self._receive, most)
         return self._until_possible(select.POLLIN, part) if wait else part()
 
@@ -296,7 +291,6 @@ class LocalConnection(Connection):
             self._loop.soon(self.flush)
 
     def discard(self, frame: Frame) -> None:
-        """See `Connection`."""
         if frame.buffer is not None and frame.buffer.number:
             self.pool.free(frame.buffer.number)
 
@@ -385,7 +379,6 @@ class LocalConnection(Connection):
             self._want(0)
 
     def close(self) -> None:
-        """See `Connection`."""
         self.stop()
         sock, self._sock = self._sock, None
         if sock is not None:
@@ -437,7 +430,6 @@ class LocalPort(Port):
         self._tidy()
 
     def connect(self, address: str, node: int) -> Connection:
-        """See `Port`."""
         token = handshake.token_for(self._token, node)
         open_socket = partial(connect, address, token, self._me)
         made = _Outgoing(self._loop, open_socket, max(4, MOST_LENT // self._count))
@@ -513,7 +505,6 @@ class LocalPort(Port):
         return True
 
     def close(self) -> None:
-        """See `Port`."""
         self._loop.forget(self._listener.fileno())
         self._listener.close()
         for connected in self.unauthenticated.all():
@@ -569,7 +560,6 @@ class _Outgoing(LocalConnection):
         self._most_lent = most_lent
 
     def pack(self, body: bytes, parts: Sequence[Any]) -> Frame:
-        """See `Connection`."""
         return pack(body, parts, True, self.pool if self.pool.lent < self._most_lent else None)
 
     def _take_back(self) -> None:

@@ -60,7 +60,6 @@ class DeviceLibraryBackend(ProcessGroupBackend):
         self._streams: dict[int, torch.Stream] = {}
 
     def admit(self, worker: Worker) -> None:
-        """See `Backend`."""
         self._streams[worker.worker_id] = torch.Stream(worker.device)
         super().admit(worker)
         end_if_stuck(worker, functools.partial(self._end_all_of, worker.worker_id))
@@ -73,7 +72,6 @@ class DeviceLibraryBackend(ProcessGroupBackend):
         return call.on_gpu
 
     def start(self, call: Call, pattern: Pattern, srcs: Tensors, outs: Tensors) -> Work:
-        """See `Backend`."""
         there = [tensor for tensor in (*srcs, *outs) if accelerators.on_accelerator(tensor.device)]
         check_devices(call, there, self.name, "local")
         return super().start(call, pattern, srcs, outs)

@@ -142,7 +142,7 @@ def _parts(
 def _whole(
     pattern: Pattern, me: int, src: Tensor, out: Tensor | None, more: Room
 ) -> Iterator[DirectStep]:
-    """Everybody's whole tensor into one; `out` is None on who does not get it."""
+    """Every member's whole tensor into one; `out` is None on a member that does not get it."""
     n = pattern.members
     if src.nbytes * n <= SMALL:
         yield from _at_once(pattern, me, src, out)
@@ -212,7 +212,7 @@ def _pipelined(
 
 
 def _at_once(pattern: Pattern, me: int, src: Tensor, out: Tensor | None) -> Iterator[DirectStep]:
-    """Everybody gives all that it has to all who want it."""
+    """Every member gives all that it has to all that want it."""
     rows = [torch.empty_like(src) for _ in range(pattern.members)] if out is not None else []
     exchange = _exchange(me, dict.fromkeys(pattern.takers, src), dict(enumerate(rows)))
     yield exchange

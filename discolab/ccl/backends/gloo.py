@@ -40,7 +40,7 @@ class GlooBackend(ProcessGroupBackend):
 
 
 def connect(store: Any, place: int, size: int, host: str) -> ProcessGroup:
-    """One member's process group. Waits for the other members, who make theirs."""
+    """One member's process group. Waits for the other members, which make theirs."""
     library: Any = c10d.ProcessGroupGloo
     options = library._Options()
     device = _device(host, os.getpid())

@@ -35,7 +35,6 @@ class LocalBackend(Backend):
         self._p2p = LocalP2PClient(rendezvous)
 
     def start(self, call: Call, pattern: Pattern, srcs: Tensors, outs: Tensors) -> Work:
-        """See `Backend`."""
 
         def execute(
             _collective: PendingCollective, contributions: Sequence[Contribution]
@@ -52,13 +51,10 @@ class LocalBackend(Backend):
         return Finished()
 
     def recv(self, call: Call, out: Tensor, peer: int | None, tag: str) -> Work:
-        """See `Backend`."""
         return self._p2p.recv(call, out, peer, tag)
 
     def replaced(self, worker: Worker) -> None:
-        """See `Backend`."""
         self.rendezvous.replaced(worker)
 
     def statistics(self) -> BackendStatistics:
-        """See `Backend`."""
         return self.rendezvous.statistics(self.name)

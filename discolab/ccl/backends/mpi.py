@@ -57,7 +57,6 @@ class MpiWork(CallWork):
         self._pending: Any = None
 
     def done(self) -> bool:
-        """See `Work`."""
         if not self.over:
             if self.call.worker.thread_id != threading.get_ident():
                 raise wrong_thread(self.call)
@@ -77,7 +76,6 @@ class MpiWork(CallWork):
             self.end(exc)
 
     def complete(self, timeout: float | None) -> None:
-        """See `CallWork`."""
         worker, pause, left = self.call.worker, FIRST_PAUSE, timeout
         try:
             while left is None or left > 0:
@@ -215,7 +213,6 @@ class MpiBackend(Backend):
     # -- the backend ---------------------------------------------------------------------------
 
     def start(self, call: Call, pattern: Pattern, srcs: Tensors, outs: Tensors) -> Work:
-        """See `Backend`."""
         if not pattern.count:  # a barrier: that all say that they have come is all there is to it
             return self._begin(call, self._agree(call, [], []))
         _refuse_gpu(call, (*srcs, *outs))
@@ -232,12 +229,10 @@ class MpiBackend(Backend):
         return Finished()
 
     def recv(self, call: Call, out: Tensor, peer: int | None, tag: str) -> Work:
-        """See `Backend`."""
         _refuse_gpu(call, [out])
         return self._begin(call, self._receive(call, out, peer, tag))
 
     def statistics(self) -> BackendStatistics:
-        """See `Backend`."""
         begun = [work for work in self._begun if not work.over]
         waiting = tuple(str(work.call) for work in begun)
         return BackendStatistics(self.name, len(begun), self._queues.count("message"), waiting)

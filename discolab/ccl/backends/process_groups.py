@@ -95,7 +95,7 @@ class ProcessGroupBackend(Backend):
 
     @abstractmethod
     def _connect(self, store: Any, place: int, size: int, worker: Worker) -> ProcessGroup:
-        """One member's process group, on its conductor; waits for the others, who make theirs."""
+        """One member's process group, on its conductor; waits for the others, which make theirs."""
 
     @abstractmethod
     def _perform(self, worker: Worker, end: ProcessGroup, step: steps.Step) -> None:
@@ -124,7 +124,6 @@ class ProcessGroupBackend(Backend):
     # -- the backend -----------------------------------------------------------------------------
 
     def admit(self, worker: Worker) -> None:
-        """See `Backend`."""
         rank = worker.worker_id
         if rank not in self._members:
             connect: Connect = functools.partial(self._connect_to, worker)
@@ -133,7 +132,6 @@ class ProcessGroupBackend(Backend):
                 self._members[rank] = member
 
     def dismiss(self, worker: Worker) -> None:
-        """See `Backend`."""
         with self._lock:
             self._handles.leave(worker.worker_id)
             member = self._members.pop(worker.worker_id, None)
@@ -141,7 +139,6 @@ class ProcessGroupBackend(Backend):
             member.conductor.end()
 
     def replaced(self, worker: Worker) -> None:
-        """See `Backend`."""
         with self._lock:
             for parts in tuple(self._under_way):
                 if parts.has(worker.worker_id):
@@ -149,7 +146,6 @@ class ProcessGroupBackend(Backend):
         self.dismiss(worker)
 
     def forget(self, worker: Worker, group: Group) -> None:
-        """See `Backend`."""
         with self._lock:
             self._handles.forget(group.ranks, group.tag)
 
@@ -158,15 +154,12 @@ class ProcessGroupBackend(Backend):
         return self._local.send(call, src, peer, tag)
 
     def recv(self, call: Call, out: Tensor, peer: int | None, tag: str) -> Work:
-        """See `Backend`."""
         return self._local.recv(call, out, peer, tag)
 
     def statistics(self) -> BackendStatistics:
-        """See `Backend`."""
         return self._rendezvous.statistics(self.name)
 
     def start(self, call: Call, pattern: Pattern, srcs: Tensors, outs: Tensors) -> Work:
-        """See `Backend`."""
         if not pattern.count or not self._reaches(call):
             return self._local.start(call, pattern, srcs, outs)
         self._members[call.rank].conductor.come_out()

@@ -44,7 +44,6 @@ class RemoteDeviceLibraryBackend(RemoteGlooBackend):
         self.connect_library: Connect = functools.partial(_connect, self.client, worker.device)
 
     def start(self, call: Call, pattern: Pattern, srcs: Tensors, outs: Tensors) -> Work:
-        """See `RemoteGlooBackend`."""
         if not call.on_gpu or len(call.group) == 1:
             return super().start(call, pattern, srcs, outs)
         device_library.check_devices(call, (*srcs, *outs), self.name, "gloo")
@@ -72,7 +71,6 @@ class _DeviceWork(RemoteWork):
         super().__init__(backend.client, backend.conductor, backend.connect_library, call)
 
     def carry_out(self, end: ProcessGroup) -> None:
-        """See `RemoteWork`."""
 
         def do(step: steps.Step) -> None:
             if self.void():

@@ -61,11 +61,9 @@ class RemoteGlooBackend(Backend):
         return Finished()
 
     def recv(self, call: Call, out: Tensor, peer: int | None, tag: str) -> Work:
-        """See `Backend`."""
         return self._p2p.recv(call, out, peer, tag)
 
     def start(self, call: Call, pattern: Pattern, srcs: Tensors, outs: Tensors) -> Work:
-        """See `Backend`."""
         work = HostWork(self, call, pattern, srcs, outs)
         parts = (srcs, outs) if pattern.kind == CROSSWISE else None
         if len(call.group.ranks) == 1:
@@ -102,7 +100,6 @@ class RemoteGlooBackend(Backend):
     # -- the backend -------------------------------------------------------------------------------
 
     def admit(self, worker: Worker) -> None:
-        """See `Backend`."""
         self.client.tell(protocol.USE, self.name)
 
     def dismiss(self, worker: Worker) -> None:
@@ -111,7 +108,6 @@ class RemoteGlooBackend(Backend):
         self.conductor.end()
 
     def forget(self, worker: Worker, group: Group) -> None:
-        """See `Backend`."""
         self.client.tell(protocol.FORGET, group.ranks, group.tag)
 
     def statistics(self) -> BackendStatistics:
@@ -129,7 +125,6 @@ class _Exchange(RemoteWork):
     texts: Sequence[bytes] = ()
 
     def absorb(self, given: Sequence[bytes]) -> None:
-        """See `RemoteWork`."""
         self.texts = given
 
 
@@ -187,7 +182,6 @@ class HostWork(RemoteWork):
         return tuple(parts)
 
     def absorb(self, given: Sequence[bytes]) -> None:
-        """See `RemoteWork`."""
         pattern = self._pattern
         if not given or pattern.taker not in (None, self._me):
             return
@@ -207,7 +201,6 @@ class HostWork(RemoteWork):
                 self._outs[place].copy_(combine(parts, pattern.reduction))
 
     def carry_out(self, end: ProcessGroup) -> None:
-        """See `RemoteWork`."""
         exchanges.carry_out(end, self._program(exchanges.scratch), self.void)()
 
     def alone(self) -> None:
@@ -227,7 +220,7 @@ class HostWork(RemoteWork):
 def _connect(
     client: CoordinatorClient, ranks: Ranks, number: int, unwanted: Callable[[], bool]
 ) -> ProcessGroup:
-    """This worker's end of a process group. Waits for the other members, who make theirs."""
+    """This worker's end of a process group. Waits for the other members, which make theirs."""
     store = GroupStore(client, f"{number}/", STEP_SECONDS, unwanted)
     place = ranks.index(client.worker.worker_id)
     return gloo.connect(store, place, len(ranks), getattr(client.link, "host", gloo.LOOPBACK))

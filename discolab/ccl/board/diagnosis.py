@@ -76,7 +76,7 @@ def _held_by(wait: Wait, held: Mapping[int, Wait], peers: Mapping[int, Peer]) ->
 
 
 def to_fail(cycle: Mapping[int, Wait]) -> list[Wait]:
-    """Which waits of a cycle to fail: of the first call in it, those for who has left that call.
+    """Which waits of a cycle to fail: of the first call in it, for a member that has left that.
 
     If all are in one call, all of them.
     """
@@ -134,7 +134,7 @@ def _over(wait: Wait) -> bool:
 
 
 def _reach(rank: int, waits: Mapping[int, Wait]) -> set[int]:
-    """For whom `rank` waits, and those for others; itself only if it is in a cycle."""
+    """The members that `rank` waits for, and theirs; itself only if it is in a cycle."""
     found: set[int] = set()
     todo = [rank]
     while todo:

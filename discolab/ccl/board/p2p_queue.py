@@ -162,7 +162,7 @@ def failed_in(peer: Peer | None, ordinal: int) -> bool | None:
 
 
 def _parties(pair: Pair, message: Message) -> tuple[int, ...]:
-    """On whom the call of a message must not fail."""
+    """The members on which the call of a message must not fail."""
     return pair[:1] if message.direct else pair[:2]
 
 

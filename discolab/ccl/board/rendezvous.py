@@ -204,7 +204,7 @@ class Reception(Wait):
 
     @property
     def senders(self) -> list[int]:
-        """Of whom one must send."""
+        """The members of which one must send."""
         return [pair[0] for pair in self.pairs]
 
     def settled(self) -> bool:

@@ -92,7 +92,6 @@ class Coordinator(Service):
     # -- as a service ------------------------------------------------------------------------------
 
     def receive(self, rank: int, value: Any) -> None:
-        """See `Service`."""
         kind, executed, resumed_at, *rest = value
         if kind == protocol.LOOK:
             self.look()
@@ -110,7 +109,6 @@ class Coordinator(Service):
             self._ask(ask)
 
     def state(self, rank: int, state: WorkerState) -> None:
-        """See `Service`."""
         with self.board.lock:
             self.peers[rank].update(state)
             if state.resumed_at > self.board.cut:
@@ -120,7 +118,6 @@ class Coordinator(Service):
         self._ask(ask)
 
     def lost(self, rank: int) -> None:
-        """See `Service`."""
         with self.board.lock:
             self.peers[rank].lost(bool(self._connections.lost.get(rank, "died")))
             self._collectives.lost(rank)
@@ -146,7 +143,6 @@ class Coordinator(Service):
             self.board.sweep(self.peers)
 
     def next_look(self) -> float | None:
-        """See `Service`."""
         with self.board.lock:
             dues = [self._stalls.due(), self._collectives.due()]
             if self._stores["store"].askers:
@@ -309,7 +305,7 @@ class Coordinator(Service):
 
         self._stalls.inquire(self.peers, time.monotonic(), count)
 
-    # -- those who wait for keys -------------------------------------------------------------------
+    # -- workers that wait for keys ----------------------------------------------------------------
 
     def _askers_due(self) -> list[float]:
         """When to look at workers that wait for a key of torch's store."""

@@ -31,7 +31,6 @@ class RemoteMessage(Message):
     tell: Tell | None = None
 
     def drop(self) -> None:
-        """See `Message`."""
         if self.data is None and self.tell is not None:
             self.tell(self.sender, SERVICE, (protocol.DROP, 0, self.number))
 

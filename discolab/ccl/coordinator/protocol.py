@@ -8,8 +8,8 @@ A client says                          the coordinator says
 JOIN   calls a collective             GO      all are there, and here is what they gave
 WAIT   waits now for an earlier one   RUN     all are there: do it over a process group
 OVER   has done its part of it        FAIL    it can't be
-BROKEN could not                      LATE    its deadline: who is missing
-LEFT   has given up, or failed        MISSING who is missing so far
+BROKEN could not                      LATE    its deadline: the members missing
+LEFT   has given up, or failed        MISSING the members missing so far
 LATE   its deadline is over           MESSAGE here is what was sent
 POLL   asks again and again           FETCH   it comes over a process group
 SEND   sends a message                GIVE    send that message over a process group

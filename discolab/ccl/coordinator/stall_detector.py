@@ -19,7 +19,7 @@ from .collectives import RemoteCall, Tell
 from .protocol import SERVICE
 
 ANSWER_SECONDS = 0.1  # that workers are given to say what they do
-_PATIENCE = 0.05  # seconds for those who are on their way, so that what is told is all of it
+_PATIENCE = 0.05  # seconds for members that are on their way: the report names all that are not
 
 
 class Question:

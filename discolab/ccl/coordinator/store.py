@@ -112,7 +112,7 @@ class KeyValueStore(KeyValues):
         self.askers = [asker for asker in self.askers if asker.rank != rank]
 
     def hopeless(self, peers: Mapping[int, Peer]) -> list[Asker]:
-        """Those for whom nobody can store anything any more: all others have ended the command."""
+        """Workers for which no other can store anything any more: all have ended the command."""
         gone = [
             asker
             for asker in self.askers

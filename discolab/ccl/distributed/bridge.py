@@ -50,7 +50,7 @@ _REGISTRIES = ("backend_capability", "backend_type_map", "default_device_backend
 
 
 def _install(patches: Patches) -> None:
-    """Have torch.distributed look who calls."""
+    """Have torch.distributed look which worker calls."""
     missing = missing_names()
     if missing:
         if hasattr(c10d, "_world"):

@@ -1,6 +1,6 @@
 """Functions of torch.distributed that do something else on a worker. No state.
 
-Each takes torch's own function and gives one that looks first who calls: elsewhere than on a
+Each takes torch's own function and makes one that looks which worker calls: elsewhere than on a
 worker it is torch's.
 """
 
@@ -85,7 +85,7 @@ def monitored_barrier(
 ) -> None:
     """A barrier; torch has this one for Gloo alone."""
     member = world.default_group() if group is None else group
-    if isinstance(member, WorkerGroup):  # and not torch's mark for who is no member
+    if isinstance(member, WorkerGroup):  # and not torch's mark for a rank that is no member
         member.monitored_barrier(timeout, wait_all_ranks)
 
 

@@ -167,7 +167,7 @@ class WorkerEnviron(_Environ):  # type: ignore[misc] # the base is a variable
 
 
 class _EnvironInBytes(MutableMapping[bytes, bytes]):
-    """``os.environb``: what ``os.environ`` says to who asks."""
+    """``os.environb``: what ``os.environ`` gives the worker that asks."""
 
     def __getitem__(self, key: bytes) -> bytes:
         return os.fsencode(os.environ[os.fsdecode(key)])

@@ -397,7 +397,7 @@ class WorkerGroup(_ProcessGroup):  # type: ignore[misc] # Any, see above
         return self._begun(self._backend.barrier(self._call("barrier", [], opts)), [])
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """As `barrier`: who does not come is told in any case."""
+        """As `barrier`: the error names the ranks that did not come."""
         self._check_thread("monitored_barrier")
         self._backend.barrier(self._call("monitored_barrier", [], None, op="barrier")).wait(
             seconds(timeout)

@@ -155,7 +155,7 @@ def completed(future: Any) -> Any:
 
 
 class ReceptionWork(DistWork):
-    """A receive: it also knows who has sent."""
+    """A receive: it also knows the sender's rank."""
 
     def __init__(
         self, work: Work, tensor: torch.Tensor, peer: int | None, ranks: Sequence[int]

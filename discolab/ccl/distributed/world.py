@@ -163,7 +163,7 @@ class WorldProxy:
     def __getattr__(self, name: str) -> Any:
         world = self._here()
         if name == "default_pg" and isinstance(world, WorkerWorld) and _in_module(2):
-            return None  # who imports a module must not leave its own group there for all
+            return None  # a worker that imports a module must not leave its own group there for all
         return getattr(world, name)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -271,7 +271,6 @@ class LocalWork(CallWork):
         self.call, self._contribution = contribution.call, contribution
 
     def complete(self, timeout: float | None) -> None:
-        """See `CallWork`."""
         collective, contribution = self._collective, self._contribution
         if not collective.settled():
             self._await(timeout)

@@ -65,7 +65,7 @@ class P2PClient(ABC):
             try:
                 first.fill(*first.next_message(timeout))
             except WaitTimeoutError as exc:
-                first = work  # who gave up leaves the line, those before it stay there
+                first = work  # one that gave up leaves the line, those before it stay there
                 work.end(exc)
                 work.gone()
                 raise
@@ -105,7 +105,6 @@ class MessageWork(CallWork):
         """Nothing is to be received for it any more."""
 
     def complete(self, timeout: float | None) -> None:
-        """See `CallWork`."""
         self._p2p.complete(self, timeout)
 
     def done(self) -> bool:
@@ -173,7 +172,6 @@ class LocalMessageWork(MessageWork):
         self._pairs = [(rank, receiver, tag) for rank in senders if rank != receiver]
 
     def is_there(self, ahead: int) -> bool:
-        """See `MessageWork`."""
         worker, board = self.call.worker, self._rendezvous.board
         with board.lock:
             board.refresh(worker)
@@ -184,7 +182,6 @@ class LocalMessageWork(MessageWork):
             return diagnosis.lost(board, wait, worker) is not None
 
     def next_message(self, timeout: float | None) -> tuple[int, Message]:
-        """See `MessageWork`."""
         rendezvous, worker = self._rendezvous, self.call.worker
         board = rendezvous.board
         while True:

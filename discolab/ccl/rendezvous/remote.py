@@ -91,7 +91,7 @@ class RemoteWait:
         timeout: float | None,
         check: Callable[[], float | None] | None,
     ) -> None:
-        """Wait until it is `ready()`; if it is `late()` at the deadline, ask who is missing."""
+        """Wait until it is `ready()`; if it is `late()` at the deadline, ask which are missing."""
         worker = self.call.worker
         try:
             try:
@@ -141,7 +141,6 @@ class RemoteWork(RemoteWait, CallWork):
     # -- what the coordinator says, on the link's thread -------------------------------------------
 
     def receive(self, word: str, *rest: Any) -> None:
-        """See `Entry`."""
         if word == protocol.GO:
             self._given = rest
             self._state = READY
@@ -166,13 +165,11 @@ class RemoteWork(RemoteWait, CallWork):
                 worker.wake()
 
     def void(self) -> bool:
-        """See `RemoteWait`."""
         return self.over or super().void()
 
     # -- on the worker's thread ------------------------------------------------------------------
 
     def complete(self, timeout: float | None) -> None:
-        """See `CallWork`."""
         call = self.call
         if call.ordinal < call.worker.resumed_at:
             self._end_as_cut()

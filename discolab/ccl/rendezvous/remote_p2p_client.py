@@ -103,7 +103,6 @@ class RemoteMessageWork(RemoteWait, MessageWork):
         RemoteWait.__init__(self, client.client, client.conductor, client.connect, call)
 
     def receive(self, word: str, *rest: Any) -> None:
-        """See `Entry`."""
         if word == protocol.MESSAGE:
             sender, kind, site, data = rest
             self._take(sender, kind, site, torch.frombuffer(bytearray(data or b"\0"), dtype=_BYTE))
@@ -142,7 +141,6 @@ class RemoteMessageWork(RemoteWait, MessageWork):
     # -- on the worker's thread ------------------------------------------------------------------
 
     def next_message(self, timeout: float | None) -> tuple[int, Message]:
-        """See `MessageWork`."""
         self.tell(protocol.TAKE, timeout is not None)
         self._await(self._is_over, lambda: True, timeout, self._client.check)
         if self._received:
@@ -153,11 +151,9 @@ class RemoteMessageWork(RemoteWait, MessageWork):
         return bool(self._received or self._refused)
 
     def is_there(self, ahead: int) -> bool:
-        """See `MessageWork`."""
         return bool(self._client.ask(protocol.PEEK, self.seq, ahead, what=str(self)))
 
     def gone(self) -> None:
-        """See `MessageWork`."""
         self.tell(protocol.LEFT, "gone")
         self._client.leave(self.seq)
 

@@ -262,7 +262,6 @@ class LocalGroupStore(WorkerStore):
         return values
 
     def has_extended_api(self) -> bool:
-        """See `GroupStore`."""
         return False
 
 

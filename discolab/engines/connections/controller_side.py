@@ -234,7 +234,7 @@ class WorkerConnections:
         self._processes = processes
         processes.connections = self
         self._here: dict[int, _LinkHere] = {}  # worker 0's link
-        # with the workers that have not replied; to be taken out of these decides who delivers
+        # with the workers that have not replied; the thread that takes one out of these delivers
         self._tickets: dict[int, tuple[Ticket, list[int]]] = {}
         self.to_forget: tuple[int, ...] = ()  # registers, with the next command
         self._changed = threading.Condition()

@@ -72,11 +72,9 @@ class LocalTransport(Transport):
         return rank in self._workers
 
     def sender(self, rank: int) -> Callable[[Frame], object]:
-        """See `Transport`."""
         return self._workers[rank].commands.send
 
     def control(self, rank: int, frame: Frame) -> None:
-        """See `Transport`."""
         worker = self._workers.get(rank)
         if worker is not None:
             with worker.control_lock:
@@ -105,7 +103,6 @@ class LocalTransport(Transport):
                 return
 
     def remove(self, rank: int) -> None:
-        """See `Transport`."""
         super().remove(rank)
         worker = self._workers.pop(rank, None)
         if worker is not None:
@@ -115,7 +112,6 @@ class LocalTransport(Transport):
             worker.commands.close()
 
     def close(self) -> None:
-        """See `Transport`."""
         if self._closed:
             return
         self._closed = True
@@ -154,7 +150,6 @@ class LocalWorkerEnd(WorkerEnd):
             return None
 
     def recv_control(self, timeout: float) -> Received | None:
-        """See `WorkerEnd`."""
         for fd, _ in self._poll.poll(max(0.0, timeout) * 1000):
             if fd == self._wakeup.fd:
                 self._wakeup.clear()
@@ -169,17 +164,14 @@ class LocalWorkerEnd(WorkerEnd):
         return None
 
     def send(self, frame: Frame) -> None:
-        """See `WorkerEnd`."""
         try:
             self._commands.send(frame.data, () if frame.buffer is None else (frame.buffer.fd,))
         except OSError as exc:
             raise EOFError("the controller is gone") from exc
 
     def wake(self) -> None:
-        """See `WorkerEnd`."""
         self._wakeup.ring()
 
     def close(self) -> None:
-        """See `WorkerEnd`."""
         self._commands.close()
         self._control.close()

@@ -79,11 +79,9 @@ class TcpTransport(Transport):
     # -- sending -----------------------------------------------------------------------------
 
     def sender(self, rank: int) -> Callable[[Frame], object]:
-        """See `Transport`."""
         return lambda frame: self._send(rank, COMMANDS, frame)
 
     def control(self, rank: int, frame: Frame) -> None:
-        """See `Transport`."""
         self._send(rank, CONTROL, frame)
 
     def _send(self, rank: int, role: int, frame: Frame) -> None:
@@ -158,7 +156,6 @@ class TcpTransport(Transport):
         self.receiver.ended(rank)
 
     def remove(self, rank: int) -> None:
-        """See `Transport`."""
         super().remove(rank)
         for role in (COMMANDS, CONTROL, REPLIES):
             self._server.drop((rank, role))
@@ -166,7 +163,6 @@ class TcpTransport(Transport):
         self._ended.discard(rank)
 
     def close(self) -> None:
-        """See `Transport`."""
         if self._closed:
             return
         self._closed = True
@@ -235,7 +231,6 @@ class TcpWorkerEnd(WorkerEnd):
                 return data, ()
 
     def recv_control(self, timeout: float) -> Received | None:
-        """See `WorkerEnd`."""
         with self._listening:
             return None if self._closing else self._recv_control(timeout)
 
@@ -262,7 +257,6 @@ class TcpWorkerEnd(WorkerEnd):
             raise EOFError("the controller is gone") from None
 
     def wake(self) -> None:
-        """See `WorkerEnd`."""
         self._wakeup.ring()
 
     def close(self) -> None:

@@ -53,7 +53,6 @@ class Devices(LiveWidget):
             return [dict(row) for row in looks.rows]
 
     def snapshot(self) -> dict[str, Any]:
-        """See `LiveWidget`."""
         with self._lock:
             looks = self._current()
             looks.look()
@@ -76,7 +75,6 @@ class Devices(LiveWidget):
         )
 
     def static(self) -> Part:
-        """See `LiveWidget`."""
         with self._lock:
             looks = self._current()
             looks.look(at_once=True)

@@ -136,12 +136,10 @@ class TensorPlot(LiveWidget):
         return self._reader.held
 
     def let_go(self) -> None:
-        """See `LiveWidget`."""
         if "_reader" in vars(self):
             self._reader.let_go()
 
     def take_hold(self) -> None:
-        """See `LiveWidget`."""
         self._reader.take_hold()
 
     # -- what is shown -------------------------------------------------------------------------
@@ -194,7 +192,6 @@ class TensorPlot(LiveWidget):
     # -- what the front end asks ---------------------------------------------------------------
 
     def command(self, name: str, content: dict[str, Any]) -> None:
-        """See `LiveWidget.command`."""
         known = {
             "look": self._look,
             "set": self._set,

@@ -126,7 +126,6 @@ class RegistersWidget(LiveWidget):
         return found, groups_of(found) if self._leaks else None
 
     def static(self) -> Part:
-        """See `LiveWidget`."""
         with self._look:
             session = self._session
             if time.monotonic() - self._looked > _JUST_NOW:

@@ -125,7 +125,6 @@ class Stepper(LiveWidget):
         return [frame.get(key) for key in seen], more if frame.get("state") == "paused" else None
 
     def static(self) -> Part:
-        """See `LiveWidget`."""
         stop = self._looks.settle(_PATIENCE)
         if stop is not None:
             return stop.part
@@ -134,7 +133,6 @@ class Stepper(LiveWidget):
         return VStack((*parts, breaks_parts(breaks))) if breaks else parts[0]
 
     def let_go(self) -> None:
-        """See `LiveWidget`."""
         self._looks.let_go()
 
     # -- buttons -----------------------------------------------------------------------------

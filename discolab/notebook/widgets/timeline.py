@@ -123,7 +123,6 @@ class Timeline(LiveWidget):
             }
 
     def static(self) -> Part:
-        """See `LiveWidget`."""
         looks = self._looks
         with looks.lock:
             looks.look(_LAST_LOOK if self._watched else ALL_TIME)
@@ -132,11 +131,9 @@ class Timeline(LiveWidget):
             return self._drawn[1]
 
     def essence(self) -> int:
-        """See `LiveWidget`."""
         return self._looks.version
 
     def command(self, name: str, content: dict[str, Any]) -> None:
-        """See `LiveWidget`."""
         looks = self._looks
         if name == "view":
             me = str(content.get("me"))

@@ -1,6 +1,6 @@
 """The graph of autograd on one node: walked to its leaves, and differentiated.
 
-A `Walk` belongs to who made it. `_importing` guards `_imported`, see `import_autograd`.
+A `Walk` belongs to the thread that made it. `_importing` guards `_imported`, see `import_autograd`.
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ def import_autograd() -> None:
     """Have it imported where no interrupt can come; back when it is done.
 
     A module whose import an interrupt breaks off stays broken. So a thread of its own does it,
-    once; who waits for that can be interrupted.
+    once; a thread that waits for that can be interrupted.
     """
     global _imported
     with _importing:

@@ -83,7 +83,7 @@ class Run:
         self._for_others: dict[tuple[int, int], Tensor] = {}
         self._found: Gradients = {}
         self._used: set[int] = set()
-        self._task: tuple[ServerThread, Any] | None = None  # who is at it, and as what
+        self._task: tuple[ServerThread, Any] | None = None  # the thread that is at it, and as what
         self._retain = False
         self._over = False
         self._failed = False

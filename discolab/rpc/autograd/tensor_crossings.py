@@ -36,7 +36,7 @@ class Crossing(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, from_rank: int, to_rank: int, context: int) -> Tensor:
-        """`from_rank`: to whom that belongs from which the tensor was made; `context`: in which."""
+        """`from_rank`: the rank of what the tensor was made from; `context`: in which."""
         ctx.from_rank, ctx.to_rank, ctx.context = from_rank, to_rank, context
         return tensor.detach()
 

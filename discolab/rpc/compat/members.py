@@ -45,7 +45,7 @@ class _Arrival(NamedTuple):
     answer: Future
 
 
-# on the node of rank 0: who has come to a gathering, by its key and their ranks
+# on the node of rank 0: the members that have come to a gathering, by its key and their ranks
 _gatherings: weakref.WeakKeyDictionary[Node, dict[Any, dict[int, _Arrival]]]
 _gatherings = weakref.WeakKeyDictionary()
 _left: deque[str] = deque(maxlen=256)  # arrivals that were taken back, perhaps before they came
@@ -97,7 +97,7 @@ class Member:
                 with shield():  # the first one may have lasted too long
                     if not node.closed and 0 not in node.lost:
                         left = self._ask_rank_0(_leave, key, self.rank, arrival)
-                        # or those who come anew could meet the arrival that was taken back
+                        # or members that come anew could meet the arrival that was taken back
                         wait_in_shield(left.done, _LEAVE_WITHIN)
                 raise
         return gathering, dict(values)

@@ -84,7 +84,7 @@ class References:
         """Make a reference to a value that another node is asked to make; it is held once.
 
         The fork must travel with that request and be given to the owner's `adopted` even if the
-        value can't be made: else nobody who has the reference would ever hear of it. If the request
+        value can't be made: else no node that has the reference would ever know. If the request
         is not sent at all, `dropped` must be called.
         """
         if owner == self.node:

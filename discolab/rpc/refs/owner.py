@@ -29,7 +29,7 @@ class Owner:
         self._made = 0
         # of each creator, the values whose requests have come or will never come
         self._requests: defaultdict[int, Window] = defaultdict(Window)
-        self._rounds: dict[int, set[int]] = {}  # of each dead node: those who have not answered
+        self._rounds: dict[int, set[int]] = {}  # of each dead node: nodes that have not answered
 
     # -- handles -----------------------------------------------------------------------------
 

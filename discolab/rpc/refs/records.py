@@ -153,7 +153,7 @@ class Held:
 class Peers:
     """What both sides of a node's reference counting share.
 
-    That is: who lives, the sequence numbers of messages, what is to be done, and the story.
+    That is: which nodes live, the sequence numbers of messages, what is to be done, and the story.
     """
 
     def __init__(self, node: int, nodes: Iterable[int]) -> None:
