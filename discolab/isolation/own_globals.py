@@ -34,27 +34,42 @@ class _Own:
         for name in names & self.variables.keys():
             self.variables[name] = _own(self.variables[name])
         self._shared = vars(module)
-        self._functions: dict[FunctionType, Callable[..., Any]] = {}
+        self._functions: dict[FunctionType, FunctionType] = {}
 
     def bound(self, function: FunctionType) -> Callable[..., Any]:
         """The function with these variables, and so are those that it wraps as a decorator's."""
         made = self._functions.get(function)
         if made is None:
-            here = function.__globals__ is self._shared
-            variables = self.variables if here else function.__globals__
-            cells = tuple(map(self._cell, function.__closure__ or ())) or None
-            defaults = tuple(map(_own, function.__defaults__ or ())) or None
-            made = FunctionType(function.__code__, variables, function.__name__, defaults, cells)
-            made.__kwdefaults__ = function.__kwdefaults__
-            made.__dict__.update(function.__dict__)
-            self._functions[function] = made
+            bound: dict[FunctionType, FunctionType] = {}
+            made = self._bind(function, bound)
+            self._functions.update(bound)  # other threads are given none whose cells are empty
         return made
 
-    def _cell(self, cell: CellType) -> CellType:
+    def _bind(
+        self, function: FunctionType, bound: dict[FunctionType, FunctionType]
+    ) -> FunctionType:
+        """The function, unless it is `bound`, as functions are that hold each other."""
+        if function in bound:
+            return bound[function]
+        here = function.__globals__ is self._shared
+        variables = self.variables if here else function.__globals__
+        closure = function.__closure__ or ()
+        cells = tuple(CellType() if self._is_held(cell) else cell for cell in closure)
+        defaults = tuple(map(_own, function.__defaults__ or ())) or None
+        made = FunctionType(function.__code__, variables, function.__name__, defaults, cells)
+        made.__kwdefaults__ = function.__kwdefaults__
+        made.__dict__.update(function.__dict__)
+        bound[function] = made
+        for cell, own_cell in zip(closure, cells, strict=True):
+            if cell is not own_cell:
+                own_cell.cell_contents = self._bind(cell.cell_contents, bound)
+        return made
+
+    def _is_held(self, cell: CellType) -> bool:
+        """Whether a cell holds a function that needs these variables."""
         with contextlib.suppress(ValueError):  # an empty one
-            if _is_of(cell.cell_contents, self._shared):
-                return CellType(self.bound(cell.cell_contents))
-        return cell
+            return _is_of(cell.cell_contents, self._shared)
+        return False
 
 
 def own_globals(module: ModuleType, patches: Patches, *more: str) -> None:
@@ -184,13 +199,15 @@ def _is_of(value: Any, shared: dict[str, Any]) -> bool:
 
 def _parts(function: FunctionType, shared: dict[str, Any]) -> Iterator[FunctionType]:
     """Of a function and those that it wraps, the ones that see a module's variables."""
-    if function.__globals__ is shared:
-        yield function
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):
-            held = cell.cell_contents
-            if isinstance(held, FunctionType) and held is not function:
-                yield from _parts(held, shared)
+    found = [function]
+    for part in found:  # which grows meanwhile; functions may hold each other
+        if part.__globals__ is shared:
+            yield part
+        for cell in part.__closure__ or ():
+            with contextlib.suppress(ValueError):
+                held = cell.cell_contents
+                if isinstance(held, FunctionType) and held not in found:
+                    found.append(held)
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

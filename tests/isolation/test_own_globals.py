@@ -24,6 +24,21 @@ def logged(function):
         return function(*args)
     return log
 
+def counted(function):
+    def count(*args):
+        count.calls = getattr(count, "calls", 0) + 1
+        return count.calls, function(*args)
+    return count
+
+def made():
+    def even(n):
+        return odd(n - 1) if n else group
+    def odd(n):
+        return even(n - 1) if n else group
+    return even
+
+alternate = made()
+
 def set_group(value):
     global group, late
     group = late = value
@@ -32,6 +47,10 @@ def set_group(value):
 @logged
 def get_group():
     return group, seen, late
+
+@counted
+def get_counted():
+    return group
 
 def count(numbers=[0]):
     numbers[0] += 1
@@ -92,6 +111,19 @@ def test_each_worker_finds_what_it_has_written(library: Any) -> None:
     assert library.untouched == 5
     assert not hasattr(library, "late")
     assert isinstance(library.Layer(), library.Layer)
+
+
+def test_functions_that_hold_themselves_or_each_other_have_them_too(library: Any) -> None:
+    def program() -> Any:
+        library = sys.modules["a_library"]
+        rank = current_worker().worker_id
+        library.set_group(rank)
+        ccl.barrier()
+        return library.get_counted(), library.get_counted(), library.alternate(3)
+
+    with ThreadedSession(2, devices="cpu", timeout=60) as sess:
+        values = sess.call_packed(program).debug_get_from_all()
+    assert values == [((1, n), (2, n), n) for n in range(2)]
 
 
 def test_a_worker_begins_with_the_notebooks(library: Any) -> None:
