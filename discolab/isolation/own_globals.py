@@ -3,7 +3,8 @@
 Libraries that shard keep their groups, ranks and trackers of random numbers so: what one worker
 has written last would be everybody's rank. The functions and methods of the module that name such a
 variable run with a copy of the module's variables, which a worker makes at its first call and keeps
-until its script ends; others who read ``module.name`` are given what stands in that copy.
+until its script ends; others who read ``module.name`` are given what stands in that copy. What
+somebody sets in the module beside these variables, as who replaces a function does, is for all.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import copy
 import dis
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
@@ -29,11 +31,11 @@ def _own(value: Any) -> Any:
 class _Own:
     """A worker's copy of a module's variables, and the functions that run with it."""
 
-    def __init__(self, module: ModuleType, names: frozenset[str]) -> None:
-        self.variables = vars(module).copy()
+    def __init__(self, shared: dict[str, Any], names: frozenset[str]) -> None:
+        self.variables = shared.copy()
         for name in names & self.variables.keys():
             self.variables[name] = _own(self.variables[name])
-        self._shared = vars(module)
+        self._shared = shared
         self._functions: dict[FunctionType, FunctionType] = {}
 
     def bound(self, function: FunctionType) -> Callable[..., Any]:
@@ -88,7 +90,7 @@ def own_globals(module: ModuleType, patches: Patches, *more: str) -> None:
     written = {name for function in plain for name in _written(function, shared)}
     names = frozenset(written | {*more})
     key = f"{OF_SCRIPT}variables of {module.__name__}"
-    here = functools.partial(own_value, key, functools.partial(_Own, module, names))
+    here = functools.partial(own_value, key, lambda: make())
 
     def over(function: FunctionType) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -118,10 +120,35 @@ def own_globals(module: ModuleType, patches: Patches, *more: str) -> None:
             own = here()
             (shared if own is None else own.variables)[name] = value
 
-        return property(get, set_)
+        def delete(module: Any) -> None:
+            own = here()
+            try:
+                del (shared if own is None else own.variables)[name]
+            except KeyError:
+                raise AttributeError(f"{module.__name__} has no {name!r}") from None
 
-    kind = type("ModuleOfOwnGlobals", (ModuleOfWorkers,), {name: variable(name) for name in names})
-    patches.change_class(module, kind)
+        return property(get, set_, delete)
+
+    copies: list[weakref.ref[_Own]] = []
+
+    def make() -> _Own:
+        own = _Own(shared, names)
+        copies.append(weakref.ref(own, copies.remove))
+        return own
+
+    def set_for_all(module: ModuleType, name: str, value: Any) -> None:
+        ModuleOfWorkers.__setattr__(module, name, value)
+        if name not in names:  # a function, say, that somebody replaces
+            for own in filter(None, [copied() for copied in tuple(copies)]):
+                own.variables[name] = value
+
+    def variables_here(module: ModuleType) -> dict[str, Any]:
+        own = here()
+        return shared if own is None else own.variables
+
+    about = {"__setattr__": set_for_all, "__dict__": property(variables_here)}
+    properties: dict[str, Any] = {name: variable(name) for name in names}
+    patches.change_class(module, type("ModuleOfOwnGlobals", (ModuleOfWorkers,), properties | about))
 
     def inherit(own: _Own) -> None:
         shared.update({n: value for n, value in own.variables.items() if n in names})

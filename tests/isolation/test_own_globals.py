@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -44,6 +45,10 @@ def set_group(value):
     group = late = value
     seen.append(value)
 
+def drop():
+    global late
+    del late
+
 @logged
 def get_group():
     return group, seen, late
@@ -51,6 +56,9 @@ def get_group():
 @counted
 def get_counted():
     return group
+
+def log_again():
+    return logged(get_group), group
 
 def count(numbers=[0]):
     numbers[0] += 1
@@ -73,6 +81,12 @@ class Layer:
     @staticmethod
     def add():
         Layer.number += 1
+
+    def number_of_instance(self):
+        return self.number
+
+class Deeper(Layer):
+    pass
 """
 
 
@@ -124,6 +138,25 @@ def test_functions_that_hold_themselves_or_each_other_have_them_too(library: Any
     with ThreadedSession(2, devices="cpu", timeout=60) as sess:
         values = sess.call_packed(program).debug_get_from_all()
     assert values == [((1, n), (2, n), n) for n in range(2)]
+
+
+def test_what_a_mock_replaces_is_replaced_and_put_back(library: Any) -> None:
+    def program() -> Any:
+        library = sys.modules["a_library"]
+        library.set_group(current_worker().worker_id)
+        with mock.patch("a_library.group", "a mock's"):
+            found = [library.get_group()[0]]
+        found.append(library.get_group()[0])
+        del library.late
+        found.append(hasattr(library, "late"))
+        with mock.patch("a_library.logged", return_value="a mock"):
+            found.append(library.log_again()[0])
+        return found, callable(library.log_again()[0])
+
+    with ThreadedSession(1, devices="cpu", timeout=60) as sess:
+        [(found, is_back)] = sess.call_packed(program).debug_get_from_all()
+    assert found == ["a mock's", 0, False, "a mock"]
+    assert is_back
 
 
 def test_a_worker_begins_with_the_notebooks(library: Any) -> None:
