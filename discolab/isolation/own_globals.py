@@ -152,6 +152,8 @@ def own_globals(module: ModuleType, patches: Patches, *more: str) -> None:
 
     def inherit(own: _Own) -> None:
         shared.update({n: value for n, value in own.variables.items() if n in names})
+        for name in (names & shared.keys()) - own.variables.keys():
+            del shared[name]
 
     table.inherits(key, inherit)
 
@@ -164,13 +166,16 @@ def owning_globals(*more: str) -> Callable[[ModuleType, Patches], None]:
 def own_class_attributes(module: ModuleType, name: str, patches: Patches, *names: str) -> None:
     """Have each worker find values of its own in attributes of a class, asked for by its name.
 
-    A class in its place has them, and derives from it. A worker begins with those of the process,
-    which instances see.
+    A class in its place has them, and derives from it: who sets an attribute must name that one.
+    Whoever reads it, by an instance or a subclass too, is given the worker's, which begins with
+    that of the process.
     """
     owner: Any = getattr(module, name)
     key = f"{OF_SCRIPT}attributes of {module.__name__}.{name}"
     shared = {attribute: getattr(owner, attribute) for attribute in names}
-    here = functools.partial(own_value, key, shared.copy)
+    here = functools.partial(
+        own_value, key, lambda: {name: _own(value) for name, value in shared.items()}
+    )
 
     def variable(attribute: str) -> property:
         def get(cls: Any) -> Any:
@@ -187,11 +192,36 @@ def own_class_attributes(module: ModuleType, name: str, patches: Patches, *names
         for attribute, value in shared.items():
             setattr(owner, attribute, value)
 
-    kind = type(type(owner).__name__, (type(owner),), {n: variable(n) for n in names})
+    def inherit(own: dict[str, Any]) -> None:
+        shared.update(own)
+        put_back()
+
+    def is_instance(cls: Any, instance: Any) -> Any:
+        return meta.__instancecheck__(owner if cls is new else cls, instance)
+
+    def is_subclass(cls: Any, other: Any) -> Any:
+        return meta.__subclasscheck__(owner if cls is new else cls, other)
+
+    meta: Any = type(owner)
+    variables: dict[str, Any] = {attribute: variable(attribute) for attribute in names}
+    checks = {"__instancecheck__": is_instance, "__subclasscheck__": is_subclass}
+    kind = type(meta.__name__, (meta,), variables | checks)
     about = {n: getattr(owner, n) for n in ("__module__", "__qualname__", "__doc__")}
-    patches.replace(module, name, lambda _: kind(name, (owner,), about), everywhere=True)
+    new = patches.replace(module, name, lambda _: kind(name, (owner,), about), everywhere=True)
+    for attribute in names:
+        setattr(owner, attribute, _Read(variables[attribute]))
     patches.at_undo(put_back)
-    table.inherits(key, shared.update)
+    table.inherits(key, inherit)
+
+
+class _Read:
+    """In a class: an attribute that instances and subclasses read, and may set for themselves."""
+
+    def __init__(self, variable: property) -> None:
+        self._variable = variable
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self._variable.__get__(instance if owner is None else owner)
 
 
 class _Method:

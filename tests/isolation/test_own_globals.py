@@ -1,5 +1,7 @@
 """Each worker has variables of its own in a module that is given to `own_globals`."""
 
+import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -138,6 +140,54 @@ def test_functions_that_hold_themselves_or_each_other_have_them_too(library: Any
     with ThreadedSession(2, devices="cpu", timeout=60) as sess:
         values = sess.call_packed(program).debug_get_from_all()
     assert values == [((1, n), (2, n), n) for n in range(2)]
+
+
+def test_instances_and_subclasses_read_a_workers_attributes_of_a_class(library: Any) -> None:
+    before = library.Deeper()
+
+    def program() -> Any:
+        library = sys.modules["a_library"]
+        library.Layer.number = rank = current_worker().worker_id
+        ccl.barrier()
+        layer, deeper = library.Layer(), library.Deeper()
+        changed = library.Layer()
+        changed.number = "mine"
+        kinds = isinstance(deeper, library.Layer), issubclass(library.Deeper, library.Layer)
+        own = type("Own", (library.Layer,), {})
+        kinds += isinstance(before, library.Layer), not isinstance(layer, own)
+        numbers = {layer.number_of_instance(), deeper.number, library.Deeper.number, rank}
+        return numbers, kinds, changed.number_of_instance()
+
+    with ThreadedSession(2, devices="cpu", timeout=60) as sess:
+        values = sess.call_packed(program).debug_get_from_all()
+    assert values == [({n}, (True,) * 4, "mine") for n in range(2)]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_has_what_its_worker_had(library: Any) -> None:
+    library.late = "notebook's"
+
+    def program() -> Any:
+        library = sys.modules["a_library"]
+        library.Layer.number = rank = current_worker().worker_id
+        library.set_group(rank)
+        library.drop()
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            with contextlib.suppress(BaseException):
+                found = library.group, library.Layer.number, library.Layer().number
+                os.write(writing, repr((*found, hasattr(library, "late"))).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        os.close(writing)
+        with os.fdopen(reading) as told:
+            return told.read()
+
+    with ThreadedSession(2, devices="cpu", timeout=60) as sess:
+        values = sess.call_packed(program).debug_get_from_all()
+    assert values == [repr((n, n, n, False)) for n in range(2)]
+    del library.late
 
 
 def test_what_a_mock_replaces_is_replaced_and_put_back(library: Any) -> None:
