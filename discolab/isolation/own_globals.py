@@ -28,13 +28,22 @@ def _own(value: Any) -> Any:
     return copy.copy(value) if isinstance(value, dict | list | set) else value
 
 
+def _own_object(value: Any) -> Any:
+    """The same, of what was named as changed in place: an object with all that it holds."""
+    own = _own(value)
+    return copy.deepcopy(value) if own is value else own
+
+
 class _Own:
     """A worker's copy of a module's variables, and the functions that run with it."""
 
-    def __init__(self, shared: dict[str, Any], names: frozenset[str]) -> None:
+    def __init__(
+        self, shared: dict[str, Any], names: frozenset[str], filled: frozenset[str]
+    ) -> None:
         self.variables = shared.copy()
         for name in names & self.variables.keys():
-            self.variables[name] = _own(self.variables[name])
+            make = _own_object if name in filled else _own
+            self.variables[name] = make(self.variables[name])
         self._shared = shared
         self._functions: dict[FunctionType, FunctionType] = {}
 
@@ -80,8 +89,8 @@ def own_globals(module: ModuleType, patches: Patches, *more: str) -> None:
     Parameters
     ----------
     more
-        Others, such as lists and dictionaries that are changed in place, of which a worker begins
-        with a copy.
+        Others, such as lists, dictionaries and objects of classes that are changed in place, of
+        which a worker begins with a copy.
     """
     shared = vars(module)
     plain = [value for value in shared.copy().values() if _is_of(value, shared)]
@@ -132,7 +141,7 @@ def own_globals(module: ModuleType, patches: Patches, *more: str) -> None:
     copies: list[weakref.ref[_Own]] = []
 
     def make() -> _Own:
-        own = _Own(shared, names)
+        own = _Own(shared, names, frozenset(more))
         copies.append(weakref.ref(own, copies.remove))
         return own
 

@@ -1318,6 +1318,7 @@ def test_a_worker_may_not_change_the_order_of_optree(four: Session) -> None:
         assert optree.tree_leaves({"b": 1, "a": 2}, namespace="dl") == [1, 2]
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_each_worker_of_megatron_has_its_own_groups(four: Session) -> None:
     pytest.importorskip("megatron.core")
 
@@ -1330,12 +1331,17 @@ def test_each_worker_of_megatron_has_its_own_groups(four: Session) -> None:
         )
         from megatron.core.parallel_state import get_tensor_model_parallel_rank
         from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+        from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
         rank = current_worker().worker_id
+        MTPLossLoggingHelper.tracker["values"] = rank
+        parallel_state._HYBRID_DP_CP_GROUPS[1] = rank
         parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
         init_num_microbatches_calculator(rank, None, 8 * (rank + 1), 1, 2)
         MoEAuxLossAutoScaler.set_loss_scale(torch.tensor(float(rank)))
         dist.barrier()
+        assert MTPLossLoggingHelper.tracker == {"values": rank}
+        assert parallel_state.get_hybrid_data_context_parallel_groups(group_size=1) == rank
         group = parallel_state._TENSOR_MODEL_PARALLEL_GROUP
         found = dist.get_process_group_ranks(group), get_tensor_model_parallel_rank()
         scale = MoEAuxLossAutoScaler.main_loss_backward_scale.item()
@@ -1407,6 +1413,50 @@ def test_each_worker_of_deepspeed_trains_for_itself(
     values = four.call_packed(program).debug_get_from_all()
     norms = values[0][0]
     assert values == [(norms, [0, 1, 2, 3], rank, rank) for rank in range(4)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_each_worker_of_deepspeed_has_its_own_log_and_random_states(
+    four: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    pytest.importorskip("deepspeed")
+
+    def program() -> Any:
+        import deepspeed
+        from deepspeed.comm import comm
+        from deepspeed.runtime.activation_checkpointing import checkpointing
+
+        deepspeed.init_distributed("gloo")
+        rank = deepspeed.comm.get_rank()
+        tracker = checkpointing.get_cuda_rng_tracker()
+        tracker.add("model-parallel-rng", rank)
+        deepspeed.comm.configure(enabled=True, prof_all=True)
+        for _ in range(3):
+            deepspeed.comm.all_reduce(torch.ones(8))
+        with tracker.fork():
+            drawn = torch.rand(1).item()
+        [logged] = comm.comms_logger.comms_dict["all_reduce"].values()
+        torch.manual_seed(rank)
+        return logged[0], drawn == torch.rand(1).item()
+
+    assert four.call_packed(program).debug_get_from_all() == [(3, True)] * 4
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_worker_may_not_profile_flops(four: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    pytest.importorskip("deepspeed")
+
+    def profile() -> None:
+        from deepspeed.profiling.flops_profiler import FlopsProfiler
+
+        FlopsProfiler(torch.nn.Linear(1, 1)).start_profile()
+
+    linear = torch.nn.functional.linear
+    with pytest.raises(WorkerError, match="engine='processes'"):
+        four.call_packed(profile).debug_get_from_all()
+    assert torch.nn.functional.linear is linear
 
 
 @pytest.mark.filterwarnings("ignore")

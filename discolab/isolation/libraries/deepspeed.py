@@ -1,7 +1,8 @@
 """deepspeed keeps its backend, groups and stacks of modules in variables of its modules.
 
 Its own sums in shared memory know one rank of a process, so worker threads go without them.
-`zero.Init` and `OnDevice` replace constructors of torch for all threads while one is within.
+`zero.Init` and `OnDevice` replace constructors of torch for all threads while one is within, and
+so does the profiler of flops with functions.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from ..table import Row, Treatment
 _GROUPS = ("_EXPERT_PARALLEL_GROUP", "_EXPERT_PARALLEL_GROUP_RANKS", "_EXPERT_DATA_PARALLEL_GROUP",
            "_EXPERT_DATA_PARALLEL_GROUP_RANKS", "_ALL_TO_ALL_GROUP")  # fmt: skip
 _CHECKPOINTS = ("contiguous_data_buffers", "data_offsets", "contiguous_size_buffers",
-                "size_offsets")  # fmt: skip
+                "size_offsets", "_CUDA_RNG_STATE_TRACKER")  # fmt: skip
+_COUNTS = ("comms_logger", "timers", "timer_summary")
 
 
 def _is_plain(value: object, name: str) -> bool:
@@ -56,15 +58,22 @@ def _refuse_on_device(module: ModuleType, patches: Patches) -> None:
     patches.replace(module.OnDevice, "__enter__", refused("deepspeed.OnDevice", why))
 
 
+def _refuse_flops(module: ModuleType, patches: Patches) -> None:
+    why = "replaces functions of torch for the whole process"
+    patches.replace(
+        module.FlopsProfiler, "start_profile", refused("deepspeed's FlopsProfiler", why)
+    )
+
+
 table.add(
     Row(
-        state="deepspeed's backend (`deepspeed.comm`), groups, activation checkpointing and stacks "
-        "of ZeRO's modules",
+        state="deepspeed's backend (`deepspeed.comm`) and what it logs, groups, activation "
+        "checkpointing with its random states, and stacks of ZeRO's modules",
         treatment=Treatment.PER_WORKER,
         meaning="Each worker initializes deepspeed for itself, and trains with engines of its own.",
         test="tests/isolation/test_libraries.py::test_each_worker_of_deepspeed_trains_for_itself",
         on_import={
-            "deepspeed.comm.comm": owning_globals(),
+            "deepspeed.comm.comm": owning_globals(*_COUNTS),
             "deepspeed.comm.torch": _no_shared_memory,
             "deepspeed.utils.groups": owning_globals(*_GROUPS),
             "deepspeed.runtime.activation_checkpointing.checkpointing": owning_globals(
@@ -91,6 +100,17 @@ table.add(
             "deepspeed.runtime.zero.partition_parameters": _refuse_init,
             "deepspeed.utils.init_on_device": _refuse_on_device,
         },
+        library="deepspeed",
+    )
+)
+table.add(
+    Row(
+        state="deepspeed's `FlopsProfiler`",
+        treatment=Treatment.REFUSED,
+        meaning="It replaces functions of torch for all threads, and would count what all workers "
+        "do. Leave `flops_profiler` out, or use `--engine processes`.",
+        test="tests/isolation/test_libraries.py::test_a_worker_may_not_profile_flops",
+        on_import={"deepspeed.profiling.flops_profiler.profiler": _refuse_flops},
         library="deepspeed",
     )
 )

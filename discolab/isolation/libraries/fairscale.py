@@ -24,6 +24,7 @@ table.add(
         test="tests/isolation/test_libraries.py::test_each_worker_of_fairscale_has_its_own_groups",
         on_import={
             "fairscale.nn.model_parallel.initialize": owning_globals(),
+            "fairscale.nn.model_parallel.random": owning_globals("_CUDA_RNG_STATE_TRACKER"),
             "fairscale.nn.wrap.auto_wrap": _wrapping,
         },
         library="fairscale",

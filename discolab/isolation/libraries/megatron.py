@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 
 from .. import table
@@ -13,6 +14,11 @@ _SCALE = "main_loss_backward_scale"
 _MODULES = ("num_microbatches_calculator", "parallel_state", "pipeline_parallel.schedules",
             "pipeline_parallel.utils", "rerun_state_machine", "resharding.refit",
             "tensor_parallel.random", "transformer.cuda_graphs", "transformer.utils")  # fmt: skip
+_FILLED = {"parallel_state": "_HYBRID_DP_CP_GROUPS", "resharding.refit": "_service_cache"}
+
+
+def _owning(name: str) -> Callable[[ModuleType, Patches], None]:
+    return owning_globals(*filter(None, [_FILLED.get(name)]))
 
 
 def _experts(module: ModuleType, patches: Patches) -> None:
@@ -22,6 +28,7 @@ def _experts(module: ModuleType, patches: Patches) -> None:
 
 def _more_tokens(module: ModuleType, patches: Patches) -> None:
     own_class_attributes(module, "MTPLossAutoScaler", patches, _SCALE)
+    own_class_attributes(module, "MTPLossLoggingHelper", patches, "tracker")
 
 
 table.add(
@@ -32,7 +39,7 @@ table.add(
         meaning="Each worker initializes model parallelism for itself, and is its own rank there.",
         test="tests/isolation/test_libraries.py::test_each_worker_of_megatron_has_its_own_groups",
         on_import={
-            **{f"megatron.core.{name}": owning_globals() for name in _MODULES},
+            **{f"megatron.core.{name}": _owning(name) for name in _MODULES},
             "megatron.core.transformer.moe.moe_utils": _experts,
             "megatron.core.transformer.multi_token_prediction": _more_tokens,
         },
