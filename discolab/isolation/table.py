@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from ..runtime.worker import Worker
+from ..runtime.worker import Worker, current_worker_or_none
 from .patches import BoundNames, ModuleOfWorkers, Patches
 
 
@@ -152,8 +152,10 @@ def uninstall() -> None:
 
 def imported(name: str, module: ModuleType, *, anew: bool = False) -> None:
     """A module may have just been made, or made `anew` by a reload: carry out what rows change."""
-    if name not in _hooks or is_half_made(module) or isinstance(module, ModuleOfWorkers):
-        return  # Python asks for a package again with each of its modules
+    if name not in _hooks or is_half_made(module):
+        return
+    if isinstance(module, ModuleOfWorkers) and not (anew and current_worker_or_none() is None):
+        return  # Python asks for a package again with each of its modules; a worker reloads its own
     for row in tuple(_hooks[name]):
         if anew or _changed.get((row.state, name)) is not module:
             _change(row, name, module)

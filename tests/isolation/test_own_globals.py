@@ -1,9 +1,11 @@
 """Each worker has variables of its own in a module that is given to `own_globals`."""
 
 import contextlib
+import importlib
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -11,8 +13,10 @@ from unittest import mock
 import pytest
 
 from discolab import ThreadedSession, ccl, current_worker
-from discolab.isolation.own_globals import own_class_attributes, own_globals
+from discolab.isolation import table
+from discolab.isolation.own_globals import own_class_attributes, own_globals, owning_globals
 from discolab.isolation.patches import Patches
+from discolab.isolation.table import Row, Treatment
 
 SOURCE = """
 import functools
@@ -225,3 +229,28 @@ def test_a_worker_begins_with_the_notebooks(library: Any) -> None:
     assert library.group == "all"
     library.group, library.Layer.number = None, 0
     library.seen.clear()
+
+
+def test_a_reload_by_the_notebook_leaves_each_worker_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "a_library_that_is_reloaded"
+    (tmp_path / f"{name}.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    library = importlib.import_module(name)
+    row = Row(name, Treatment.PER_WORKER, "its own", on_import={name: owning_globals()})
+    monkeypatch.setitem(table._rows, name, row)
+
+    def program() -> Any:
+        library, rank = sys.modules[name], current_worker().worker_id
+        library.set_group(rank)
+        ccl.barrier()
+        return library.get_group()[0], library.group
+
+    with ThreadedSession(2, devices="cpu", timeout=60) as sess:
+        importlib.reload(library)
+        values = sess.call_packed(program).debug_get_from_all()
+    assert values == [(n, n) for n in range(2)]
+    assert type(library) is ModuleType
+    assert library.group is None
+    del sys.modules[name]
