@@ -19,7 +19,7 @@ from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from . import table
-from .patches import ModuleOfWorkers, Patches
+from .patches import ModuleOfWorkers, ModuleWithProperties, Patches
 from .worker_local import OF_SCRIPT, own_value
 
 
@@ -157,7 +157,8 @@ def own_globals(module: ModuleType, patches: Patches, *more: str) -> None:
 
     about = {"__setattr__": set_for_all, "__dict__": property(variables_here)}
     properties: dict[str, Any] = {name: variable(name) for name in names}
-    patches.change_class(module, type("ModuleOfOwnGlobals", (ModuleOfWorkers,), properties | about))
+    kind = type("ModuleOfOwnGlobals", (ModuleWithProperties,), properties | about)
+    patches.change_class(module, kind)
 
     def inherit(own: _Own) -> None:
         shared.update({n: value for n, value in own.variables.items() if n in names})
