@@ -291,6 +291,8 @@ def default_start_method() -> list[str]:
 
 
 def test_a_worker_begins_with_the_platforms_start_method(sess: Session) -> None:
+    if sess.engine == "ray":
+        pytest.skip("its workers, which serve all tests, have been told another one for good")
     default = multiprocessing.get_all_start_methods()[0]
     assert sess.call_packed(default_start_method).debug_get_from_all() == [[default] * 2] * 4
 
