@@ -7,7 +7,6 @@ them find unchanged is changed twice.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
@@ -15,23 +14,7 @@ from typing import Any
 from . import table
 from .patches import Patches
 from .table import Row, Treatment
-from .turns import Exclusive
-
-_preparing = Exclusive("prepare")
-
-
-def _optimizers(module: ModuleType, patches: Patches) -> None:
-    """An optimizer's `step` is wrapped once, so that its hooks are called once."""
-
-    def over(wrap_step: Callable[[Any], None]) -> Callable[[Any], None]:
-        @functools.wraps(wrap_step)
-        def wrap_step_in_turn(self: Any) -> None:
-            with _preparing.taken("an optimizer's class"):
-                wrap_step(self)
-
-        return wrap_step_in_turn
-
-    patches.replace(module.Optimizer, "_patch_step_function", over)
+from .turns import Exclusive, in_turn
 
 
 def _listed(kinds: Any) -> Any:
@@ -56,7 +39,9 @@ table.add(
         "that do so at the same time would wrap it twice, and call its hooks twice.",
         test="tests/isolation/test_first_uses.py::test_hooks_of_an_optimizer_are_called_once",
         on_import={
-            "torch.optim.optimizer": _optimizers,
+            "torch.optim.optimizer": in_turn(
+                Exclusive("prepare"), "an optimizer's class", "Optimizer._patch_step_function"
+            ),
             "torch.ao.nn.intrinsic.quantized.modules.linear_relu": _quantized(
                 "LinearReLU", "LinearLeakyReLU", "LinearTanh"
             ),

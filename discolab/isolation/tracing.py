@@ -20,7 +20,7 @@ from ..runtime.worker import current_worker_or_none
 from . import table
 from .patches import Patches
 from .table import Row, Treatment
-from .turns import Exclusive
+from .turns import Exclusive, in_turn
 from .worker_local import PerWorker
 
 tracing = Exclusive("trace")
@@ -78,24 +78,7 @@ def _symbolic_trace(module: ModuleType, patches: Patches) -> None:
     patches.replace(module._Patcher, "patch_method", method_over)
 
 
-def _in_turn(what: str, *names: str) -> Callable[[ModuleType, Patches], None]:
-    """Have functions of a module, or methods of its classes, run on one thread at a time."""
-
-    def over(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def run_in_turn(*args: Any, **kwargs: Any) -> Any:
-            with tracing.taken(what):
-                return function(*args, **kwargs)
-
-        return run_in_turn
-
-    def change(module: ModuleType, patches: Patches) -> None:
-        for path in names:
-            owner, _, name = path.rpartition(".")
-            target = getattr(module, owner) if owner else module
-            patches.replace(target, name, over, everywhere=not owner)
-
-    return change
+_in_turn = functools.partial(in_turn, tracing)
 
 
 def _compile_in_turn(module: ModuleType, patches: Patches) -> None:

@@ -12,6 +12,7 @@ at most, and not for a worker that waits itself.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -19,11 +20,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 from ..runtime.errors import CollectiveError
 from ..runtime.interrupts import reentrant_lock, shield, waiter_here, waiting_threads
 from ..runtime.worker import Worker, current_worker_or_none
+from .patches import Patches
 
 _PATIENCE = 10.0  # seconds
 _LOOK = 0.001  # seconds between two looks of a thread that is no worker's own
@@ -299,3 +302,23 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+def in_turn(exclusive: Exclusive, what: str, *names: str) -> Callable[[ModuleType, Patches], None]:
+    """For `Row.on_import`: functions of a module, or methods of its classes, run one at a time."""
+
+    def over(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def run_in_turn(*args: Any, **kwargs: Any) -> Any:
+            with exclusive.taken(what):
+                return function(*args, **kwargs)
+
+        return run_in_turn
+
+    def change(module: ModuleType, patches: Patches) -> None:
+        for path in names:
+            owner, _, name = path.rpartition(".")
+            target = getattr(module, owner) if owner else module
+            patches.replace(target, name, over, everywhere=not owner)
+
+    return change
