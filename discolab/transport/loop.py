@@ -106,9 +106,10 @@ class EventLoop:
             timeout = 0.0
         elif self._later:
             timeout = min(timeout, max(0.0, self._later[0][0] - time.monotonic()))
-        for fd, mask in self._poll.poll(timeout * self._unit):
-            ready = self._ready.get(fd)
-            if ready is not None:
+        found = self._poll.poll(timeout * self._unit)
+        for fd, mask, ready in [(fd, mask, self._ready.get(fd)) for fd, mask in found]:
+            # else one called before has closed it, and the number may be that of another already
+            if ready is not None and self._ready.get(fd) is ready:
                 ready(mask)
         for _ in range(len(self._soon)):
             self._soon.popleft()()
