@@ -26,6 +26,8 @@ from collections.abc import Mapping
 from types import CodeType, FrameType, MappingProxyType
 from typing import Any
 
+from ..runtime.frames import quietly
+
 _NAMES = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _BEGINS = "LOAD_FAST_AND_CLEAR"  # saves a variable of the name that the comprehension uses
 _BEFORE = (_BEGINS, "GET_ITER", "GET_AITER")  # what is run once, before the first element
@@ -77,7 +79,10 @@ def scope_of(frame: FrameType) -> Mapping[str, Any]:
     Of a class within a comprehension those of the class are missing, and the module's are there.
     """
     own = {} if frame.f_code.co_flags & inspect.CO_OPTIMIZED else fast_variables(frame)
-    return {**frame.f_globals, **own} if own else frame.f_locals
+    if own:
+        return {**frame.f_globals, **own}
+    names: Mapping[str, Any] = quietly(functools.partial(getattr, frame, "f_locals"))
+    return names
 
 
 def fast_variables(frame: FrameType) -> dict[str, Any]:

@@ -27,7 +27,7 @@ import torch
 
 from .. import ccl, rpc
 from ..runtime.errors import ArgumentError, WorkerInterrupted
-from ..runtime.frames import Place, frame_of, places_of
+from ..runtime.frames import Place, frame_of, outwards, places_of
 from ..runtime.interpreter_lock import is_on
 from ..runtime.user_code import is_user, is_user_file
 from ..runtime.worker import Worker, current_worker_or_none
@@ -96,12 +96,8 @@ def user_frames(frame: FrameType | None) -> list[FrameType]:
 
     Frames of library code that are traced for a breakpoint count too.
     """
-    found = []
-    while frame is not None and frame.f_code not in FLOORS:
-        if is_user(frame.f_code) or watch_of(frame) is not None:
-            found.append(frame)
-        frame = frame.f_back
-    return found[::-1]
+    above = takewhile(lambda one: one.f_code not in FLOORS, outwards(frame))
+    return [one for one in above if is_user(one.f_code) or watch_of(one) is not None][::-1]
 
 
 def stack_of(frame: FrameType) -> tuple[Spot, ...]:

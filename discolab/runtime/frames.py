@@ -1,9 +1,12 @@
 """Where another thread stands. No state.
 
-Before Python 3.11.9, ``sys._current_frames()`` can stop the whole process for ever: it makes frame
-objects under a lock of the interpreter's, the garbage collector may run then, and what that calls
-may let go of the GIL, which a thread that wants that lock takes (CPython's issue 106883). So the
-collector is off meanwhile. The three calls are made by one of C code: no interrupt comes between.
+Before Python 3.12 the garbage collector may run whenever an object is made, such as the frame
+object that somebody asks for, and what the collector calls may let go of the GIL. Two things happen
+then. Before 3.11.9 ``sys._current_frames()`` can stop the whole process for ever: it makes frame
+objects under a lock of the interpreter's, which a thread that gets the GIL wants (CPython's issue
+106883). And to ask for ``f_back`` or ``f_locals`` of a thread that runs on meanwhile is to read,
+and write, where its frames no longer are: the process crashes, or gets another object for a frame.
+So the collector is off meanwhile (`quietly`).
 
 Without the interpreter lock a thread runs on while somebody walks up its frames, which CPython is
 not made for: to ask for ``f_back`` writes into frames that the thread may leave at that moment.
@@ -18,12 +21,15 @@ import operator
 import re
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
+from itertools import accumulate, repeat, takewhile
 from types import FrameType
 from typing import Any, NamedTuple
 
 from . import interpreter_lock
 
-_QUIETLY: tuple[Any, ...] = (gc.disable, sys._current_frames, gc.enable)
+_is_there = partial(operator.is_not, None)
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _ESCAPED = re.compile(r"\\(?:x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
 
@@ -40,14 +46,10 @@ def places_of(thread_id: int) -> list[Place]:
     """Where the functions of a thread stand, the innermost first; of deep stacks a hundred."""
     if not interpreter_lock.is_on():
         return _read_places(thread_id)
-    found, frame = [], frame_of(thread_id)
-    try:
-        while frame is not None:
-            found.append(Place(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
-            frame = frame.f_back
-    except AttributeError:  # CPython 3.11 once gave a function as a frame of a running thread
-        return []
-    return found
+    return [
+        Place(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
+        for frame in outwards(frame_of(thread_id))
+    ]
 
 
 def frame_of(thread_id: int) -> FrameType | None:
@@ -55,12 +57,32 @@ def frame_of(thread_id: int) -> FrameType | None:
 
     Without the interpreter lock, only for a thread that waits.
     """
-    if gc.isenabled():
-        _, frames, _ = tuple(map(operator.call, _QUIETLY))
-    else:
-        frames = sys._current_frames()
-    found: FrameType | None = frames.get(thread_id)
+    frames: dict[int, FrameType] = quietly(sys._current_frames)
+    return frames.get(thread_id)
+
+
+def outwards(frame: FrameType | None) -> list[FrameType]:
+    """A frame and those that have called it, as they are at one moment, the innermost first.
+
+    Without the interpreter lock, only for a thread that waits.
+    """
+    if frame is None:
+        return []
+    found: list[FrameType] = quietly(
+        partial(list, takewhile(_is_there, accumulate(repeat("f_back"), getattr, initial=frame)))
+    )
     return found
+
+
+def quietly(call: Callable[[], Any]) -> Any:
+    """Call something in C that raises nothing, with the garbage collector off.
+
+    No other thread runs meanwhile if `call` does not let go of the GIL, and no interrupt comes
+    between: all is one call of C code.
+    """
+    if gc.isenabled():
+        return tuple(map(operator.call, (gc.disable, call, gc.enable)))[1]
+    return call()
 
 
 def _read_places(thread_id: int) -> list[Place]:
