@@ -17,6 +17,7 @@ from typing import Any
 
 from IPython.core import page
 from IPython.core.oinspect import Inspector, OInfo
+from IPython.utils.path import compress_user
 from IPython.utils.tokenutil import token_at_cursor
 
 from ..debugger.code_objects import scope_of
@@ -83,8 +84,8 @@ def described(
         ismagic=False, isalias=False, found=True, obj=found, parent=None, namespace="worker"
     )
     bundle = _inspector(theme)._get_info(found, expression, info=info, detail_level=detail)
-    text = str(bundle["text/plain"])  # which takes a cell for a file in this folder
-    return {"text/plain": text.replace(os.path.join(os.getcwd(), "Cell In["), "Cell In[")}
+    as_file = compress_user(os.path.join(os.getcwd(), "Cell In["))  # as which it takes a cell
+    return {"text/plain": str(bundle["text/plain"]).replace(as_file, "Cell In[")}
 
 
 def _value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:

@@ -86,6 +86,9 @@ def test_shift_tab_knows_the_workers_objects(two: Kernel) -> None:
     assert "Sequential" in two.inspect("%%disco\nmodel")
     assert "(self, x, scale: float = 1.0)" in two.inspect("%%disco\nBlock.forward(x, ")
     assert "File:      Cell In[" in two.inspect("%%disco\nBlock.forward(x, ")
+    two.ok("import os; home = os.environ['HOME']; os.environ['HOME'] = os.getcwd()")
+    assert "File:      Cell In[" in two.inspect("%%disco\nBlock.forward(x, ")
+    two.ok("os.environ['HOME'] = home")
     assert "def forward" in two.inspect("%%disco\nBlock.forward(", detail=1)
     assert two.inspect("%%disco\nalone.forward").startswith("On worker 1 alone.")
     assert two.inspect("%%disco\nno_such_name(") == ""
