@@ -23,7 +23,16 @@ ROUNDS = 40
 def nothing_left(sess: Session) -> None:
     """Wait until nobody has a call under way, a value or a reference; nobody collects garbage."""
     names = ("calls_running", "calls_waiting", "values_owned", "references_held")
-    eventually(lambda: counts(sess, *names) == (0, 0, 0, 0))
+
+    def left() -> dict[str, tuple[int, ...]]:
+        of_ranks = [counts(sess, *names, ranks=[rank]) for rank in range(-1, sess.num_workers)]
+        by_name = dict(zip(names, zip(*of_ranks, strict=True), strict=True))
+        return {name: numbers for name, numbers in by_name.items() if any(numbers)}
+
+    try:
+        eventually(lambda: not left())
+    except AssertionError:
+        assert not left(), "by name, of the controller and of each rank"
 
 
 def pass_on(tag: str) -> Any:
