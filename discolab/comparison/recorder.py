@@ -156,7 +156,10 @@ class ActivationRecorder:
         self.modules[path] = type(module).__name__, _extra(module), module.training
         stack: list[str] = []  # the calls that have begun
 
-        def before(_: Any, args: Any, kwargs: Any) -> Any:
+        # Worker threads may share a module. torch enters a hook, then that it takes kwargs: another
+        # thread may call it without them in between, for which it does nothing.
+
+        def before(_: Any, args: Any, kwargs: Any = None) -> Any:
             if torch.compiler.is_compiling():  # what is compiled now would have this hook in it
                 return None
             if threading.get_ident() != thread or getattr(_here, "recorder", None) is not self:
@@ -164,11 +167,11 @@ class ActivationRecorder:
             stack.append(self._numbered("module", path))
             return self._take_inputs(stack[-1], args, kwargs)
 
-        def after(_: Any, args: Any, kwargs: Any, output: Any) -> Any:
+        def after(_: Any, *args_kwargs_output: Any) -> Any:
             if torch.compiler.is_compiling():
                 return None
             if stack and threading.get_ident() == thread:
-                return self._enter("output", stack.pop(), output)
+                return self._enter("output", stack.pop(), args_kwargs_output[-1])
             return None
 
         return [

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from discolab import Session, compare, current_worker, note
 from discolab.ccl import autograd as dist_fn
+from discolab.comparison.recorder import ActivationRecorder
 
 
 class Twice(nn.Module):
@@ -82,3 +87,21 @@ def test_parameters_that_workers_have_in_common_are_not_written(four: Session) -
 
     assert not compare(model, sharded, torch.randn(3, 4), session=four)
     assert torch.equal(other.weight, before)
+
+
+def test_another_thread_may_call_a_module_while_its_hooks_are_entered() -> None:
+    """torch enters a hook, then that it takes keyword arguments: a call may come between."""
+    layer, x, done = nn.Linear(2, 2), torch.ones(1, 2), []
+
+    class Called(OrderedDict[Any, Any]):
+        def __setitem__(self, key: Any, value: Any) -> None:
+            done.append(other.submit(layer, x).result(10))
+            super().__setitem__(key, value)
+
+    layer._forward_pre_hooks_with_kwargs = Called()
+    layer._forward_hooks_with_kwargs = Called()
+    recorder = ActivationRecorder(gradients=False)
+    with ThreadPoolExecutor(1) as other, recorder.recording(layer):
+        layer(x)
+    assert len(done) == 2
+    assert [entry.kind for entry in recorder.entries.values()] == ["input", "output"]
