@@ -108,19 +108,19 @@ def start(
     call.context = node.autograd.current()
     if feed is not None:
         feed.call = call
-    if prepare is not None:
-        prepare(call)
-    if later and seconds is not None:
-        call.due = node.now() + seconds
     simple = here and call.context is None
     try:
+        if prepare is not None:
+            prepare(call)
+        if later and seconds is not None:
+            call.due = node.now() + seconds
         with nullcontext() if simple else shield():  # half of another would leave something
             call.begin(target_fork, lend)
     except BaseException as exc:
         call.unfollow()
         if isinstance(exc, Exception):
             call.forget()
-        else:  # an interrupt: it has begun
+        else:  # an interrupt: it may have begun
             call.give_up(late=False)
         raise
     return call

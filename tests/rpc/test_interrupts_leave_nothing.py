@@ -1,7 +1,10 @@
 """An interrupt may land anywhere in a call: no call, no reference and no thread is lost by it."""
 
+import gc
 import random
+import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import torch
 
 from discolab import Session, SessionError, WorkerError
 from discolab import rpc as module
+from discolab.rpc.node import Node
 from tests.alone import output_of
 from tests.rpc import functions, graphs
 from tests.rpc.conftest import counts
@@ -99,6 +103,31 @@ def test_commands_that_are_interrupted(sess: Session, tag: str) -> None:
         del called
     forget_the_last_failure(sess)
     nothing_left(sess)
+
+
+def test_one_just_before_a_call_begins_leaves_nothing_for_the_collector(
+    sess: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its future follows the call by then, which makes a cycle of both."""
+    here, now = threading.get_ident(), Node.now
+
+    def interrupted(node: Node) -> float:
+        if threading.get_ident() == here:
+            raise KeyboardInterrupt
+        return now(node)
+
+    given = torch.ones(3)
+    held = weakref.ref(given)
+    monkeypatch.setattr(Node, "now", interrupted)
+    gc.disable()
+    try:
+        try:
+            sess.rpc.rpc_async(1, functions.same, (given,), timeout=20)
+        except KeyboardInterrupt:
+            del given
+        assert held() is None  # and nothing is raised any more, which would hold it
+    finally:
+        gc.enable()
 
 
 def wait_in_a_context(file: str) -> None:
