@@ -128,7 +128,7 @@ test-python: ## the tests that need no browser, on another Python: make test-pyt
 	"$(MAKE)" --no-print-directory units PYTHON="$(PY)" VENV="$(CURDIR)/build/python$$version"
 
 units: $(STAMP)
-	$(call RUN_UNITS,-m 'not browser')
+	$(call RUN_UNITS,--long -m 'not browser')
 
 soak: $(STAMP) ## use discolab at random, SECONDS on each engine: threads, processes, sockets
 	@for engine in $(ENGINES); do \

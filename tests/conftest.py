@@ -63,6 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Start the watchdog, which ends a run that hangs; let Ctrl-C be heard."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell started the run in background
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.option.note_long and not hasattr(config, "workerinput"):  # of xdist
+        config.pluginmanager.register(selection.Noting())
     config.stash[WATCHDOG] = Watchdog()
     if config.getoption("markexpr") == "accelerator":  # it changes torch for the whole process
         sim.load()

@@ -5,6 +5,8 @@ Without ``--all`` three kinds of tests are left out:
 - On sockets those that are not marked ``conformance``. They run on threads and on worker processes;
   what sockets add is the connection, and a test that depends on it has the mark. On Ray, whose
   workers are those of sockets once they have started, all: it takes long to start.
+- Those that take over `LONG` seconds, which long.txt lists. ``--long`` runs them, ``--note-long``
+  writes down which of those that run are among them.
 - Those marked ``slow``.
 - Of random programs all but the first `FEW`, if their number is the parameter `seed` of a test; and
   what a test leaves out that asks `how_many` programs, rounds or seconds it may take.
@@ -17,19 +19,47 @@ pytest-xdist. ``--part alone`` is the rest: what needs the machine for itself, m
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 FEW = 20
+LONG = 0.7  # seconds
+_FILE = Path(__file__).with_name("long.txt")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--all`` and ``--part``."""
+    """Add ``--all``, ``--part``, ``--long`` and ``--note-long``."""
     parser.addoption("--all", action="store_true", help="run what `make test` leaves out, too")
     parser.addoption(
         "--part", choices=["together", "alone"], help="run only this part of the tests"
     )
+    parser.addoption("--long", action="store_true", help=f"run what takes over {LONG:g} s, too")
+    parser.addoption(
+        "--note-long", action="store_true", help=f"note which take over {LONG:g} s, in {_FILE.name}"
+    )
+
+
+def long_ones() -> set[str]:
+    """The tests that are known to take long."""
+    return set(_FILE.read_text("utf-8").splitlines())
+
+
+class Noting:
+    """A plugin that notes which of the tests that pass take long; others stay as they are noted."""
+
+    def __init__(self) -> None:
+        self.known = long_ones()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note one, by what it does itself: who comes first in a file starts its kernel."""
+        if report.when == "call" and report.passed:
+            (self.known.add if report.duration > LONG else self.known.discard)(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        """Write them down."""
+        _FILE.write_text("".join(f"{name}\n" for name in sorted(self.known)), "utf-8")
 
 
 def runs_all(config: pytest.Config) -> bool:
@@ -54,11 +84,11 @@ def engine_of(item: pytest.Item) -> str | None:
     return params.get("engine", params.get("kernel"))
 
 
-def is_left_out(item: pytest.Item) -> bool:
+def is_left_out(item: pytest.Item, long: set[str]) -> bool:
     """Whether this test is one for ``--all``."""
     if item.get_closest_marker("gpu"):  # skipped where there is none
         return False
-    if item.get_closest_marker("slow"):
+    if item.get_closest_marker("slow") or item.nodeid in long:
         return True
     if engine_of(item) == "ray":
         return True
@@ -76,9 +106,10 @@ def part_of(item: pytest.Item) -> str:
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Take from `items` what does not run."""
     everything, part = runs_all(config), config.option.part
+    long = set() if config.option.long else long_ones()
 
     def runs(item: pytest.Item) -> bool:
-        return (everything or not is_left_out(item)) and part in (None, part_of(item))
+        return (everything or not is_left_out(item, long)) and part in (None, part_of(item))
 
     config.hook.pytest_deselected(items=[item for item in items if not runs(item)])
     items[:] = [item for item in items if runs(item)]
