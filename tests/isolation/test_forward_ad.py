@@ -84,6 +84,8 @@ def test_a_thread_that_a_worker_starts_takes_part(pair: Session) -> None:
 
 
 def test_another_workers_level_is_none_of_mine() -> None:
+    import torch._decomp.decompositions_for_jvp  # the first dual does, with torch.jit, in turn
+
     def work() -> str:
         x = torch.ones(2)
         if current_worker().rank == 0:
