@@ -1,6 +1,6 @@
 """Which tests run: everything, or, as `make test` does, what a person runs often.
 
-Without ``--all`` three kinds of tests are left out:
+Without ``--all`` four kinds of tests are left out:
 
 - On sockets those that are not marked ``conformance``. They run on threads and on worker processes;
   what sockets add is the connection, and a test that depends on it has the mark. On Ray, whose
