@@ -446,6 +446,7 @@ def test_a_vocabulary_that_is_filled_up(four: Session) -> None:
     assert found.parameters[0].layout == "Shard(0, pad_to=4)"
 
 
+@pytest.mark.usefixtures("apart")  # begun before the test, whose threads are looked after
 @pytest.mark.parametrize("engine_name", ["four", "apart"])
 def test_sums_of_large_tensors_are_compared_at_samples(
     engine_name: str, request: pytest.FixtureRequest
