@@ -173,7 +173,7 @@ def _start_pool() -> None:
 # an interrupt may land as CPython begins `__exit__`: the object then waits for the collector; or in
 # `__init__`: what `__del__` looks at is not there yet
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:.*Pool.__del__:pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_leaves_no_process_of_a_pool(pair: Session) -> None:
     """However early it comes: as processes are forked, too."""
     moments = random.Random(4)
@@ -285,10 +285,8 @@ def test_an_interrupt_reaches_what_a_program_starts_just_then(
         sess.call_packed(_look_as_usual).debug_get_from_all()
 
 
-# an interrupt may land as CPython begins `__exit__`: the object then waits for the collector; or in
-# `__init__`: what `__del__` looks at is not there yet
+# an interrupt may land as CPython begins `__exit__`: the object then waits for the collector
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("work", [_read_pipe, _in_shell, _map_in_processes])
 def test_an_interrupt_reaches_programs_and_theirs(sess: Session, work: Any) -> None:
     seconds = f"{99 + random.random():.9f}"  # not what another run of this test waits for
