@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import collections.abc
 import concurrent.futures
 import functools
 import sys
 import threading
 import time
-import types
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -120,38 +120,53 @@ def _submit_over(submit: Callable[..., Any]) -> Callable[..., Any]:
 _steps = threading.local()  # .of_submitter: whether a loop's thread does a step for another one
 
 
-async def _for_worker(coroutine: Any, worker: Worker | None) -> Any:
-    """A coroutine whose steps belong to a worker, whoever has started the loop's thread."""
-    return await _stepped(coroutine, worker)
+class _StepsOfWorker(collections.abc.Coroutine[Any, Any, Any]):
+    """A coroutine whose steps belong to a worker, whoever has started the loop's thread.
 
+    It holds the other one, where an `async def` would only begin it at its first step: what is
+    cancelled before that is told so itself, and not taken for one that was never awaited.
+    """
 
-@types.coroutine
-def _stepped(coroutine: Any, worker: Worker | None) -> Generator[Any, Any, Any]:
-    step, given = coroutine.send, None
-    while True:
+    __slots__ = ("_coroutine", "_worker")
+
+    def __init__(self, coroutine: Any, worker: Worker | None) -> None:
+        self._coroutine = coroutine
+        self._worker = worker
+
+    def _step(self, step: Callable[..., Any], *given: Any) -> Any:
         before, _steps.of_submitter = current_worker_or_none(), True
-        bind_thread(worker)
+        bind_thread(self._worker)
         try:
-            awaited = step(given)
-        except StopIteration as end:
-            return end.value
+            return step(*given)
         finally:
             bind_thread(before)
             _steps.of_submitter = False
-        try:
-            given, step = (yield awaited), coroutine.send
-        except GeneratorExit:
-            coroutine.close()
-            raise
-        except BaseException as exc:
-            given, step = exc, coroutine.throw
+
+    def send(self, value: Any) -> Any:
+        return self._step(self._coroutine.send, value)
+
+    def throw(self, *exc: Any) -> Any:
+        return self._step(self._coroutine.throw, *exc)
+
+    def close(self) -> None:
+        self._step(self._coroutine.close)
+
+    def __next__(self) -> Any:
+        return self.send(None)
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        """Its name, code and frame: asyncio shows a task by them."""
+        return getattr(self._coroutine, name)
 
 
 def _run_over(run: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(run)
     def run_for_worker(coro: Any, loop: Any) -> Any:
         if asyncio.iscoroutine(coro):
-            coro = _for_worker(coro, current_worker_or_none())
+            coro = _StepsOfWorker(coro, current_worker_or_none())
         return run(coro, loop)
 
     return run_for_worker
@@ -161,7 +176,7 @@ def _create_task_over(create: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(create)
     def create_for_worker(self: Any, coro: Any, **kwargs: Any) -> Any:
         if getattr(_steps, "of_submitter", False) and asyncio.iscoroutine(coro):
-            coro = _for_worker(coro, current_worker_or_none())
+            coro = _StepsOfWorker(coro, current_worker_or_none())
         return create(self, coro, **kwargs)
 
     return create_for_worker

@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import contextlib
+import gc
 import sys
 import threading
 import time
@@ -187,6 +188,39 @@ def test_what_is_submitted_to_a_loop_belongs_to_who_submits_it(pair: ThreadedSes
         thread.join(20)
         loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()
+
+
+@pytest.mark.one_process
+def test_what_a_loop_never_begins_is_cancelled(pair: ThreadedSession) -> None:
+    """Without "was never awaited"; and asyncio shows the task by its function."""
+    seen: list[str] = []
+
+    async def wait() -> None:
+        await asyncio.sleep(20)
+
+    async def cancel() -> None:
+        task = asyncio.ensure_future(wait())
+        seen.append(repr(task))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    def in_a_loop() -> None:
+        loop = asyncio.new_event_loop()
+        future = asyncio.run_coroutine_threadsafe(wait(), loop)
+        future.cancel()  # before the loop runs at all
+        asyncio.run_coroutine_threadsafe(cancel(), loop).add_done_callback(
+            lambda _: loop.call_soon_threadsafe(loop.stop)
+        )
+        loop.run_forever()
+        loop.close()
+        assert future.cancelled()
+        del future
+        gc.collect()
+
+    pair.call_packed(in_a_loop).debug_get_from_all()
+    assert len(seen) == 2
+    assert all("<locals>.wait() running at " in told for told in seen)
 
 
 @pytest.mark.alone
