@@ -95,10 +95,14 @@ class Failure:
 
     @classmethod
     def from_exception(cls, rank: int, command: str, call_site: str, exc: BaseException) -> Failure:
-        """Describe `exc`, whatever its class does; its frames, which keep tensors, are let go."""
+        """Describe `exc`, whatever its class does; its frames, which keep tensors, are let go.
+
+        Of interrupts that came while another one was handled the first is told: it says where.
+        """
+        whole, exc = exc, _first_interrupt(exc)
         frames = user_frames(exc)
         message, kind = _cut(safe_str(exc)), type(exc)
-        whole, exc = exc, _shortened(exc)
+        exc = _shortened(exc)
         details, earlier = _details(exc), _earlier(exc)
         _drop_frames(whole)
         _drop_frames(exc)
@@ -427,6 +431,15 @@ def _details(exc: BaseException, depth: int = 0) -> tuple[str, ...]:
             inner = [f"{place(file, line)}, in {name}" for file, line, name in where[-1:]]
             lines += ["  | " + line for line in (*inner, *_details(part, depth + 1))]
     return tuple(lines)
+
+
+def _first_interrupt(exc: BaseException) -> BaseException:
+    for _ in range(_MOST_GROUPS):
+        before = _CONTEXT.__get__(exc)
+        if not (isinstance(exc, KeyboardInterrupt) and isinstance(before, KeyboardInterrupt)):
+            break
+        exc = before
+    return exc
 
 
 def _earlier(exc: BaseException) -> tuple[tuple[Frames, tuple[str, ...], str], ...]:

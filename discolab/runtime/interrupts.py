@@ -382,6 +382,8 @@ class Interruptible:
         self.thread_id = 0
         self.clock = Clock()
         self._async_sent = False  # whether an exception may be on its way
+        # with what a call had failed when an interrupt landed before that was kept; own thread only
+        self._cut_off: BaseException | None = None
         self._shields: list[float] = []  # when each shield began, the outermost first
         self._late = False  # whether a shield has delayed an interrupt, and is to raise
         self._guard = threading.Lock()
@@ -465,8 +467,9 @@ class Interruptible:
         while True:
             try:
                 return serve()
-            except WorkerInterrupted:
+            except WorkerInterrupted as exc:
                 self.running = False
+                self._cut_off = exc.__context__
 
     # -- waiting -----------------------------------------------------------------------------
 

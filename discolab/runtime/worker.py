@@ -376,11 +376,12 @@ class Worker(Interruptible):
             self.link.call_failed(self.executed - 1)
 
     def _finish_interrupted(self) -> None:
-        """Close the command that an interrupt tore out of."""
+        """Close the command that an interrupt tore out of: it may have failed by itself before."""
         self._absorb()
-        command = self.current
+        command, failed_with = self.current, self._cut_off
+        self._cut_off = None
         assert command is not None
-        self._poison(command[1], command, WorkerInterrupted("interrupted"))
+        self._poison(command[1], command, failed_with or WorkerInterrupted("interrupted"))
         self._end_failed_call()
 
     def _bind(self, bind: int, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:

@@ -66,6 +66,49 @@ def test_a_sleep_ends(sess: ThreadedSession) -> None:
     assert_works(sess)
 
 
+def test_of_two_interrupts_the_first_says_where(pair: ThreadedSession) -> None:
+    """A slow worker may be sent another one on its way out of the code that the first one hit."""
+
+    def first() -> None:
+        raise WorkerInterrupted
+
+    def twice() -> None:
+        try:
+            first()
+        finally:
+            raise WorkerInterrupted("interrupted")
+
+    with pytest.raises(WorkerError) as info:
+        pair.call_packed(twice).debug_get_from_all()
+    assert [failure.frames[-1][2] for failure in info.value.failures] == ["first"] * 2
+    assert all(failure.interrupted and not failure.earlier for failure in info.value.failures)
+
+
+@pytest.mark.one_process
+def test_an_interrupt_after_a_failure_does_not_hide_it(
+    pair: ThreadedSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the second try of an interrupt may come while the worker notes what the first one did."""
+    worker = pair.workers_here()[0]
+
+    def interrupted() -> None:
+        monkeypatch.undo()
+        raise WorkerInterrupted
+
+    def fail() -> None:
+        if current_worker().rank == 0:
+            monkeypatch.setattr(worker, "_absorb", interrupted)
+        raise KeyError("k")
+
+    ref = pair.call_packed(fail)
+    with pytest.raises(WorkerError) as info:
+        ref.debug_get_from_all()
+    first, second = info.value.failures
+    assert (first.type_name, first.frames) == (second.type_name, second.frames)
+    assert first.frames[-1][0] == __file__
+    assert_works(pair)
+
+
 def test_a_loop_that_swallows_the_exception_ends_all_the_same(pair: ThreadedSession) -> None:
     def stubborn() -> None:
         swallowed = current_worker().namespace.setdefault("swallowed", [])
