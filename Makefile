@@ -18,6 +18,8 @@ DEMO_NOTEBOOKS := notebooks/01_quickstart.ipynb notebooks/02_tensor_parallel.ipy
   notebooks/07_seeing_shards.ipynb
 # Another Python, for `make test-python`: PY=/path/to/python3.13
 PY ?=
+# IF_POSSIBLE=1: `make smoke` is content where there is no wheel, or no room
+IF_POSSIBLE ?=
 # More arguments for the unit tests: make test PYTEST_ARGS="-m 'not browser'"
 PYTEST_ARGS ?=
 # How many processes run tests at a time, but for those that need the machine for themselves
@@ -41,7 +43,7 @@ export PYTHONNOUSERSITE := 1
 unexport PYTHONHOME
 unexport PYTHONPATH
 
-.PHONY: help demo test test-all accelerator test-python units soak test-tvm compat lab pictures docs dist lint clean
+.PHONY: help demo test test-all accelerator test-python units soak test-tvm compat lab pictures docs dist smoke lint clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -171,6 +173,15 @@ dist: $(STAMP) ## build the wheel, and try it in an empty environment: engines, 
 	cd build/dist && OMP_NUM_THREADS=1 bin/python -I smoke.py --ray
 	build/dist/bin/python -m pip install --quiet --disable-pip-version-check ipykernel==$(OLD_KERNEL)
 	cd build/dist && OMP_NUM_THREADS=1 bin/python -I smoke.py
+
+smoke: ## install discolab for another Python, and try engines and magics there: make smoke PY=python3.13
+	@version=$$("$(PY)" -c 'import sys; print("%d.%d" % sys.version_info[:2])') || { \
+	  echo "error: cannot run '$(PY)'; name a Python: make smoke PY=/path/to/python3.13" >&2; exit 1; }; \
+	there=build/smoke$$version; rm -rf $$there; "$(PY)" -m venv $$there; \
+	echo "installing discolab into $$there (a few minutes)"; \
+	$$there/bin/python -m pip install --quiet --disable-pip-version-check '.[rich]' -c constraints.txt || { \
+	  echo "Python $$version: what discolab needs can not be installed here"; [ -n "$(IF_POSSIBLE)" ]; exit; }; \
+	cp tests/packaging/smoke.py $$there/; cd $$there; OMP_NUM_THREADS=1 bin/python -I smoke.py
 
 lint: $(STAMP) ## ruff and mypy
 	"$(BIN)/python" -m ruff check .
