@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..runtime.errors import DiscoError, WorkerInterrupted
 from ..runtime.failures import safe_str
-from ..runtime.interrupts import raise_in_thread, run_steps, shield, take_back_exception
+from ..runtime.interrupts import run_steps, shield, take_back_exception
+from ..runtime.landings import raise_in_thread
 from ..runtime.sources import place
 from ..runtime.worker import Worker, current_worker
 from .breaks import BreakTable

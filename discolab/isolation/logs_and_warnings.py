@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import operator
 import os
 import warnings
 import weakref
@@ -26,6 +27,7 @@ from typing import Any
 
 from torch._logging import _internal as torch_logs
 
+from ..runtime.interrupts import reentrant_lock, run_steps
 from ..runtime.worker import Worker, has_own_process
 from . import table
 from .imports import worker_unless_importing
@@ -386,6 +388,13 @@ def _make_copy() -> ModuleType:
             own[name] = mine
     own["showwarning"] = own["_showwarning_orig"]
     own["filters"] = list(names["filters"])
+    if "_acquire_lock" in names:  # 3.14: an interrupt could leave the process's lock taken for ever
+        steps = [
+            names[f"_{step}"]
+            for step in ("acquire_lock", "filters_mutated_lock_held", "release_lock")
+        ]
+        own["_lock"] = reentrant_lock()
+        own["_filters_mutated_lock_held"] = lambda: run_steps(map(operator.call, steps))
     return copy
 
 

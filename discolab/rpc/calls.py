@@ -344,7 +344,7 @@ class Call(Outcome):
             if thread._async_sent:
                 thread._absorb()
         except BaseException as exc:
-            thread._absorb()
+            thread._absorb(exc)
             self._failed(exc)
             return
         try:

@@ -32,7 +32,6 @@ Ownership: a thread itself writes `running`, `waiting_for`, `ended` and `_shield
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib
 import operator
@@ -51,6 +50,7 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
 from .errors import WaitTimeoutError, WorkerInterrupted
 from .interpreter_lock import is_on
+from .landings import give_back_locks, raise_in_thread, raise_where_harmless
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -58,6 +58,9 @@ S = TypeVar("S", bound="EndsWork")
 
 TICK = 0.05  # seconds between two looks at interrupts and deadlines while waiting
 HOLD_BACK = 10.0  # seconds for which a shield delays an interrupt at most
+CHOOSY = 0.5  # seconds for which an interrupt waits for a place where it leaves no lock taken
+_LOOK_AGAIN = 0.0002  # seconds after which one try looks again; doubled each time
+_LOOKS = 0.002  # up to this
 FIRST_LOOK = 0.005  # seconds after which `check` is called first; doubled each time, up to a tick
 
 # the threads that wait in discolab now; each adds and removes itself
@@ -381,6 +384,7 @@ class Interruptible:
         self.ended = False
         self.thread_id = 0
         self.clock = Clock()
+        self._interrupted_at = 0.0  # when the first of them began; under `_guard`
         self._async_sent = False  # whether an exception may be on its way
         # with what a call had failed when an interrupt landed before that was kept; own thread only
         self._cut_off: BaseException | None = None
@@ -405,21 +409,37 @@ class Interruptible:
         another has ended is known to come of the interrupt.
         """
         with shield(), self._guard:
+            if not self.interrupts:
+                self._interrupted_at = time.monotonic()
             self.interrupts += 1
 
     def retry_interrupt(self) -> None:
         """Send the exception once more, for code that swallowed it."""
-        with shield(), self._guard:
-            if self.interrupts and not self.ended:
-                if self.is_shielded():
-                    self._late = True
-                else:
-                    self._async_sent = True
-                    if self.running:
-                        raise_in_thread(self.thread_id, WorkerInterrupted)
         self.wake()
+        pause = _LOOK_AGAIN
+        while not self._send() and pause < _LOOKS:  # the next try goes on
+            time.sleep(pause)
+            pause *= 2
         for also in at_interrupt:
             also(self)
+
+    def _send(self) -> bool:
+        """Send the exception, if there is need; False if it would leave a lock taken."""
+        with shield(), self._guard:
+            if not self.interrupts or self.ended:
+                return True
+            if self.is_shielded():
+                self._late = True
+                return True
+            before, self._async_sent = self._async_sent, True
+            if not self.running:
+                return True
+            if time.monotonic() > self._interrupted_at + CHOOSY:
+                raise_in_thread(self.thread_id, WorkerInterrupted)
+            elif not raise_where_harmless(self.thread_id, WorkerInterrupted):
+                self._async_sent = before
+                return False
+            return True
 
     def work(self) -> object:
         """What the thread does now, None if nothing."""
@@ -439,17 +459,22 @@ class Interruptible:
         self._async_sent = False
         take_back_exception()
 
-    def _absorb(self) -> None:
-        """Stop running, and take back an exception that would hit what comes next."""
+    def _absorb(self, raised: BaseException | None = None) -> None:
+        """Stop running, and take back an exception that would hit what comes next.
+
+        Locks that an interrupt has left taken are free then, if it is what the work has `raised`.
+        """
         while True:
             try:
                 self.running = False
                 if self._async_sent:
                     self._let_senders_end()
                     self._take_back()
-                return
+                break
             except WorkerInterrupted:
                 continue
+        if raised is not None and self.interrupts:
+            give_back_locks(raised)
 
     def serve_on(self, serve: Callable[[], None]) -> None:
         """Call `serve` until it returns; an interrupt that lands outside of a command restarts it.
@@ -561,13 +586,6 @@ def wait_in_shield(ready: Callable[[], bool], seconds: float) -> bool:
 
 class _Nothing(BaseException):
     """Takes the place of an exception that is not to come any more."""
-
-
-def raise_in_thread(thread_id: int, exception: type[BaseException]) -> None:
-    """Have a thread raise an exception at the next place in Python code at which it can."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(thread_id), ctypes.py_object(exception)
-    )
 
 
 def take_back_exception() -> None:

@@ -348,7 +348,7 @@ class Worker(Interruptible):
         except BaseException as exc:
             if os.getpid() != self._pid:
                 _end_child(exc)
-            self._absorb()
+            self._absorb(exc)
             self._poison(reg, command, exc)
             self._end_failed_call()
             return
@@ -377,9 +377,9 @@ class Worker(Interruptible):
 
     def _finish_interrupted(self) -> None:
         """Close the command that an interrupt tore out of: it may have failed by itself before."""
-        self._absorb()
         command, failed_with = self.current, self._cut_off
         self._cut_off = None
+        self._absorb(failed_with)
         assert command is not None
         self._poison(command[1], command, failed_with or WorkerInterrupted("interrupted"))
         self._end_failed_call()
