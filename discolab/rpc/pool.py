@@ -23,6 +23,7 @@ import torch
 
 from ..runtime.errors import DiscoError, WorkerInterrupted
 from ..runtime.interrupts import Interruptible, bind_waiter, reentrant_lock, shield, waiter_here
+from ..runtime.landings import give_back_locks
 from ..runtime.worker import Worker, bind_thread, prepare_thread
 from .errors import session_over
 from .names import CONTROLLER, format_rank
@@ -138,6 +139,8 @@ class ServerThread(Interruptible):
 
     def _do_tasks(self) -> None:
         """Do tasks until there were none for long, or an interrupt comes between two statements."""
+        give_back_locks(self._cut_off)
+        self._cut_off = None
         if self._owed is not None:
             self._end_torn(self._owed)
         next_task = self.pool.next_task

@@ -57,8 +57,11 @@ def frame_of(thread_id: int) -> FrameType | None:
 
     Without the interpreter lock, only for a thread that waits.
     """
-    frames: dict[int, FrameType] = quietly(sys._current_frames)
-    return frames.get(thread_id)
+    # no variable holds all frames: one is of `quietly`, called from here, and that made a cycle
+    # which kept the variables of all threads for the collector
+    found = map(operator.methodcaller("get", thread_id), map(operator.call, [sys._current_frames]))
+    frame: FrameType | None = quietly(partial(next, found))
+    return frame
 
 
 def outwards(frame: FrameType | None) -> list[FrameType]:

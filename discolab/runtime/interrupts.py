@@ -21,6 +21,7 @@ not cut. The thread itself never runs Python code while it holds its guard, so t
 locked; any other thread that takes it is in a shield of its own. `with lock:` alone is not safe on
 a thread that can be interrupted: CPython 3.14 looks after the call of ``lock.__enter__``, so that
 an exception leaves the lock taken for ever. `reentrant_lock` and `plain_lock` make such that are.
+For the locks of others there is landings.py.
 
 Without the interpreter lock all of this holds too: an exception still comes between bytecodes of
 its thread only, and interpreter_lock.py says why *change the state first, then look* is enough.

@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dis
+import inspect
 import multiprocessing.synchronize
 import operator
 import sys
@@ -28,7 +29,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
-from itertools import compress, starmap
+from itertools import compress, starmap, takewhile
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
@@ -44,7 +45,16 @@ _NEAR = 3  # frames: such a function, what it calls, who calls it
 _MANY = 100  # items of a list that is not looked through
 _LOAD_SPECIAL = dis.opmap.get("LOAD_SPECIAL", -1)  # 3.14: fetches `__enter__` before it is called
 _CONDITION_EXIT = threading.Condition.__exit__.__code__
-_Lock, _RLock = type(threading.Lock()), type(threading.RLock())
+_Lock: Any = type(threading.Lock())
+_RLock: Any = type(threading.RLock())
+# instructions that leave what was loaded where it is
+_MOVES = frozenset(
+    ("CACHE", "NOP", "COPY", "SWAP", "LOAD_SPECIAL", "PRECALL", "PUSH_NULL", "RESUME", "NOT_TAKEN")
+)
+_traceback_of: Any = BaseException.__dict__["__traceback__"].__get__
+_context_of: Any = BaseException.__dict__["__context__"].__get__
+_tries: Any = getattr(dis, "_parse_exception_table", lambda code: [])
+_WAIT = threading.Condition.wait.__code__  # takes a lock that nobody else knows
 _place_of = operator.attrgetter("f_code", "f_lasti")
 
 
@@ -62,9 +72,12 @@ def raise_where_harmless(thread_id: int, exception: type[BaseException]) -> bool
         raise_in_thread(thread_id, exception)
         return True
     code, at = place = _place_of(frame)
-    near = outwards(frame)[:_NEAR]
-    if any(one.f_code.co_name in _HANDS_OVER for one in near) or _taken_at(code, at) is not None:
-        return False
+    if code is not _WAIT:
+        near = outwards(frame)[:_NEAR]
+        if any(one.f_code.co_name in _HANDS_OVER for one in near):
+            return False
+        if _taken_at(code, at) is not None:
+            return False
     send = partial(
         ctypes.pythonapi.PyThreadState_SetAsyncExc,
         ctypes.c_ulong(thread_id),
@@ -77,13 +90,16 @@ def raise_where_harmless(thread_id: int, exception: type[BaseException]) -> bool
 
 
 def give_back_locks(exc: BaseException | None) -> None:
-    """Free what an exception has left locked, on the thread to which it was sent, its work over."""
+    """Free what an exception has left locked, on the thread to which it was sent, its work over.
+
+    A lock that knows its owner is free then altogether, one that was kept from earlier work too.
+    """
     for _ in range(_NEAR):
         if exc is None:
             return
         with contextlib.suppress(Exception):  # of code that is looked at
-            _give_back(exc.__traceback__)
-        exc = exc.__context__
+            _give_back(_traceback_of(exc))
+        exc = _context_of(exc)
 
 
 def _give_back(traceback: TracebackType | None) -> None:
@@ -94,63 +110,69 @@ def _give_back(traceback: TracebackType | None) -> None:
             near.append(landed[0])
         traceback = traceback.tb_next
     for frame in near:
-        for lock in _locks_known(frame):
-            while _owned(lock):  # a thread whose work is over holds none
-                lock.release()
+        for value in _values(frame):
+            if issubclass(type(value), _RLock):
+                while _RLock._is_owned(value):
+                    _RLock.release(value)
+            elif type(value) is multiprocessing.synchronize.RLock:
+                while value._semlock._is_mine():  # type: ignore[attr-defined]
+                    value._semlock.release()  # type: ignore[attr-defined]
     if near and landed[0] is near[-1]:
         lock = _left_taken(*landed)
         if type(lock) is _Lock:
             lock.release()
 
 
-def _locks_known(frame: FrameType) -> Iterator[Any]:
-    """Those that know their owner: a frame's variables, what these hold, what its module has."""
-    values = list(frame.f_locals.values())
+def _values(frame: FrameType) -> Iterator[Any]:
+    """A frame's variables, what these hold, and its module's; past what classes may override."""
+    values = list(_variables(frame).values())
     for value in values[:]:
-        with contextlib.suppress(AttributeError):  # past what its class may override
-            values += list(object.__getattribute__(value, "__dict__").values())
+        with contextlib.suppress(Exception):
+            own = object.__getattribute__(value, "__dict__")
+            values += list(own.values()) if type(own) is dict else []
     for value in values + list(frame.f_globals.values()):
-        if type(value) is list and len(value) < _MANY:
-            yield from filter(_knows_owner, value)
-        elif type(value) is threading.Condition:
-            value = value._lock  # type: ignore[attr-defined]
-            yield from [value] if _knows_owner(value) else []
-        elif _knows_owner(value):
+        if type(value) is threading.Condition:
+            yield value._lock  # type: ignore[attr-defined]
+        elif type(value) is list and len(value) < _MANY:
+            yield from value
+        else:
             yield value
 
 
-def _knows_owner(value: object) -> bool:
-    return issubclass(type(value), (_RLock, multiprocessing.synchronize.SemLock))
-
-
-def _owned(lock: Any) -> bool:
-    owned: bool = lock._is_owned() if issubclass(type(lock), _RLock) else lock._semlock._is_mine()
-    return owned
+def _variables(frame: FrameType) -> dict[str, Any]:
+    known = frame.f_locals
+    variables = dict(known)
+    if type(known) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        known.clear()  # before 3.13 the frame keeps it, and all that is in it
+    return variables
 
 
 def _left_taken(frame: FrameType, at: int) -> Any:
     """The lock that a function has just taken, or was about to free, as it was interrupted."""
     code = frame.f_code
-    if code is _CONDITION_EXIT and "CALL" not in _instruction(code, at):
-        return frame.f_locals["self"]._lock
+    if code is _CONDITION_EXIT:
+        begun = any(one.opname.startswith("CALL") for one in _until(code, at))
+        return None if begun else _variables(frame)["self"]._lock
     names = _taken_at(code, at)
     if not names:
         return None
     name, *attributes = names
-    value = frame.f_locals[name] if name in frame.f_locals else frame.f_globals[name]
+    variables = _variables(frame)
+    value = variables[name] if name in variables else frame.f_globals[name]
     for attribute in attributes:
-        value = getattr(value, attribute)
-    return value
+        value = inspect.getattr_static(value, attribute)
+    return value._lock if type(value) is threading.Condition else value  # type: ignore[attr-defined]
 
 
-def _instruction(code: CodeType, at: int) -> str:
-    return [one.opname for one in dis.get_instructions(code) if one.offset <= at][-1]
+def _until(code: CodeType, at: int) -> Iterator[dis.Instruction]:
+    return takewhile(lambda one: one.offset <= at, dis.get_instructions(code))
 
 
 def _taken_at(code: CodeType, at: int) -> list[str] | None:
-    """What an instruction, by its offset, takes: names and attributes, none if that is not clear.
+    """What an instruction, by its offset, takes: a name and attributes; [] if that is not clear.
 
-    It takes something if it calls an `acquire`, an `__enter__`, or, on 3.14, what `with` does.
+    It takes something if it calls an `acquire`, an `__enter__`, or, on 3.14, what `with` does. Not
+    clear is what is no plain ``a.b.acquire()``, and one that a `try` around it may free itself.
     """
     by_with = at >= 2 and code.co_code[at - 2] == _LOAD_SPECIAL
     if not (by_with or "acquire" in code.co_names or "__enter__" in code.co_names):
@@ -158,23 +180,34 @@ def _taken_at(code: CodeType, at: int) -> list[str] | None:
     names: list[str] = []  # of what was loaded last
     calls: list[str] | None = None  # whose `acquire` was
     taken: list[str] | None = None
-    for one in dis.get_instructions(code):
-        if one.offset > at:
-            break
+    for one in _until(code, at):
         kind, name = one.opname, one.argval
         taken = None
+        if one.is_jump_target:
+            names, calls = [], calls and []
         if kind.startswith("CALL"):
-            taken, calls = (names if by_with else calls), None
+            taken = names if by_with else calls
+            if taken is not None and (kind != "CALL" or one.arg != 0):
+                taken = []  # with arguments it may not have taken it
+            names, calls = [], None
         elif kind in ("LOAD_ATTR", "LOAD_METHOD"):
             if name in ("acquire", "__enter__"):
                 calls = names
             names = [*names, name] if names else []
         elif kind.startswith(("LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF")):
             names = [name] if isinstance(name, str) else [name[-1]]
-            if calls is not None:
-                calls = []  # with arguments: it may not have taken it
-        elif kind.startswith("LOAD_CONST") and calls is not None:
-            calls = []
-        elif kind.startswith(("LOAD_SMALL", "BINARY", "LOAD_CLOSURE", "STORE", "POP_TOP")):
+        elif kind not in _MOVES:
             names = []
-    return taken
+    return [] if taken and not by_with and _is_freed_around(code, at) else taken
+
+
+def _is_freed_around(code: CodeType, at: int) -> bool:
+    """Whether a `try` around an instruction frees something in its `finally`."""
+    ends = [one.target for one in _tries(code) if one.start <= at < one.end]
+    for end in ends:
+        for one in dis.get_instructions(code):
+            if one.offset >= end and one.argval == "release":
+                return True
+            if one.offset >= end and one.opname == "RERAISE":
+                break
+    return False

@@ -292,8 +292,10 @@ class Worker(Interruptible):
         bind_waiter(None)
 
     def _serve(self) -> None:
+        failed_with, self._cut_off = self._cut_off, None
         if self.current is not None:
-            self._finish_interrupted()
+            self._finish_interrupted(failed_with)
+        del failed_with
         recv, do = self.channel.recv, self.dispatch
         while not self.ended:
             command = recv()
@@ -375,11 +377,10 @@ class Worker(Interruptible):
         if self.link is not None:
             self.link.call_failed(self.executed - 1)
 
-    def _finish_interrupted(self) -> None:
+    def _finish_interrupted(self, failed_with: BaseException | None) -> None:
         """Close the command that an interrupt tore out of: it may have failed by itself before."""
-        command, failed_with = self.current, self._cut_off
-        self._cut_off = None
         self._absorb(failed_with)
+        command = self.current
         assert command is not None
         self._poison(command[1], command, failed_with or WorkerInterrupted("interrupted"))
         self._end_failed_call()

@@ -21,6 +21,7 @@ from discolab import (
     make_session,
 )
 from discolab.runtime.controller import _MOST_QUEUED
+from discolab.runtime.interrupts import waiting_threads
 
 
 def spin() -> None:
@@ -91,7 +92,7 @@ def test_an_interrupt_after_a_failure_does_not_hide_it(
     """As the second try of an interrupt may come while the worker notes what the first one did."""
     worker = pair.workers_here()[0]
 
-    def interrupted() -> None:
+    def interrupted(*_: object) -> None:
         monkeypatch.undo()
         raise WorkerInterrupted
 
@@ -251,12 +252,17 @@ def ctrl_c_raises() -> Any:
 def test_ctrl_c_in_a_sync_is_seen_promptly_and_ends_the_work(
     sess: ThreadedSession, busy: Any
 ) -> None:
+    main, raised = threading.get_ident(), []
     sess.call_packed(busy)
-    start = time.monotonic()
-    thread = raise_in_main(0.1)
+
+    def waits() -> bool:  # not before: workers that spin may keep the main thread from it
+        raised[:] = [time.monotonic()]
+        return main in waiting_threads
+
+    thread = raise_in_main(0.1, waits)
     with pytest.raises(KeyboardInterrupt):
         sess.sync_all(timeout=60)
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - raised[0] < 3
     thread.join(20)
     assert_works(sess)
 
