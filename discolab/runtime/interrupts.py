@@ -34,6 +34,7 @@ Ownership: a thread itself writes `running`, `waiting_for`, `ended` and `_shield
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import operator
 import os
@@ -593,12 +594,18 @@ def take_back_exception() -> None:
     """Let no exception come to the calling thread that was sent to it before.
 
     Were it set to none, CPython 3.11 would go on looking for one for ever: slower, and a call under
-    `sys.settrace` then never begins. So another one takes its place, and is caught here.
+    `sys.settrace` then never begins. So another one takes its place, and is caught here. With the
+    garbage collector off: in what that calls Python would drop and report it.
     """
+    collects = gc.isenabled()
     try:
+        gc.disable()
         while True:  # it comes at once, or to a thread that has just begun and bears our identifier
             raise_in_thread(threading.get_ident(), _Nothing)
             for _ in range(1000):
                 pass
     except _Nothing:
         pass
+    finally:
+        if collects:
+            gc.enable()

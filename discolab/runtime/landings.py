@@ -13,7 +13,8 @@ thread may run, so it looks again, and sends in the same call of C code if the t
 that place. Without the GIL the other thread runs on, and it is sent blindly.
 
 **After**: the traceback says where it has landed, and so what it left taken (`give_back_locks`).
-This is for what is sent blindly, to threads too that do nothing but take a lock.
+This is for what is sent blindly, to threads too that do nothing but take a lock. Gradients that
+`torch.no_grad` has just turned off, or was about to turn on, are on again too.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from itertools import compress, starmap, takewhile
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
+import torch
+
 from .frames import frame_of, outwards, quietly
 from .interpreter_lock import is_on
 from .sources import is_own_file
@@ -42,6 +45,8 @@ _HANDS_OVER = frozenset(
     ("acquire", "release", "__enter__", "__exit__", "_acquireLock", "_releaseLock", "__del__")
 )
 _NEAR = 3  # frames: such a function, what it calls, who calls it
+_GRAD = "torch.autograd.grad_mode"
+_DEEP = 50  # frames of a traceback that may have taken one, the innermost
 _MANY = 100  # items of a list that is not looked through
 _LOAD_SPECIAL = dis.opmap.get("LOAD_SPECIAL", -1)  # 3.14: fetches `__enter__` before it is called
 _CONDITION_EXIT = threading.Condition.__exit__.__code__
@@ -103,7 +108,7 @@ def give_back_locks(exc: BaseException | None) -> None:
 
 
 def _give_back(traceback: TracebackType | None) -> None:
-    near: deque[FrameType] = deque(maxlen=_NEAR)
+    near: deque[FrameType] = deque(maxlen=_DEEP)
     while traceback is not None:
         landed = traceback.tb_frame, traceback.tb_lasti
         if not is_own_file(landed[0].f_code.co_filename):
@@ -117,10 +122,14 @@ def _give_back(traceback: TracebackType | None) -> None:
             elif type(value) is multiprocessing.synchronize.RLock:
                 while value._semlock._is_mine():  # type: ignore[attr-defined]
                     value._semlock.release()  # type: ignore[attr-defined]
-    if near and landed[0] is near[-1]:
-        lock = _left_taken(*landed)
-        if type(lock) is _Lock:
-            lock.release()
+    if not near or landed[0] is not near[-1]:
+        return
+    modes = [*takewhile(lambda frame: frame.f_globals.get("__name__") == _GRAD, reversed(near))]
+    if modes and _variables(modes[-1])["self"].prev:  # `no_grad`, as an optimizer's step enters it
+        torch.set_grad_enabled(True)
+    lock = _left_taken(*landed)
+    if type(lock) is _Lock:
+        lock.release()
 
 
 def _values(frame: FrameType) -> Iterator[Any]:

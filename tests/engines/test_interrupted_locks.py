@@ -66,6 +66,12 @@ def enumerate_threads() -> None:
     threading.enumerate()
 
 
+def without_gradients() -> None:
+    assert torch.is_grad_enabled()
+    with torch.no_grad():
+        pass
+
+
 ALL = [
     write,
     name_loggers,
@@ -76,6 +82,7 @@ ALL = [
     take,
     take_twice,
     enumerate_threads,
+    without_gradients,
 ]
 
 
