@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,21 @@ import psutil
 import pytest
 
 from discolab import Session, current_worker
+
+
+@pytest.fixture(autouse=True)
+def none_is_left_to_later_tests() -> Iterator[None]:
+    """An interrupt may land as `__exit__` of a `Popen` begins: `subprocess` keeps it, and drops it,
+    with a warning of its pipe, as anybody starts a program."""
+    yield
+    gc.collect()
+    kept: list[Any] = subprocess._active  # type: ignore[attr-defined]
+    deadline = time.monotonic() + 10
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        while kept and time.monotonic() < deadline:
+            subprocess._cleanup()  # type: ignore[attr-defined]
+            time.sleep(0.01)
 
 
 def wait_for_future() -> None:
