@@ -18,6 +18,8 @@ DEMO_NOTEBOOKS := notebooks/01_quickstart.ipynb notebooks/02_tensor_parallel.ipy
   notebooks/07_seeing_shards.ipynb
 # Another Python, for `make test-python`: PY=/path/to/python3.13
 PY ?=
+VERSION_OF_PY = version=$$("$(PY)" -c 'import sys; print("%d.%d" % sys.version_info[:2])') || { \
+  echo "error: cannot run '$(PY)'; name a Python: make $@ PY=/path/to/python3.13" >&2; exit 1; }
 # IF_POSSIBLE=1: `make smoke` is content where there is no wheel, or no room
 IF_POSSIBLE ?=
 # More arguments for the unit tests: make test PYTEST_ARGS="-m 'not browser'"
@@ -124,9 +126,7 @@ accelerator: $(STAMP) ## tests on the simulated accelerator, all of them (an hou
 	$(call RUN_ACCELERATOR,--all)
 
 test-python: ## the tests that need no browser, on another Python: make test-python PY=python3.13
-	@version=$$("$(PY)" -c 'import sys; print("%d.%d" % sys.version_info[:2])') || { \
-	  echo "error: cannot run '$(PY)'; name a Python: make test-python PY=/path/to/python3.13" >&2; \
-	  exit 1; }; \
+	@$(VERSION_OF_PY); \
 	"$(MAKE)" --no-print-directory units PYTHON="$(PY)" VENV="$(CURDIR)/build/python$$version"
 
 units: $(STAMP)
@@ -175,8 +175,7 @@ dist: $(STAMP) ## build the wheel, and try it in an empty environment: engines, 
 	cd build/dist && OMP_NUM_THREADS=1 bin/python -I smoke.py
 
 smoke: ## install discolab for another Python, and try engines and magics there: make smoke PY=python3.13
-	@version=$$("$(PY)" -c 'import sys; print("%d.%d" % sys.version_info[:2])') || { \
-	  echo "error: cannot run '$(PY)'; name a Python: make smoke PY=/path/to/python3.13" >&2; exit 1; }; \
+	@$(VERSION_OF_PY); \
 	there=build/smoke$$version; rm -rf $$there; "$(PY)" -m venv $$there; \
 	echo "installing discolab into $$there (a few minutes)"; \
 	$$there/bin/python -m pip install --quiet --disable-pip-version-check '.[rich]' -c constraints.txt || { \

@@ -389,10 +389,8 @@ def _make_copy() -> ModuleType:
     own["showwarning"] = own["_showwarning_orig"]
     own["filters"] = list(names["filters"])
     if "_acquire_lock" in names:  # 3.14: an interrupt could leave the process's lock taken for ever
-        steps = [
-            names[f"_{step}"]
-            for step in ("acquire_lock", "filters_mutated_lock_held", "release_lock")
-        ]
+        changed = names["_filters_mutated_lock_held"]
+        steps = [names["_acquire_lock"], changed, names["_release_lock"]]
         own["_lock"] = reentrant_lock()
         own["_filters_mutated_lock_held"] = lambda: run_steps(map(operator.call, steps))
     return copy

@@ -21,7 +21,7 @@ import operator
 import re
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import accumulate, repeat, takewhile
 from types import FrameType
@@ -57,11 +57,18 @@ def frame_of(thread_id: int) -> FrameType | None:
 
     Without the interpreter lock, only for a thread that waits.
     """
-    # no variable holds all frames: one is of `quietly`, called from here, and that made a cycle
-    # which kept the variables of all threads for the collector
-    found = map(operator.methodcaller("get", thread_id), map(operator.call, [sys._current_frames]))
-    frame: FrameType | None = quietly(partial(next, found))
+    frame: FrameType | None = quietly(partial(next, frames_now(thread_id)))
     return frame
+
+
+def frames_now(thread_id: int, default: FrameType | None = None) -> Iterator[FrameType | None]:
+    """Gives one frame, as `frame_of` does, once it is asked, and in one call of C code.
+
+    No variable holds all frames: one is of `quietly`, called from here, and that made a cycle which
+    kept the variables of all threads for the collector.
+    """
+    frames = map(operator.call, [sys._current_frames])
+    return map(operator.methodcaller("get", thread_id, default), frames)
 
 
 def outwards(frame: FrameType | None) -> list[FrameType]:

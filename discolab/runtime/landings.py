@@ -25,10 +25,9 @@ import dis
 import inspect
 import multiprocessing.synchronize
 import operator
-import sys
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import compress, starmap, takewhile
 from types import CodeType, FrameType, TracebackType
@@ -36,7 +35,7 @@ from typing import Any
 
 import torch
 
-from .frames import frame_of, outwards, quietly
+from .frames import frame_of, frames_now, outwards, quietly
 from .interpreter_lock import is_on
 from .sources import is_own_file
 
@@ -65,9 +64,12 @@ _place_of = operator.attrgetter("f_code", "f_lasti")
 
 def raise_in_thread(thread_id: int, exception: type[BaseException]) -> None:
     """Have a thread raise an exception at the next place in Python code at which it can."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(thread_id), ctypes.py_object(exception)
-    )
+    _sending(thread_id, exception)()
+
+
+def _sending(thread_id: int, exception: type[BaseException]) -> Callable[[], object]:
+    send = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    return partial(send, ctypes.c_ulong(thread_id), ctypes.py_object(exception))
 
 
 def raise_where_harmless(thread_id: int, exception: type[BaseException]) -> bool:
@@ -83,14 +85,8 @@ def raise_where_harmless(thread_id: int, exception: type[BaseException]) -> bool
             return False
         if _taken_at(code, at) is not None:
             return False
-    send = partial(
-        ctypes.pythonapi.PyThreadState_SetAsyncExc,
-        ctypes.c_ulong(thread_id),
-        ctypes.py_object(exception),
-    )
-    frames = map(operator.call, [sys._current_frames])
-    places = map(_place_of, map(operator.methodcaller("get", thread_id, frame), frames))
-    is_there = map(partial(operator.eq, place), places)
+    send = _sending(thread_id, exception)
+    is_there = map(partial(operator.eq, place), map(_place_of, frames_now(thread_id, frame)))
     return bool(quietly(partial(list, starmap(send, compress([()], is_there)))))
 
 
@@ -114,14 +110,13 @@ def _give_back(traceback: TracebackType | None) -> None:
         if not is_own_file(landed[0].f_code.co_filename):
             near.append(landed[0])
         traceback = traceback.tb_next
-    for frame in near:
-        for value in _values(frame):
-            if issubclass(type(value), _RLock):
-                while _RLock._is_owned(value):
-                    _RLock.release(value)
-            elif type(value) is multiprocessing.synchronize.RLock:
-                while value._semlock._is_mine():  # type: ignore[attr-defined]
-                    value._semlock.release()  # type: ignore[attr-defined]
+    for value in _values(near):
+        if issubclass(type(value), _RLock):
+            while _RLock._is_owned(value):
+                _RLock.release(value)
+        elif type(value) is multiprocessing.synchronize.RLock:
+            while value._semlock._is_mine():  # type: ignore[attr-defined]
+                value._semlock.release()  # type: ignore[attr-defined]
     if not near or landed[0] is not near[-1]:
         return
     modes = [*takewhile(lambda frame: frame.f_globals.get("__name__") == _GRAD, reversed(near))]
@@ -132,14 +127,16 @@ def _give_back(traceback: TracebackType | None) -> None:
         lock.release()
 
 
-def _values(frame: FrameType) -> Iterator[Any]:
-    """A frame's variables, what these hold, and its module's; past what classes may override."""
-    values = list(_variables(frame).values())
+def _values(frames: Iterable[FrameType]) -> Iterator[Any]:
+    """Variables, what these hold, and those of modules; past what classes may override."""
+    values = [value for frame in frames for value in _variables(frame).values()]
     for value in values[:]:
         with contextlib.suppress(Exception):
             own = object.__getattribute__(value, "__dict__")
             values += list(own.values()) if type(own) is dict else []
-    for value in values + list(frame.f_globals.values()):
+    for names in {id(frame.f_globals): frame.f_globals for frame in frames}.values():
+        values += list(names.values())
+    for value in values:
         if type(value) is threading.Condition:
             yield value._lock  # type: ignore[attr-defined]
         elif type(value) is list and len(value) < _MANY:

@@ -252,17 +252,14 @@ def ctrl_c_raises() -> Any:
 def test_ctrl_c_in_a_sync_is_seen_promptly_and_ends_the_work(
     sess: ThreadedSession, busy: Any
 ) -> None:
-    main, raised = threading.get_ident(), []
+    main = threading.get_ident()
     sess.call_packed(busy)
-
-    def waits() -> bool:  # not before: workers that spin may keep the main thread from it
-        raised[:] = [time.monotonic()]
-        return main in waiting_threads
-
-    thread = raise_in_main(0.1, waits)
+    start = time.monotonic()
+    # not before it waits: workers that spin may keep the main thread from it
+    thread = raise_in_main(0.1, lambda: main in waiting_threads)
     with pytest.raises(KeyboardInterrupt):
         sess.sync_all(timeout=60)
-    assert time.monotonic() - raised[0] < 3
+    assert time.monotonic() - start < 3
     thread.join(20)
     assert_works(sess)
 
