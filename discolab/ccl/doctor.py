@@ -88,7 +88,8 @@ class Diagnosis(Pictured):
     rounds
         The last collectives, the oldest first; each with what its members did.
     failure
-        What the last of `rounds` that failed has told, "" if none did.
+        What the last of `rounds` that failed has told, "" if none did: one that was stopped by
+        an interrupt has not failed, even for workers that noticed that others had left it.
     unseen
         Workers in other processes, whose collectives are not known here.
     """
@@ -327,7 +328,7 @@ def _parcels(board: Board, here: Mapping[int, Peer], cut: int) -> list[Parcel]:
 
 
 def _last_failure(failures: Mapping[int, Mapping[int, Failure]], shown: set[int]) -> str:
-    """What was told of the last of these commands in which a collective failed."""
+    """What was told of the last of these commands in which a collective failed; not of a Stop."""
     failed = {
         ordinal
         for line in failures.values()
@@ -337,7 +338,9 @@ def _last_failure(failures: Mapping[int, Mapping[int, Failure]], shown: set[int]
     if not failed:
         return ""
     ends = [line[max(failed)] for line in failures.values() if max(failed) in line]
-    causes = [f for f in ends if not (f.victim or f.interrupted)] or ends
+    causes = [f for f in ends if not (f.victim or f.interrupted)]
+    if not causes and not any(f.interrupted for f in ends):
+        causes = ends
     words: dict[str, list[int]] = {}
     for failure in causes:  # here it does not matter at which line each has failed
         text = f"failed in {failure.summary}: {failure.headline}"

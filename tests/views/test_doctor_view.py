@@ -16,7 +16,14 @@ from discolab.ccl.backends.gloo import GlooBackend
 from discolab.ccl.board.rounds import Entry, Round
 from discolab.ccl.doctor import Diagnosis, Edge, Parcel, doctor, forget
 from discolab.engines import ThreadedSession
-from discolab.runtime import ArgumentError, WorkerError, WorkerStatus, current_worker
+from discolab.runtime import (
+    ArgumentError,
+    CollectiveAborted,
+    WorkerError,
+    WorkerStatus,
+    current_worker,
+)
+from discolab.runtime.interrupts import shield
 from discolab.views import doctor_parts, render_html, render_text
 
 DURATION = re.compile(r"\d+(\.\d+)?(e-\d+)? m?s\b")
@@ -249,6 +256,25 @@ def test_a_failure_elsewhere_is_not_told(four: ThreadedSession) -> None:
     four.call_packed(some)
     fails(four, lambda: 1 / 0)
     assert doctor(four).failure == ""
+
+
+def leaves_one_after_another() -> None:
+    if rank() == 3:  # it learns that the others have left before it is interrupted itself
+        with shield():
+            time.sleep(0.3)
+            with pytest.raises(CollectiveAborted) as aborted:
+                ccl.all_reduce(torch.ones(3))
+        raise aborted.value
+    ccl.all_reduce(torch.ones(3))
+
+
+def test_a_stop_is_no_failure(four: ThreadedSession) -> None:
+    four.call_packed(leaves_one_after_another)
+    until_waiting(four, 3)
+    assert four.interrupt(timeout=20) == []
+    found = doctor(four)
+    assert drawn(found)[1] == "nobody waits; a collective was stopped"
+    assert found.failure == ""
 
 
 def cross() -> None:
