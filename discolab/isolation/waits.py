@@ -15,6 +15,7 @@ import contextlib
 import functools
 import multiprocessing.pool
 import multiprocessing.process
+import multiprocessing.util
 import os
 import selectors
 import signal
@@ -371,6 +372,16 @@ def _pool_over(begin: Callable[..., None]) -> Callable[..., None]:
     return begin_whole
 
 
+def _finalize_over(finalize: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(finalize)
+    def finalize_whole(self: Any, *args: Any, **named: Any) -> Any:
+        # it is called once: the processes of a pool that it had not reached would run for ever
+        with _shield_of_worker():
+            return finalize(self, *args, **named)
+
+    return finalize_whole
+
+
 def _install(patches: Patches) -> None:
     for name in ("fork", "forkpty"):
         if hasattr(os, name):
@@ -384,6 +395,7 @@ def _install(patches: Patches) -> None:
     patches.replace(subprocess.Popen, "communicate", _communicate_over)
     patches.replace(multiprocessing.process.BaseProcess, "start", _start_process_over)
     patches.replace(multiprocessing.pool.Pool, "__init__", _pool_over)
+    patches.replace(multiprocessing.util.Finalize, "__call__", _finalize_over)
     for name in _SELECTORS:
         kind = getattr(selectors, name, None)
         if kind is not None and "select" in vars(kind):

@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 import gc
 import multiprocessing
+import multiprocessing.util
 import os
 import queue
 import random
@@ -201,6 +202,30 @@ def test_an_interrupt_leaves_no_process_of_a_pool(pair: Session) -> None:
     while any(left := pair.call_packed(_new_processes, now_known=False).debug_get_from_all()):
         assert time.monotonic() < until, left
         time.sleep(0.05)
+
+
+def test_a_finalizer_of_multiprocessing_runs_whole(pair: Session) -> None:
+    """However long it takes: an interrupt is sent again, and nothing calls the rest of it."""
+
+    def clean_up(found: dict[str, bool]) -> None:
+        threading.Event().wait(0.7)
+        found["cleaned up"] = True
+
+    def work(found: dict[str, bool]) -> None:
+        finalizer = multiprocessing.util.Finalize(None, clean_up, (found,), exitpriority=0)
+        try:
+            time.sleep(1000)
+        finally:
+            finalizer()
+
+    found = pair.call_packed(dict)
+    pair.call_packed(work, found)
+    until = time.monotonic() + 20
+    while any(status.state != "waiting" for status in pair.status()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert pair.interrupt(timeout=20) == []
+    assert found.debug_get_from_all() == [{"cleaned up": True}] * 2
 
 
 def _begin_and_sleep(begun: Any) -> None:

@@ -261,7 +261,7 @@ def test_a_failure_elsewhere_is_not_told(four: ThreadedSession) -> None:
 def leaves_one_after_another() -> None:
     if rank() == 3:  # it learns that the others have left before it is interrupted itself
         with shield():
-            time.sleep(0.3)
+            threading.Event().wait(0.3)
             with pytest.raises(CollectiveAborted) as aborted:
                 ccl.all_reduce(torch.ones(3))
         raise aborted.value
