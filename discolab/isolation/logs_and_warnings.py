@@ -388,6 +388,11 @@ def _make_copy() -> ModuleType:
             own[name] = mine
     own["showwarning"] = own["_showwarning_orig"]
     own["filters"] = list(names["filters"])
+    variable = names.get("_warnings_context")
+    held = variable and variable.get(None)
+    if held:  # without the interpreter lock: the block in which this thread was started
+        own["filters"] = list(held._filters)
+        variable.set(names["_get_context"].__globals__["_global_context"])  # asks for the module's
     if "_acquire_lock" in names:  # 3.14: an interrupt could leave the process's lock taken for ever
         changed = names["_filters_mutated_lock_held"]
         steps = [names["_acquire_lock"], changed, names["_release_lock"]]
