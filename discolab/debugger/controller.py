@@ -25,7 +25,7 @@ from ..ccl.doctor import waits
 from ..runtime.errors import DiscoError, SessionClosedError, SessionError
 from ..runtime.failures import name_ranks
 from ..runtime.interpreter_lock import copied
-from ..runtime.interrupts import TICK
+from ..runtime.interrupts import TICK, reentrant_lock
 from ..runtime.ranks import parse_ranks
 from ..runtime.services import SERVICES, Service, probe
 from ..runtime.session import Session
@@ -85,7 +85,7 @@ class DebugController:
 
     def __init__(self, session: Session) -> None:
         self._session = weakref.ref(session)  # workers hold the controller
-        self.lock = threading.RLock()
+        self.lock = reentrant_lock()
         self.changed = threading.Condition(self.lock)
         self.lockstep: Lockstep | None = None
         self.aborted: tuple[int, Stop] | None = None

@@ -31,6 +31,7 @@ from typing import Any
 import torch
 
 from ..runtime.errors import SessionError
+from ..runtime.interrupts import shield
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .barriers import Barrier, obstacle
@@ -185,7 +186,7 @@ class _LibraryOfWorker:
 
     def _joins(self, name: str, definition: tuple[Any, ...]) -> bool:
         """Define an operator; False while others have one of another schema, which was there."""
-        with _lock:
+        with shield(), _lock:
             _clear_away()
             operator = _operators.get(name)
             if operator is not None and operator.definition != definition:
@@ -207,7 +208,7 @@ class _LibraryOfWorker:
 
     def impl(self, name: str, key: str, function: Any, *how: Any) -> None:
         """Give an operator a kernel: this worker's, if it is one of the workers'."""
-        with _lock:
+        with shield(), _lock:
             operator = _operators.get(self._name(name))
             if operator is None or self.worker not in operator.owners:
                 self._override(self._name(name), key, function, *how)
@@ -246,7 +247,7 @@ class _LibraryOfWorker:
 
     def register_ad_inplace_or_view_fallback(self, name: str) -> None:
         """As torch's, once for an operator."""
-        with _lock:
+        with shield(), _lock:
             operator = _operators[self._name(name)]
             if not operator.falls_back:
                 operator.falls_back = True
@@ -319,7 +320,7 @@ def _install(patches: Patches) -> None:
 
 
 def _end_overrides() -> None:
-    with _lock:
+    with shield(), _lock:
         while _overrides:
             _, override = _overrides.popitem()
             override.library.reset()
@@ -487,7 +488,7 @@ def _fake_contexts(module: ModuleType, patches: Patches) -> None:
 
 
 def _leave(worker: Worker) -> None:
-    with _lock:
+    with shield(), _lock:
         _clear_away()
         for operator in list(_operators.values()):
             operator.forget(worker)
@@ -504,7 +505,7 @@ def overrides_as_before(worker: Worker) -> Iterator[None]:
     try:
         yield
     finally:
-        with _lock:
+        with shield(), _lock:
             _clear_away()
             for override in _overrides_of(worker):
                 if override in before:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import itertools
 import re
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from difflib import SequenceMatcher
 from typing import Any, TextIO, TypeVar
 
 from ..runtime.failures import fold_ranks
+from ..runtime.interrupts import plain_lock
 from ..runtime.services import SERVICES, Service
 from ..runtime.worker import Worker, current_worker_or_none
 from ..views.formats import strip_addresses
@@ -224,7 +224,7 @@ class OutputCapture:
         self._shell = shell
         self._config = config
         self._lines_shown = self._lines_left_out = 0  # in this cell
-        self._lock = threading.Lock()
+        self._lock = plain_lock()
         self._kept: dict[int, dict[int, list[Item]]] = {}
         self._oldest, self._newest = (
             0.0,

@@ -19,7 +19,6 @@ import os
 import socket
 import sys
 import tempfile
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -42,10 +41,11 @@ from ..isolation.thread_state import in_new_context, thread_as_before
 from ..isolation.torch_settings import fresh_settings
 from ..runtime.errors import ArgumentError, SessionError
 from ..runtime.functions import worker_function
+from ..runtime.interrupts import plain_lock
 from ..runtime.worker import Worker, current_worker
 from .cells import keep_source
 
-_lock = threading.Lock()
+_lock = plain_lock()
 _running: list[str] = []  # the folder of each script that a worker runs
 _before: dict[str, Any] = {}
 

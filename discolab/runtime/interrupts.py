@@ -274,7 +274,7 @@ def ends_work(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S,
 # -- locks and counts that interrupts do not break ------------------------------------------------
 
 
-def reentrant_lock() -> AbstractContextManager[Any]:
+def reentrant_lock() -> threading.RLock:
     """Make a reentrant lock that an interrupt in ``with lock:`` leaves either taken or free."""
     return _ReentrantLock() if sys.version_info >= (3, 14) else threading.RLock()
 

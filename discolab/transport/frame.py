@@ -29,7 +29,6 @@ import os
 import resource
 import struct
 import tempfile
-import threading
 import time
 import warnings
 import weakref
@@ -39,6 +38,7 @@ from typing import Any
 import torch
 
 from ..runtime.errors import DiscoError
+from ..runtime.interrupts import plain_lock
 from .loop import PORTABLE
 
 KEEP_FREE = 10.0  # seconds for which a free buffer is kept
@@ -120,7 +120,7 @@ class BufferPool:
     """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = plain_lock()
         self._free: dict[int, tuple[SharedBuffer, int, float]] = {}
         self._lent: dict[int, tuple[SharedBuffer, int]] = {}
         self._numbers = itertools.cycle(range(1, 1 << 16))

@@ -90,7 +90,7 @@ class Conductor:
         self.absorbing = plain_lock()
         self._worker, self._threads = worker, torch.get_num_threads()
         self._tasks: _Tasks = queue.SimpleQueue()
-        self._swap = threading.Lock()  # guards which queue is `_tasks`, and `_ended`
+        self._swap = plain_lock()  # guards which queue is `_tasks`, and `_ended`
         self._ended = False
         self._doing: Task | None = None
         self._void_since: tuple[Task, float] | None = None

@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed.distributed_c10d
 
 from ...runtime.errors import CollectiveError, SessionError, WaitTimeoutError
-from ...runtime.interrupts import TICK, plain_lock
+from ...runtime.interrupts import TICK, plain_lock, reentrant_lock
 from ...runtime.worker import Worker, current_worker_or_none
 from ..coordinator import protocol
 from ..coordinator.store import KeyValues
@@ -232,7 +232,7 @@ class SharedValues(KeyValues):
 
     def __init__(self) -> None:
         super().__init__()
-        self.changed = threading.Condition()
+        self.changed = threading.Condition(reentrant_lock())
 
 
 class LocalGroupStore(WorkerStore):

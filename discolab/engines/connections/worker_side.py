@@ -19,7 +19,7 @@ from typing import Any
 from ...runtime import serialize
 from ...runtime.actions import Command, DiscoAction
 from ...runtime.failures import Failure
-from ...runtime.interrupts import plain_lock
+from ...runtime.interrupts import plain_lock, reentrant_lock
 from ...runtime.services import SERVICE as PROBES
 from ...runtime.services import Dispatcher
 from ...runtime.services import answer as probe_answer
@@ -113,7 +113,7 @@ class WorkerLink:
         self._beat = min(HEARTBEAT, heartbeat / 4)
         self._end, self._shared = end, end.shared
         self._out = plain_lock()
-        self._heard = threading.Condition()
+        self._heard = threading.Condition(reentrant_lock())
         self._announced = 0
         self._told_in = -1  # the last call that has told something
         self._failed_since = False  # a call that has told nothing
