@@ -374,6 +374,33 @@ def test_messages_meet_again(trio: Session) -> None:
         assert trio.call_packed(pass_on, size).debug_get_from_all() == [2.0, 0.0, 1.0]
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_new_worker_receives_nothing_for_the_lost_one(trio: Session, fails: bool) -> None:
+    """A reception that the lost one has started, and that was still in line."""
+
+    def begin() -> None:
+        if my_rank() == 1:
+            ccl.irecv(torch.empty(2), 0)
+        if fails:
+            ccl.all_reduce(torch.empty(2 + my_rank()))
+
+    def pass_on() -> list[float]:
+        if my_rank() == 0:
+            ccl.send(torch.full((2,), 7.0), 1)
+        out = torch.zeros(2)
+        if my_rank() == 1:
+            ccl.recv(out, 0)
+        return list(out.tolist())
+
+    begun = trio.call_packed(begin)
+    if fails:
+        with pytest.raises(WorkerError, match="disagree"):
+            begun.debug_get_from_all()
+    trio.sync_all()
+    trio.restart_worker(1)
+    assert trio.call_packed(pass_on).debug_get_from_all() == [[0.0] * 2, [7.0] * 2, [0.0] * 2]
+
+
 def test_calls_are_counted_as_on_the_others(trio: Session) -> None:
     for _ in range(7):
         trio.call_packed(my_rank)

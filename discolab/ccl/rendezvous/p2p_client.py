@@ -43,11 +43,15 @@ class P2PClient(ABC):
         return work
 
     def _line(self, route: Route, worker: Worker) -> deque[MessageWork]:
-        """The receptions in line, but for those whose call failed, may have, or was interrupted."""
+        """The receptions in line, but for those whose call failed, may have, or was interrupted.
+
+        And but for those of a worker that was lost, in whose place this one is.
+        """
         line = self._pending.setdefault(route, deque())
         for work in line.copy():
-            ordinal = work.call.ordinal
-            if ordinal < worker.resumed_at or failed_in(worker, ordinal) is not False:
+            call, ordinal = work.call, work.call.ordinal
+            over = ordinal < worker.resumed_at or failed_in(worker, ordinal) is not False
+            if over or call.worker is not worker:
                 line.remove(work)
                 work.gone()
         return line
