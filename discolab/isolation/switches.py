@@ -33,7 +33,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -227,17 +227,34 @@ class _Values:
         By session; of that which is in force the process has the true ones.
     in_force
         Whose values the process has.
+    later
+        What the notebook has set since its values were in force: torch changes some together.
     """
 
     states: dict[int, State]
     in_force: int
+    later: list[tuple[Switch, Any]] = field(default_factory=list)
 
     def use(self, session: int) -> None:
         """Put the values of a session in force; under the lock."""
-        if session != self.in_force:
-            self.states[self.in_force] = _state()
-            _put(self.states[session])
-            self.in_force = session
+        if session == self.in_force:
+            return
+        self.states[self.in_force] = _state()
+        _put(self.states[session])
+        self.in_force = session
+        if session == _NOTEBOOK:
+            for switch, value in self.later:
+                switch.set(value)
+            self.later.clear()
+
+    def note(self, switch: Switch, value: Any) -> None:
+        """The notebook sets one while workers compute, who must not see it; under the lock.
+
+        What torch changes along with it the notebook reads as it was, until the workers are idle.
+        """
+        self.states[_NOTEBOOK] = state = list(self.states[_NOTEBOOK])  # a session may have it too
+        state[SWITCHES.index(switch)] = value
+        self.later.append((switch, value))
 
 
 _lock = reentrant_lock()
@@ -480,10 +497,12 @@ def _set_in_notebook(switch: Switch, value: Any) -> None:
     with _lock:
         values = _values_of_each(_NOTEBOOK)
         active = next(iter(_active()), None)
-        values.use(_NOTEBOOK)
-        switch.set(value)
-        if active is not None:
+        if active is None:
+            values.use(_NOTEBOOK)
+            switch.set(value)
+        else:
             values.use(_session_of(active))
+            values.note(switch, value)
         _join()
 
 

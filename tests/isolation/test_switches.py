@@ -70,6 +70,37 @@ def test_workers_change_a_switch_together(sess: Session) -> None:
     assert seen()[:4] == USUAL[:4]
 
 
+@pytest.mark.one_process
+def test_what_the_notebook_sets_no_worker_sees_while_it_computes(pair: Session) -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    def watch() -> set[tuple[Any, ...]]:
+        found = set()
+        while not over.is_set():
+            found.add(tuple(seen()))
+            begun.set()
+        return found
+
+    found = pair.call_packed(watch)
+    assert begun.wait(20)
+    try:
+        for _ in range(200):
+            with sdpa_kernel(SDPBackend.MATH):
+                assert seen() == [*USUAL[:5], False]
+            MATMUL("medium")
+            torch.backends.mkldnn.enabled = False
+            assert seen()[:4] == [False, "medium", False, False]
+            torch.backends.mkldnn.enabled = True
+            MATMUL("highest")
+        MATMUL("high")
+    finally:
+        over.set()
+    assert found.debug_get_from_all() == [{tuple(USUAL)}] * 2
+    assert seen() == [False, "high", *USUAL[2:]], "in force for the notebook when they are idle"
+    MATMUL("highest")
+    assert seen() == USUAL
+
+
 def one_sets(others: str) -> str:
     """Worker 0 sets a switch, and the others end, go on or set another value."""
     rank = current_worker().rank
