@@ -91,18 +91,19 @@ demo: $(STAMP) ## run the demo, then the first notebooks, to HTML pages in build
 RETRY ?=
 PYTEST = $(1) "$(BIN)/python" -m pytest $(2)$(if $(RETRY), || { \
   [ $$? = 1 ]; echo "=== tests failed: they run once more"; $(1) "$(BIN)/python" -m pytest $(2) $(3); })
+NO_NBVAL := -p no:nbval# the import of which takes two seconds, in each process
 LAST_FAILED := --last-failed --last-failed-no-failures none -rA
 
 # Tests that may run side by side, then those that need the machine
 define RUN_UNITS
-$(call PYTEST,OMP_NUM_THREADS=1,-n $(JOBS) --dist loadfile --part together $(1) $(PYTEST_ARGS),$(LAST_FAILED))
-$(call PYTEST,,--part alone $(1) $(PYTEST_ARGS),$(LAST_FAILED))
+$(call PYTEST,OMP_NUM_THREADS=1,$(NO_NBVAL) -n $(JOBS) --dist loadfile --part together $(1) $(PYTEST_ARGS),$(LAST_FAILED))
+$(call PYTEST,,$(NO_NBVAL) --part alone $(1) $(PYTEST_ARGS),$(LAST_FAILED))
 endef
 
 # Tests on the simulated accelerator, which is built for them
 define RUN_ACCELERATOR
 @if command -v c++ >/dev/null && command -v ninja >/dev/null; then \
-  $(call PYTEST,OMP_NUM_THREADS=1,-n $(JOBS) --dist loadfile -m accelerator $(1),$(LAST_FAILED)); \
+  $(call PYTEST,OMP_NUM_THREADS=1,$(NO_NBVAL) -n $(JOBS) --dist loadfile -m accelerator $(1),$(LAST_FAILED)); \
 else echo "no c++ or no ninja: the simulated accelerator is left out"; fi
 endef
 

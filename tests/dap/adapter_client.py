@@ -14,8 +14,6 @@ import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import jsonschema
-
 _SCHEMA = "_vendored/pydevd/_pydevd_bundle/_debug_adapter/debugProtocol.json"
 PATIENCE = 20.0
 
@@ -30,6 +28,8 @@ def _schema() -> dict[str, Any]:
 
 @functools.cache
 def _validator(name: str) -> Any:
+    import jsonschema  # takes two seconds, in each process that finds tests
+
     return jsonschema.Draft4Validator({**_schema(), "$ref": f"#/definitions/{name}"})
 
 
@@ -80,6 +80,8 @@ class AdapterClient:
             self._came.notify_all()
 
     def _read_from(self, stream: BinaryIO) -> None:
+        import jsonschema
+
         while header := stream.readline():
             length = int(header.split(b":")[1])
             assert stream.readline() == b"\r\n"
