@@ -388,11 +388,12 @@ def _make_copy() -> ModuleType:
             own[name] = mine
     own["showwarning"] = own["_showwarning_orig"]
     own["filters"] = list(names["filters"])
-    variable = names.get("_warnings_context")
-    held = variable and variable.get(None)
-    if held:  # without the interpreter lock: the block in which this thread was started
-        own["filters"] = list(held._filters)
-        variable.set(names["_get_context"].__globals__["_global_context"])  # asks for the module's
+    if "_warnings_context" in names:  # 3.14
+        variable, of_module = names["_warnings_context"], names["_get_context"].__globals__
+        held = variable.get(of_module["_global_context"])
+        if held is not of_module["_global_context"]:  # the block in which this thread was started
+            own["filters"] = list(held._filters)
+            variable.set(of_module["_global_context"])  # which asks for the module's filters
     if "_acquire_lock" in names:  # 3.14: an interrupt could leave the process's lock taken for ever
         changed = names["_filters_mutated_lock_held"]
         steps = [names["_acquire_lock"], changed, names["_release_lock"]]
