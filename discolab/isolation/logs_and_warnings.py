@@ -389,11 +389,11 @@ def _make_copy() -> ModuleType:
     own["showwarning"] = own["_showwarning_orig"]
     own["filters"] = list(names["filters"])
     if "_warnings_context" in names:  # 3.14
-        variable, of_module = names["_warnings_context"], names["_get_context"].__globals__
-        held = variable.get(of_module["_global_context"])
-        if held is not of_module["_global_context"]:  # the block in which this thread was started
-            own["filters"] = list(held._filters)
-            variable.set(of_module["_global_context"])  # which asks for the module's filters
+        held = names["_warnings_context"].get(None)
+        if held is not None and "_filters" in vars(held):  # of the block in which the thread began
+            mine = held.copy()  # what is recorded there stays one list
+            own["filters"] = mine._filters
+            names["_warnings_context"].set(mine)
     if "_acquire_lock" in names:  # 3.14: an interrupt could leave the process's lock taken for ever
         changed = names["_filters_mutated_lock_held"]
         steps = [names["_acquire_lock"], changed, names["_release_lock"]]

@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
@@ -120,10 +120,7 @@ def run_script(path: str, source: str, args: list[str], name: str = "") -> None:
             main_module.running(worker, module),
         ):
             use_command_line(worker, [name or path, *args])
-            try:
-                in_new_context(exec, code, names)
-            finally:
-                run_at_end(worker)
+            in_new_context(_execute, worker, code, names)
     except SystemExit as exc:
         if exc.code not in (None, 0):
             post_mortem.keep(path, exc)
@@ -135,6 +132,14 @@ def run_script(path: str, source: str, args: list[str], name: str = "") -> None:
         use_command_line(worker, None)
         worker.namespace.update({n: value for n, value in names.items() if not n.startswith("_")})
         note_cell(worker, path)
+
+
+def _execute(worker: Worker, code: CodeType, names: dict[str, Any]) -> None:
+    with warnings.catch_warnings():  # without the interpreter lock a context has filters of its own
+        try:
+            exec(code, names)
+        finally:
+            run_at_end(worker)
 
 
 def _how_it_ended(exc: SystemExit, path: str) -> str:
@@ -156,7 +161,6 @@ def _as_new(worker: Worker) -> Iterator[None]:
     try:
         with (
             logs_and_warnings.fresh_logging(worker),
-            warnings.catch_warnings(),
             fresh_settings(worker),
             overrides_as_before(worker),
             torch.autograd.set_detect_anomaly(False),

@@ -16,23 +16,22 @@ from discolab.ccl import autograd as dist_fn
 from discolab.ccl.checks import noticing_lost_gradients
 
 
-@pytest.fixture(scope="module")
-def two() -> Any:
-    with discolab.make_session(2, "threads", devices="cpu", timeout=30) as session:
-        yield session
+def two() -> Session:
+    return discolab.make_session(2, "threads", devices="cpu", timeout=30)
 
 
-def told(session: Session, program: Callable[[], Any], times: int = 1) -> list[str]:
-    """What the workers were warned of."""
+def told(program: Callable[[], Any], times: int = 1) -> list[str]:
+    """What the workers were warned of; without the interpreter lock threads must start within."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for _ in range(times):
-            session.fetch(session.call_packed(program))
+        with two() as session:
+            for _ in range(times):
+                session.fetch(session.call_packed(program))
     return [str(w.message) for w in caught if w.category is GradientWarning]
 
 
 @pytest.mark.one_process
-def test_a_gradient_that_ends_is_told_once_for_each_place(two: Session) -> None:
+def test_a_gradient_that_ends_is_told_once_for_each_place() -> None:
     def program() -> None:
         x = torch.ones(4, requires_grad=True) * 2
         assert not ccl.all_reduce(x).requires_grad
@@ -42,18 +41,19 @@ def test_a_gradient_that_ends_is_told_once_for_each_place(two: Session) -> None:
             ccl.all_gather(torch.ones(4, requires_grad=True))
         return places[0][0]
 
-    found = told(two, program, 3)
+    found = told(program, 3)
     assert len(set(found)) == 1
     assert "ccl.all_reduce has no gradient" in found[0]
     assert "reduce_from_region" in found[0]
     assert len(found) <= 2  # two workers may come at once
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert two.fetch(two.call_packed(another)) == ["all_gather"] * 2
+        with two() as session:
+            assert session.fetch(session.call_packed(another)) == ["all_gather"] * 2
 
 
 @pytest.mark.one_process
-def test_nothing_is_told_where_no_gradient_is_lost(two: Session) -> None:
+def test_nothing_is_told_where_no_gradient_is_lost() -> None:
     def program() -> None:
         x = torch.ones(4, requires_grad=True)
         y = x * 2
@@ -65,4 +65,4 @@ def test_nothing_is_told_where_no_gradient_is_lost(two: Session) -> None:
         with torch.no_grad():
             ccl.all_reduce(x)
 
-    assert told(two, program) == []
+    assert told(program) == []
