@@ -115,7 +115,7 @@ def _worker_left(worker: Worker) -> None:
 def _worker_replaced(worker: Worker) -> None:
     node: Node | None = worker.shared.get(NODE)
     if node is not None:
-        node.worker_replaced(worker.worker_id)
+        node.worker_replaced(worker)
 
 
 def _open(worker: Worker) -> None:

@@ -447,12 +447,14 @@ class Node:
         if last:
             self.close()
 
-    def worker_replaced(self, rank: int) -> None:
+    def worker_replaced(self, worker: Worker) -> None:
         """A new worker thread has a lost one's place: calls to the lost one, and by it, are over.
 
         What it owned is in this process, and stays.
         """
+        rank = worker.worker_id
         with self.lock:
+            self.workers[rank] = worker
             self._left.discard(rank)
             pool = self._pools.pop(rank, None)
         error = restarted(rank)

@@ -14,6 +14,8 @@ A command is a plain tuple whose first item is the action and whose second is a 
     (DEBUG_SET_REGISTER, reg, value, ticket)
     (END_INTERRUPT, 0, ticket)                  everything before this was cancelled
     (REPORTED, 0, reported)                     these failures were raised
+    (BEGIN_AT, 0, calls, own)                   a new worker counts so many calls as done before its
+                                                own first ones, which the others have not
 
 `reported` is ``calls, victims, others, regs``: ordinals of calls; ordinals of calls of which only
 those failures were raised that came of another worker's; ``(rank, number)`` of failures of what is
@@ -53,6 +55,7 @@ class DiscoAction(IntEnum):
     DEBUG_SET_REGISTER = 8
     END_INTERRUPT = 64
     REPORTED = 66
+    BEGIN_AT = 67
 
 
 def site_text(site: tuple[Any, int] | None) -> str:

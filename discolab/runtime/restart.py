@@ -206,7 +206,6 @@ class _Plan:
     lost: list[tuple[int, str, str, str]] = field(default_factory=list)  # reg, command, site, text
     watched: list[int] = field(default_factory=list)
     death: Failure | None = None
-    following: int = 0  # calls of this worker alone after it
 
 
 class Changes(Service):
@@ -458,6 +457,9 @@ def _plan(
     pushed = tuple(sorted(variables))
     theirs = {name for answer in others.values() for name in answer["variables"]}
     plan.set_up = session._for_new_worker()
+    dtypes = {answer["default_dtype"] for answer in others.values()}
+    if len(dtypes) == 1:
+        plan.set_up.append(("the default dtype", torch.set_default_dtype, tuple(dtypes)))
     for name in session._imported:
         plan.set_up.append((f"to import {name}", builtin.import_python_module, (name,)))
     if session._mesh is not None:
@@ -542,7 +544,8 @@ def _settle(session: Session, rank: int, plan: _Plan, variables: Mapping[str, An
     """Have the new worker begin with its plan, and then go on with what has waited for it."""
     first: list[Any] = []
     values = {name: value for name, (value,) in variables.items()}
-    plan.following = int(bool(values))
+    own = 2 if values else 1  # counted by a command, which no interrupt cancels or cuts
+    first.append((DiscoAction.BEGIN_AT, 0, plan.position, own))
     with session._lock:
         ref = DRef(session._next_register(), session)
         ref.name = OWN
@@ -565,7 +568,8 @@ def _collect_one(session: Session, ticket: Ticket, rank: int) -> dict[str, Any]:
             raise SessionError(f"worker {rank} was replaced, and the new one has died at once")
     answer = ticket.values[rank]
     if isinstance(answer, Failure):
-        raise SessionError(f"worker {rank} was replaced, and could not begin: {answer.headline}")
+        text = f"worker {rank} was replaced, and could not begin: {answer.headline}"
+        raise SessionError(f"{text}. Restart it once more")
     report: dict[str, Any] = answer
     return report
 
@@ -644,6 +648,7 @@ def survey(question: tuple[list[int], dict[int, int], dict[int, Any], int]) -> d
         "digests": digests,
         "kinds": kinds,
         "variables": builtin.list_variables(),
+        "default_dtype": torch.get_default_dtype(),
     }
 
 
@@ -683,7 +688,6 @@ def settle_in(plan: _Plan) -> dict[str, Any]:
     registers = worker.registers
     failed: dict[int, str] = {}
     wrong: list[tuple[str, str]] = []
-    worker.joined_at = plan.position
     for what, func, args in plan.set_up:
         try:
             func(*args)
@@ -711,8 +715,6 @@ def settle_in(plan: _Plan) -> dict[str, Any]:
     if plan.death is not None:
         worker.unreported.add(plan.death)
     worker.failed_calls.clear()
-    # this call, and those of this worker alone, end as the ones before that
-    worker.executed = plan.position - 1 - plan.following
     return {"failed": failed, "set_up": wrong, "variables": list(worker.namespace)}
 
 

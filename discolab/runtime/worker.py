@@ -317,6 +317,7 @@ class Worker(Interruptible):
         do[DiscoAction.DEBUG_SET_REGISTER] = self._debug_set_register
         do[DiscoAction.END_INTERRUPT] = self._end_interrupt
         do[DiscoAction.REPORTED] = self._reported
+        do[DiscoAction.BEGIN_AT] = self._begin_at
         return do
 
     def _call_packed(self, command: Command) -> None:
@@ -570,6 +571,10 @@ class Worker(Interruptible):
             self._async_sent = self._async_sent and self.interrupts > 0
         self.resumed_at = self.executed
         self.channel.reply(command[2], self.worker_id, None)
+
+    def _begin_at(self, command: Command) -> None:
+        _, _, self.joined_at, own = command
+        self.executed = self.joined_at - own
 
     def _reported(self, command: Command) -> None:
         calls, victims, others, regs = command[2]

@@ -401,6 +401,46 @@ def test_a_new_worker_receives_nothing_for_the_lost_one(trio: Session, fails: bo
     assert trio.call_packed(pass_on).debug_get_from_all() == [[0.0] * 2, [7.0] * 2, [0.0] * 2]
 
 
+def test_an_interrupt_as_it_begins_leaves_a_worker_that_counts_as_the_others(
+    trio: Session,
+) -> None:
+    def total() -> float:
+        return ccl.all_reduce(torch.ones(1)).item()
+
+    def busy() -> None:
+        while my_rank() == 0:
+            time.sleep(0.01)
+
+    trio.call_packed(busy)
+    found: list[Any] = []
+
+    def restart() -> None:
+        try:
+            found.append(trio.restart_worker(1))
+        except DiscoError as exc:
+            found.append(exc)
+
+    thread = threading.Thread(target=restart)
+    thread.start()
+    time.sleep(0.3)  # it waits for worker 0
+    assert trio.interrupt(timeout=20) == []
+    thread.join(20)
+    assert found
+    assert trio.call_packed(total).debug_get_from_all() == [3.0] * 3
+    if isinstance(found[0], DiscoError):
+        assert "Restart it once more" in str(found[0])
+        trio.restart_worker(1)
+    assert trio.call_packed(total).debug_get_from_all() == [3.0] * 3
+
+
+def test_the_default_dtype_is_that_of_the_others(trio: Session) -> None:
+    trio.call_packed(torch.set_default_dtype, torch.float64)
+    trio.sync_all()
+    trio.restart_worker(1)
+    made = trio.call_packed(lambda: str(torch.ones(1).dtype)).debug_get_from_all()
+    assert made == ["torch.float64"] * 3
+
+
 def test_calls_are_counted_as_on_the_others(trio: Session) -> None:
     for _ in range(7):
         trio.call_packed(my_rank)

@@ -417,3 +417,31 @@ def test_a_worker_that_is_stopped_does_not_hold_up_the_restart_for_long(
         assert not done.is_alive()
         assert late
         assert ranks_seen(session) == everybody(session)
+
+
+def test_a_worker_thread_serves_and_owns_in_its_own_name() -> None:
+    """Where all are threads of one process there is one node, which outlives them."""
+
+    def owns() -> tuple[bool, float]:
+        reference = RRef(torch.ones(1))
+        return reference.is_owner(), reference.local_value().item()
+
+    def serves() -> bool:
+        worker = current_worker()
+        return worker is worker.peers[worker.worker_id] and not worker.ended
+
+    def gradients() -> list[list[float]]:
+        rank = my_rank()
+        x = torch.ones(2, requires_grad=True)
+        with rpc.autograd.context() as context:
+            loss = rpc.rpc_sync(1 - rank, torch.mul, args=(x, 3.0)).sum()
+            rpc.autograd.backward(context, [loss])
+            return [found.tolist() for found in rpc.autograd.get_gradients(context).values()]
+
+    with make_session(2, "threads", devices="cpu", timeout=20) as session:
+        session.rpc.rpc_sync(1, my_rank)
+        for rank in (1, 0):
+            session.restart_worker(rank)
+            assert session.call_packed(owns).debug_get_from_all() == [(True, 1.0)] * 2
+            assert [session.rpc.rpc_sync(r, serves) for r in (0, 1)] == [True] * 2
+            assert session.call_packed(gradients).debug_get_from_all() == [[[3.0, 3.0]]] * 2
