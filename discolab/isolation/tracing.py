@@ -9,16 +9,21 @@ another thread does meanwhile has nothing to do with the trace.
 
 from __future__ import annotations
 
+import builtins
 import functools
+import math
+import operator
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from ..runtime.worker import current_worker_or_none
 from . import table
-from .patches import Patches
+from .patches import ModuleWithProperties, Patches
 from .table import Row, Treatment
 from .turns import Exclusive, in_turn
 from .worker_local import PerWorker
@@ -96,17 +101,115 @@ def _compile_in_turn(module: ModuleType, patches: Patches) -> None:
     patches.replace(module, "_script_impl", over)
 
 
-def _exporting(module: ModuleType, patches: Patches) -> None:
-    """torch.compile is ignored while torch exports: only on the thread that exports."""
+class _Flags(threading.local):
+    """What the calling thread does of what ``torch.compiler`` has a flag for."""
 
-    def flag_over(is_exporting: Callable[[], bool]) -> Callable[[], bool]:
-        @functools.wraps(is_exporting)
-        def is_exporting_here() -> bool:
-            return is_exporting() and (current_worker_or_none() is None or tracing.is_held_here())
+    _is_compiling_flag = False
+    _is_exporting_flag = False
+    _is_non_strict_tracing_flag = False
 
-        return is_exporting_here
 
-    patches.replace(module, "is_exporting", flag_over)
+_flags = _Flags()
+
+
+def _flag(name: str) -> Any:
+    return property(lambda _: getattr(_flags, name), lambda _, value: setattr(_flags, name, value))
+
+
+class _Compiler(ModuleWithProperties):
+    """``torch.compiler``, whose flags are the calling thread's for who asks from elsewhere."""
+
+    _is_compiling_flag = _flag("_is_compiling_flag")
+    _is_exporting_flag = _flag("_is_exporting_flag")
+    _is_non_strict_tracing_flag = _flag("_is_non_strict_tracing_flag")
+
+
+# In the place of torch's own code: Dynamo knows these functions by what they are, and other modules
+# have bound them by name, so the functions stay.
+
+
+def _is_compiling(*, _flags: _Flags = _flags) -> bool:
+    return not torch.jit.is_scripting() and _flags._is_compiling_flag  # type: ignore[attr-defined]
+
+
+def _is_exporting(*, _flags: _Flags = _flags) -> bool:
+    return _flags._is_exporting_flag
+
+
+def _is_non_strict_tracing(*, _flags: _Flags = _flags) -> bool:
+    return _flags._is_non_strict_tracing_flag
+
+
+def _setting(name: str) -> Callable[[Any], Any]:
+    @contextmanager
+    def set_here() -> Iterator[None]:
+        before = getattr(_flags, name)
+        try:
+            setattr(_flags, name, True)
+            yield
+        finally:
+            setattr(_flags, name, before)
+
+    return lambda _: set_here
+
+
+def _compiling(module: ModuleType, patches: Patches) -> None:
+    """Whether torch compiles or exports: the thread that does, and no other.
+
+    Else the others compute meanwhile as if they were being traced: optimizers and layers of torch
+    take other paths, of other numbers. And of two threads that do at once, the one that ends last
+    would leave the flag set for ever.
+    """
+    for ours in (_is_compiling, _is_exporting, _is_non_strict_tracing):
+        name = ours.__name__ if hasattr(module, ours.__name__) else ours.__name__[1:]
+        theirs = getattr(module, name, None)
+        if theirs is None:
+            continue
+        before = theirs.__code__
+        theirs.__kwdefaults__ = ours.__kwdefaults__
+        theirs.__code__ = ours.__code__
+        patches.at_undo(functools.partial(setattr, theirs, "__code__", before))
+    for context, flag in (
+        ("_compile_session_context", "_is_compiling_flag"),
+        ("_non_strict_tracing_context", "_is_non_strict_tracing_flag"),
+    ):
+        if hasattr(module, context):
+            patches.replace(module, context, _setting(flag), everywhere=True)
+    patches.change_class(module, _Compiler)
+
+
+def _builtins_of_export(module: ModuleType, patches: Patches) -> None:
+    """`max`, `min` and `math.pow` of tensors, which an export has in the place of Python's."""
+
+    def here_or_before(new: Any, before: Any, owner: int) -> Any:
+        @functools.wraps(before)
+        def choose(*args: Any, **kwargs: Any) -> Any:
+            function = new if threading.get_ident() == owner else before
+            return function(*args, **kwargs)
+
+        return choose
+
+    def over(override: Any) -> Any:
+        @contextmanager
+        def override_here() -> Iterator[None]:
+            thread, find = threading.get_ident(), module._tensor_min_max
+            tensor = {"max": torch.maximum, "min": torch.minimum}
+            before = {(builtins, "max"): max, (builtins, "min"): min, (math, "pow"): math.pow}
+            for (owner, name), old in before.items():
+                new = functools.partial(
+                    find, real_callable=old, tensor_callable=tensor[name]
+                ) if owner is builtins else operator.pow  # fmt: skip
+                setattr(owner, name, here_or_before(new, old, thread))
+            try:
+                yield
+            finally:
+                for (owner, name), old in before.items():
+                    setattr(owner, name, old)
+
+        return override_here
+
+    if hasattr(module, "_tensor_min_max"):
+        patches.replace(module, "_override_builtin_ops", over, everywhere=True)
 
 
 def _modes(module: ModuleType, patches: Patches) -> None:
@@ -240,11 +343,15 @@ table.add(
 )
 table.add(
     Row(
-        state="`torch.compiler.is_exporting`",
+        state="`torch.compiler.is_compiling`, `is_exporting`, and what an export replaces of "
+        "`builtins` and `math`",
         treatment=Treatment.PER_WORKER,
-        meaning="It is true only on the worker that exports, so that `torch.compile` is not "
-        "ignored on others meanwhile.",
-        test="tests/isolation/test_switches.py::test_others_compile_while_one_exports",
-        on_import={"torch.compiler": _exporting},
+        meaning="They are true only on the thread that compiles or exports: others meanwhile "
+        "compute as they do alone, and what they compile is compiled.",
+        test="tests/isolation/test_tracing.py::test_who_compiles_does_so_alone",
+        on_import={
+            "torch.compiler": _compiling,
+            "torch._export.non_strict_utils": _builtins_of_export,
+        },
     )
 )

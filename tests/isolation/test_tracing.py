@@ -1,0 +1,91 @@
+"""Who compiles or exports a program does so alone: others compute meanwhile as they do alone."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from discolab import Session, current_worker
+
+pytestmark = pytest.mark.one_process
+
+
+def found() -> tuple[Any, ...]:
+    """What the calling thread finds of torch and Python."""
+    pair = torch.ones(2, requires_grad=True)
+    max(pair[0], pair[1]).backward()
+    return (
+        torch.compiler.is_compiling(),
+        torch.compiler.is_exporting(),
+        math.pow(3, 40),
+        tuple(pair.grad.tolist()),  # type: ignore[union-attr]
+    )
+
+
+ALONE = (False, False, 3.0**40, (1.0, 0.0))
+
+
+class Asks(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(10)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x) if torch.compiler.is_compiling() else -x
+
+
+def compiles() -> bool:
+    module, asked = Asks(), []
+
+    def backend(graph: Any, _: Any) -> Callable[..., Any]:
+        asked.append(torch.compiler.is_compiling())
+        return graph.forward
+
+    x = torch.ones(1, 4)
+    same = torch.equal(torch.compile(module, backend=backend)(x), module.layers(x))
+    torch._dynamo.reset()
+    return same and asked == [True]
+
+
+def exports() -> bool:
+    module, x = Asks(), torch.ones(1, 4)
+    program = torch.export.export(module, (x,), strict=False)
+    return torch.equal(program.module()(x), module.layers(x))
+
+
+@pytest.mark.parametrize("trace", [compiles, exports])
+@pytest.mark.parametrize("by_notebook", [False, True])
+def test_who_compiles_does_so_alone(
+    pair: Session, trace: Callable[[], bool], by_notebook: bool
+) -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    def work() -> Any:
+        if current_worker().rank == 1 and not by_notebook:
+            begun.wait(20)
+            try:
+                return [trace() for _ in range(3)]
+            finally:
+                over.set()
+        seen = set()
+        while not over.is_set():
+            seen.add(found())
+            begun.set()
+        return seen
+
+    results = pair.call_packed(work)
+    if by_notebook:
+        assert begun.wait(20)
+        try:
+            assert [trace() for _ in range(3)] == [True] * 3
+        finally:
+            over.set()
+        assert results.debug_get_from_all() == [{ALONE}] * 2
+    else:
+        assert results.debug_get_from_all() == [{ALONE}, [True] * 3]
+    assert found() == ALONE
