@@ -14,14 +14,15 @@ import os
 import re
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..runtime.interrupts import plain_lock
+from ..runtime.interrupts import plain_lock, shield, waiter_here
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .imports import import_turn
@@ -32,6 +33,8 @@ from .worker_local import OwnSetting
 # compiled versions of one function, and how often it is compiled: torch's own, for each worker
 _LIMITS = {"recompile_limit": 8, "accumulated_recompile_limit": 256}
 _SESSIONS = 8  # so many of this size, whose versions are still kept
+
+_LOOK = 0.002  # seconds between two looks whether another thread still compiles
 
 _guard = plain_lock()  # of the next two
 _counter = itertools.count(1)
@@ -103,7 +106,7 @@ def _lock(module: ModuleType, patches: Patches) -> None:
 class _LockInTurn:
     """A lock that a worker takes with its turn to import, for which it waits as for all else."""
 
-    def __init__(self, lock: AbstractContextManager[Any]) -> None:
+    def __init__(self, lock: threading.RLock) -> None:
         self._lock = lock
         self._own = threading.local()
 
@@ -120,8 +123,24 @@ class _LockInTurn:
 
     @contextmanager
     def _in_turn(self) -> Iterator[None]:
-        with import_turn.taken("what torch.compile needs"), self._lock:
-            yield
+        while True:
+            with import_turn.taken("what torch.compile needs", by_all=True), ExitStack() as held:
+                with shield():
+                    taken = self._lock.acquire(blocking=False)
+                    if taken:
+                        held.callback(self._lock.release)
+                if taken:
+                    yield
+                    return
+            _pause()  # without the turn, which who has the lock may need to import
+
+
+def _pause() -> None:
+    me, until = waiter_here(), time.monotonic() + _LOOK
+    if me is None:
+        time.sleep(_LOOK)
+    else:
+        me.wait_for(lambda: time.monotonic() >= until, "its turn to compile", check=lambda: None)
 
 
 def _reset(module: ModuleType, patches: Patches) -> None:

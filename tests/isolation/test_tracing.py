@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,3 +92,31 @@ def test_who_compiles_does_so_alone(
     else:
         assert results.debug_get_from_all() == [{ALONE}, [True] * 3]
     assert found() == ALONE
+
+
+def test_what_is_imported_while_two_compile(
+    pair: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who compiles has the turn to import before torch's lock: the notebook too."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for number in range(20):
+        (tmp_path / f"needed_to_compile_{number}.py").write_text("import time\ntime.sleep(0.01)\n")
+
+    def compile_some(numbers: list[int]) -> list[float]:
+        def backend(graph: Any, _: Any) -> Callable[..., Any]:
+            importlib.import_module(f"needed_to_compile_{numbers.pop()}")
+            return graph.forward
+
+        def add(x: torch.Tensor, number: int) -> torch.Tensor:
+            return x + number
+
+        compiled = torch.compile(add, backend=backend, dynamic=False)
+        return [compiled(torch.zeros(1), number).item() for number in range(len(numbers))]
+
+    began = time.monotonic()
+    found = pair.call_packed(
+        lambda: compile_some(list(range(6)) if current_worker().rank else list(range(6, 12)))
+    )
+    mine = compile_some(list(range(12, 18)))
+    assert [mine, *found.debug_get_from_all()] == [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]] * 3
+    assert time.monotonic() - began < 10
