@@ -205,11 +205,15 @@ def _stance(module: Any, patches: Patches) -> None:
     if isinstance(module._stance, _StanceOfCaller):  # a session before, whose workers are gone
         module._stance = module._stance.notebooks
     caller = patches.replace(module, "_stance", _StanceOfCaller)
+    refuse = refused("skip_guard_eval_unsafe=True", "has guards skipped in the whole process")
+    check = refuse(lambda: None)
 
     def set_over(set_stance: Callable[[Any], Any]) -> Callable[[Any], Any]:
         @functools.wraps(set_stance)
         def set_own(stance: Any) -> Any:
             prior = caller.here()
+            if stance.skip_guard_eval_unsafe:
+                check()
             set_stance(stance)  # an error where torch allows none
             module._stance = caller
             if not _STANCE.set(stance):
@@ -226,7 +230,8 @@ table.add(
     Row(
         state="`torch.compiler.set_stance`",
         treatment=Treatment.PER_WORKER,
-        meaning="A worker that sets none has the notebook's.",
+        meaning="A worker that sets none has the notebook's. `skip_guard_eval_unsafe=True`, which has "
+        "guards skipped in the whole process while a compiled function runs, is an error.",
         test="tests/isolation/test_compiler.py::test_each_worker_has_a_stance",
         on_import={"torch._dynamo.eval_frame": _stance},
     )

@@ -44,6 +44,21 @@ def test_compiled_autograd_is_refused_on_several_workers() -> None:
         sess.call_packed(backward_while_compiling).debug_get_from_all()
 
 
+@pytest.mark.one_process
+def test_skipped_guards_are_refused_on_several_workers() -> None:
+    def skip() -> None:
+        torch.compiler.set_stance("default", skip_guard_eval_unsafe=True)
+
+    def twice() -> float:
+        compiled = torch.compile(lambda x, number: x * number, backend="eager", dynamic=False)
+        return [compiled(torch.ones(1), number).item() for number in (2, 3)][-1]
+
+    with ThreadedSession(2, devices="cpu", timeout=60) as sess:
+        with pytest.raises(WorkerError, match=r"skip_guard_eval_unsafe.*--engine processes"):
+            sess.call_packed(skip).debug_get_from_all()
+        assert sess.call_packed(twice).debug_get_from_all() == [3.0] * 2
+
+
 def compiled_calls() -> int:
     """How often a function is compiled that is called once."""
     from discolab import ccl, current_worker
