@@ -230,8 +230,8 @@ table.add(
     Row(
         state="`torch.compiler.set_stance`",
         treatment=Treatment.PER_WORKER,
-        meaning="A worker that sets none has the notebook's. `skip_guard_eval_unsafe=True`, which has "
-        "guards skipped in the whole process while a compiled function runs, is an error.",
+        meaning="A worker that sets none has the notebook's. `skip_guard_eval_unsafe=True`, which "
+        "has guards skipped in the whole process while a compiled function runs, is an error.",
         test="tests/isolation/test_compiler.py::test_each_worker_has_a_stance",
         on_import={"torch._dynamo.eval_frame": _stance},
     )

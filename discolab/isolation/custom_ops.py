@@ -36,7 +36,7 @@ from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .barriers import Barrier, obstacle
 from .imports import worker_unless_importing
-from .patches import Patches
+from .patches import Patches, refused
 from .table import Row, Treatment
 
 _OWN = "torch.library: "  # in `Worker.process_state`
@@ -384,6 +384,20 @@ class _OfCaller(MutableMapping[str, Any]):
 def _definitions(module: ModuleType, patches: Patches) -> None:
     for name, reads in (("OPDEF_TO_LIB", False), ("OPDEFS", True)):
         patches.replace(module, name, functools.partial(_OfCaller, key=name, reads=reads))
+    refuse = refused("CustomOpDef.set_kernel_enabled", "is for the whole process")
+
+    def enable_over(enable: Callable[..., Any]) -> Callable[..., Any]:
+        of_all = refuse(enable)
+
+        @functools.wraps(enable)
+        def enable_own(self: Any, *args: Any, **kwargs: Any) -> Any:
+            operator = _operators.get(self._qualname)
+            own = operator is not None and current_worker_or_none() in operator.owners
+            return (enable if own else of_all)(self, *args, **kwargs)
+
+        return enable_own
+
+    patches.replace(module.CustomOpDef, "set_kernel_enabled", enable_over)
 
 
 def _registry(module: ModuleType, patches: Patches) -> None:
@@ -537,7 +551,7 @@ table.add(
         "functions; of another schema it is an error. What a module defines while it is imported "
         "is for all. A kernel that a worker gives to a module's operator that has none "
         "(`Library.impl`) is called for that worker alone, until its script ends; to replace one, "
-        "as those of torch, is refused on several workers.",
+        "as those of torch, or to switch one of a module's off, is refused on several workers.",
         test="tests/isolation/test_custom_ops.py::test_each_worker_defines_an_operator",
         install=_install,
         on_import={

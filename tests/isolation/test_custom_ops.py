@@ -152,6 +152,39 @@ def test_to_replace_a_kernel_is_refused(name: str, key: str, pair: Session) -> N
         run(pair, f'torch.library.Library("aten", "IMPL").impl("{name}", lambda x: x, "{key}")')
 
 
+@torch.library.custom_op("discolab_paints::twice", mutates_args=())
+def _twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@pytest.mark.one_process
+def test_kernels_of_modules_stay_on_and_a_workers_own_go_off(pair: Session) -> None:
+    def switch_off() -> None:
+        with _twice.set_kernel_enabled("cpu", False):
+            raise AssertionError("it is off for all")
+
+    with pytest.raises(WorkerError, match=r"set_kernel_enabled .*--engine processes"):
+        pair.call_packed(switch_off).debug_get_from_all()
+    own = """
+import torch
+
+@torch.library.custom_op("discolab_tests::switched", mutates_args=())
+def switched(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+@switched.register_kernel("cpu")
+def _(x):
+    return x * 3
+
+found = [switched(torch.ones(1)).item()]
+if rank == 0:
+    with switched.set_kernel_enabled("cpu", False):
+        found.append(switched(torch.ones(1)).item())
+[*found, switched(torch.ones(1)).item()]
+"""
+    assert run(pair, own) == [[3.0, 2.0, 3.0], [3.0, 3.0]]
+
+
 CONTEXT = """
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
