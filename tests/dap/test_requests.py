@@ -7,6 +7,7 @@ import pytest
 
 from discolab import WorkerError
 from discolab.dap.teller import worked_out
+from discolab.runtime.interpreter_lock import is_on
 
 from .adapter_client import RefusedError
 from .conftest import PROGRAM
@@ -297,7 +298,8 @@ def test_one_worker_alone(client, dbg, module):
     assert label["presentationHint"] == "label"
     assert "all_reduce" in label["name"]
     assert frame["line"] == at("return ccl")
-    assert client.locals(1)["i"]["value"] == "2", "of one that waits, too"
+    if is_on():  # else such frames can't be looked into: docs/pythons.md
+        assert client.locals(1)["i"]["value"] == "2", "of one that waits, too"
 
 
 def test_pause(client, dbg, module):

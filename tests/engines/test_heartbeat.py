@@ -13,6 +13,7 @@ import pytest
 
 from discolab import DiscoError, ProcessSession, current_worker
 from discolab.engines.heartbeat import Heartbeats, process_state
+from discolab.runtime.interpreter_lock import is_on
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
@@ -134,6 +135,7 @@ def test_c_code_that_sleeps_with_pythons_lock_is_told_as_frozen() -> None:
         session.shutdown(cancel=True)
 
 
+@pytest.mark.skipif(not is_on(), reason="nobody keeps a lock that is off")
 def test_a_worker_that_computes_with_pythons_lock_is_late_and_waited_for(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
