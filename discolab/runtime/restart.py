@@ -233,6 +233,15 @@ at_replaced: list[Callable[[Worker], None]] = []
 place; what waits for the lost one is ended."""
 
 
+def forget_when_replaced(key: str) -> None:
+    """Have a new worker thread begin without what ``Worker.shared[key]`` has of the lost one.
+
+    What lies there is a dict by ranks, of which each worker writes its own entry. One that was left
+    behind can't write there any more: its `shared` is another dict.
+    """
+    at_replaced.append(lambda worker: worker.shared.get(key, {}).pop(worker.worker_id, None))
+
+
 # -- on the controller -----------------------------------------------------------------------------
 
 

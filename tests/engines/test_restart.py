@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import discolab
 from discolab import (
@@ -640,6 +641,43 @@ def test_a_thread_that_hangs_in_c_is_left_behind() -> None:
         time.sleep(0.01)
     assert session.call_packed(ccl.barrier).debug_get_from_all() == [None] * 3
     session.shutdown(cancel=True)
+
+
+def leave_behind(session: ThreadedSession, rank: int) -> Callable[[], None]:
+    """Restart a worker that hangs in C; gives what lets the one that was left behind go on."""
+    gate = threading.Lock()
+    gate.acquire()
+
+    def hang() -> None:
+        if my_rank() == rank:
+            gate.acquire()
+
+    session.call_packed(hang)
+    while "hang" not in session.status()[rank].detail:
+        time.sleep(0.005)
+    assert "left behind" in session.restart_worker(rank).why
+    return gate.release
+
+
+def test_torch_distributed_begins_anew_after_a_thread_that_was_left_behind() -> None:
+    def reduce() -> float:
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        return x.item()
+
+    def begin_again() -> float:
+        dist.destroy_process_group()
+        dist.init_process_group("gloo")
+        return reduce()
+
+    with ThreadedSession(2, devices="cpu", timeout=20) as session:
+        assert session.call_packed(reduce).debug_get_from_all() == [2.0] * 2
+        release = leave_behind(session, 1)
+        assert session.call_packed(reduce).debug_get_from_all() == [2.0] * 2
+        assert session.call_packed(begin_again).debug_get_from_all() == [2.0] * 2
+        release()
+        session._local.abandoned[0].join(10)
+        assert session.call_packed(reduce).debug_get_from_all() == [2.0] * 2
 
 
 def test_a_thread_that_hangs_answers_what_it_was_asked() -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import torch.distributed.distributed_c10d
 
 from ...runtime.interrupts import plain_lock
+from ...runtime.restart import forget_when_replaced
 from ...runtime.worker import Worker, current_worker_or_none
 from ..rendezvous.store import store_of
 from .process_group import NAME, WorkerGroup
@@ -30,6 +31,7 @@ from .registry import carry_over
 c10d: Any = torch.distributed.distributed_c10d  # its private names have no types
 
 _WORLDS = "discolab.ccl.distributed.worlds"
+forget_when_replaced(_WORLDS)  # one that was left behind has not closed its own
 _COMPUTED = ("pg_config_info",)  # of the other properties; holds nothing itself
 _OF_A_COMMAND = ("pg_coalesce_state",)  # what a failed command leaves there is void
 
