@@ -31,6 +31,7 @@ from ..runtime.actions import Command, DiscoAction, attribute, function_text
 from ..runtime.arguments import Register
 from ..runtime.functions import worker_function
 from ..runtime.interrupts import plain_lock, shield
+from ..runtime.restart import forget_when_replaced
 from ..runtime.worker import Worker, current_worker, current_worker_or_none
 from .events import COMMAND, DONE, FAILED, INTERNAL, MARK, SPAN, STOPPED
 
@@ -38,6 +39,7 @@ CAPACITY = 65_536
 CALLS = ("the cell", "the script")  # `disco_command` of what is the user's own
 OWN_WORDS = "the trace"  # `disco_command` of what is called for a trace, and left out of it
 _KEY = "discolab.trace"  # in `Worker.shared`: the recorders of its workers, by rank
+forget_when_replaced(_KEY)  # it stays when a worker ends: what it has can still be collected
 _CALL_PACKED = int(DiscoAction.CALL_PACKED)
 _MOST_OPEN = 1_000  # spans around each other; what is left open in a loop stays bounded
 

@@ -342,6 +342,24 @@ def test_the_lane_of_a_dead_worker_ends_with_it(make: Any, engine: str, gate: An
 
 
 @pytest.mark.one_process
+def test_a_trace_is_begun_again_after_a_restart(make: Any, engine: str) -> None:
+    if engine not in ("threads", "processes"):
+        pytest.skip("workers that are threads, and workers that are not")
+    session = make(2)
+    trace.start(session)
+    session.call_packed(step)
+    session.sync_all()
+    session.restart_worker(1)
+    assert trace.is_on(session, timeout=5) == {0: True, 1: False}
+    trace.start(session)
+    session.call_packed(step)
+    session.sync_all()
+    found = trace.collect(session, timeout=5)
+    assert names(found, 1, "command") == ["step"]
+    assert names(found, 1, "span") == ["forward", "sync"]
+    assert names(found, 1, "collective") == ["all_reduce"]
+
+
 def test_nothing_is_on_any_path_when_off(pair: Session) -> None:
     workers = pair.workers_here().values()
     before = [list(worker.dispatch) for worker in workers]
