@@ -584,6 +584,39 @@ def test_an_interrupt_makes_process_groups_anew(gloo: Any) -> None:
         assert seen[0] == seen[1] != seen[2] == seen[3]
 
 
+def test_one_that_has_begun_is_lost_before_the_last_one_comes(
+    gloo: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, came = threading.Event(), threading.Event()
+
+    def begin() -> None:
+        if rank() == 0:
+            go.wait(10)
+        try:
+            work = ccl.all_reduce(torch.ones(3), async_op=True)
+        finally:
+            if rank() == 0:
+                came.set()
+        if rank() == 0:
+            work.wait()
+
+    def meanwhile(_rank: int) -> None:
+        go.set()
+        assert came.wait(10)
+
+    with gloo(3) as sess:
+        assert sess.call_packed(fine).debug_get_from_all() == [9.0] * 3
+        ref = sess.call_packed(begin)
+        for other in (1, 2):
+            assert ref.debug_get_from_remote(other) is None
+        monkeypatch.setattr(sess, "_prepare", meanwhile)  # when it is gone, and none has its place
+        sess.restart_worker(1)
+        with pytest.raises(WorkerError, match=r"all_reduce #1 (.|\n)*worker 1 was lost"):
+            ref.debug_get_from_remote(0)
+        for _ in range(2):
+            assert sess.call_packed(fine).debug_get_from_all() == [9.0] * 3
+
+
 def test_shutdown_in_the_middle(gloo: Any) -> None:
     sess = ThreadedSession(3, devices="cpu", timeout=10)
     sess.init_ccl("gloo")

@@ -180,6 +180,10 @@ class ProcessGroupBackend(Backend):
                 self._handles.drop_all()
             for other in [other for other in self._under_way if other.void()]:
                 other.drop()
+            gone = [rank for rank in call.group.ranks if rank not in self._members]
+            if gone:  # it has begun asynchronously, and ended: `replaced` may yet come
+                parts.refuse(f"{self.name}: worker {gone[0]} was lost")
+                return True
             try:
                 handle = self._handles.take(call.group.ranks, call.group.tag)
             except OSError as exc:
