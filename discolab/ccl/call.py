@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from ..runtime.errors import ArgumentError
+from ..runtime.restart import forget_when_replaced
 from ..runtime.worker import Worker, current_worker
 from .groups import Group
 
@@ -233,6 +234,7 @@ class CallCounts:
 # How long a worker's collectives wait for the others when a call does not say it: maps ranks to
 # seconds, in `Worker.shared`; each worker writes its own entry.
 _TIMEOUTS = "discolab.ccl.timeout"
+forget_when_replaced(_TIMEOUTS)
 _NONE: dict[int, float | None] = {}
 
 

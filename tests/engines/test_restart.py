@@ -434,6 +434,24 @@ def test_an_interrupt_as_it_begins_leaves_a_worker_that_counts_as_the_others(
     assert trio.call_packed(total).debug_get_from_all() == [3.0] * 3
 
 
+def test_a_deadline_that_the_lost_one_has_set_is_not_the_new_ones(trio: Session) -> None:
+    def begin() -> None:
+        if my_rank() == 1:
+            ccl.set_timeout(0.05)
+
+    trio.call_packed(begin)
+    trio.sync_all()
+    trio.restart_worker(1)
+
+    def one_is_late() -> None:
+        if my_rank() == 0:
+            time.sleep(0.2)
+        if my_rank() < 2:
+            ccl.barrier(group=[0, 1])
+
+    assert trio.call_packed(one_is_late).debug_get_from_remote(1) is None
+
+
 def test_the_default_dtype_is_that_of_the_others(trio: Session) -> None:
     trio.call_packed(torch.set_default_dtype, torch.float64)
     trio.sync_all()

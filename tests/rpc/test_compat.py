@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+import discolab
 import discolab.rpc.compat as rpc
-from discolab import Session, WorkerError, current_worker
+from discolab import DiscoError, Session, WorkerError, current_worker
 from discolab.rpc import WorkerLostError
 from discolab.rpc.compat import autograd as dist_autograd
 from tests.rpc import functions
@@ -332,6 +333,39 @@ def test_a_program_that_has_lost_a_member_can_be_begun_again(fresh: Any) -> None
         with pytest.raises(WorkerError, match="already"):
             sess.call_packed(begin).debug_get_from_all(timeout=20)
         sess.call_packed(rpc.shutdown).debug_get_from_all(timeout=20)
+
+
+def test_a_restarted_member_leaves_no_name_and_no_timeout(fresh: Any) -> None:
+    sess = fresh(3)
+
+    def begin(count: int) -> None:
+        rank = current_worker().rank
+        if rank < count:
+            options = rpc.TensorPipeRpcBackendOptions(rpc_timeout=0.01)
+            rpc.init_rpc(f"w{rank}", world_size=count, rpc_backend_options=options)
+
+    def outlasts_it() -> None:
+        if current_worker().rank == 1:
+            discolab.rpc.rpc_sync(0, functions.sleep, args=(0.1,))
+
+    sess.call_packed(begin, 2)
+    sess.sync_all()
+    sess.restart_worker(1)
+    assert sess.call_packed(outlasts_it).debug_get_from_remote(1) is None
+    assert sess.rpc.rpc_sync(1, discolab.rpc.get_worker_info).name == "worker1"
+
+    def alone() -> None:
+        if current_worker().rank == 0:
+            rpc.shutdown(graceful=False)
+            rpc.init_rpc("alone", world_size=1)
+
+    sess.call_packed(alone).debug_get_from_remote(0)
+    assert sess.rpc.get_worker_info("alone").id == 0
+    if sess.engine == "threads":  # else worker 0 stays
+        sess.restart_worker(0)
+        with pytest.raises(DiscoError, match="got 'alone'"):
+            sess.rpc.get_worker_info("alone")
+        assert sess.rpc.get_worker_info("worker0").id == 0
 
 
 def test_a_member_that_is_restarted(fresh: Any) -> None:

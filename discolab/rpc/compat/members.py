@@ -163,18 +163,21 @@ def _leave(key: Any, rank: int, arrival: str) -> None:
 
 def _worker_replaced(worker: Worker) -> None:
     """A new worker thread has a lost one's place: it is no member; no gathering can complete."""
-    node = worker.shared.get(NODE)
+    node, rank = worker.shared.get(NODE), worker.worker_id
     if node is None:
         return
     with _lock:
         members = _members.get(node, {})
-        members.pop(worker.worker_id, None)
+        members.pop(rank, None)
+        node.default_timeouts.pop(rank, None)
+        # of a program that goes on, as far as it can, the others keep their names
+        node.names = {one: name for one, name in node.names.items() if members and one != rank}
         for member in members.values():
-            member.replaced = worker.worker_id
+            member.replaced = rank
         gatherings = _gatherings.pop(node, {})
     for came in gatherings.values():
         for arrived in came.values():
-            arrived.answer.set_exception(restarted(worker.worker_id))
+            arrived.answer.set_exception(restarted(rank))
 
 
 at_replaced.append(_worker_replaced)
@@ -308,7 +311,9 @@ def shutdown(graceful: bool = True, timeout: float = 0) -> None:
 def _forget(member: Member) -> None:
     node = member.node
     with _lock:
-        _members.get(node, {}).pop(member.rank, None)
+        if _members.get(node, {}).get(member.rank) is not member:
+            return  # it was lost, and left behind: the new worker may be a member
+        del _members[node][member.rank]
         node.default_timeouts.pop(member.rank, None)
         if not _members.get(node):
             node.names = {}
