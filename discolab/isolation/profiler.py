@@ -22,6 +22,7 @@ from typing import Any
 from ..runtime.errors import SessionError, WaitTimeoutError
 from ..runtime.failures import name_ranks
 from ..runtime.interrupts import reentrant_lock, waiter_here
+from ..runtime.restart import at_replaced
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .patches import Patches
@@ -105,8 +106,22 @@ def _leave(worker: Worker) -> None:
         run = _runs.pop(worker, None)
         if run is not None:
             run.joined.pop(worker, None)
+            shared.discard(worker)
             if not run.joined:
                 run.end(_torchs[-1])
+
+
+def _replaced(_: Worker) -> None:
+    """A worker has a lost one's place: if that was left behind as it profiled, it has stopped.
+
+    A run for it alone is its thread's, and goes on until that ends.
+    """
+    for worker, run in _runs.copy().items():
+        if worker.ended and run.settings is not None:
+            _leave(worker)
+
+
+at_replaced.append(_replaced)
 
 
 def _after_fork() -> None:
@@ -253,6 +268,8 @@ def _profiler(module: ModuleType, patches: Patches) -> None:
             worker = current_worker_or_none()
             with _lock:
                 run = None if worker is None else _runs.pop(worker, None)
+                if worker is not None and run is None and worker.ended:  # what runs is of others
+                    raise SessionError("this worker was replaced by another one while it profiled")
                 if worker is None or run is None:
                     _elsewhere = _elsewhere and worker is not None
                     return disable()

@@ -1,5 +1,7 @@
 """One worker started afresh: what is restored, what is lost and said, and that the others go on."""
 
+import contextlib
+import functools
 import importlib.util
 import os
 import random
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.profiler import ProfilerActivity
 
 import discolab
 from discolab import (
@@ -661,18 +664,22 @@ def test_a_thread_that_hangs_in_c_is_left_behind() -> None:
     session.shutdown(cancel=True)
 
 
-def leave_behind(session: ThreadedSession, rank: int) -> Callable[[], None]:
+def leave_behind(
+    session: ThreadedSession, rank: int, within: Callable[[], Any] = contextlib.nullcontext
+) -> Callable[[], None]:
     """Restart a worker that hangs in C; gives what lets the one that was left behind go on."""
     gate = threading.Lock()
     gate.acquire()
 
     def hang() -> None:
         if my_rank() == rank:
-            gate.acquire()
+            with within():
+                hangs.set()
+                gate.acquire()
 
+    hangs = threading.Event()
     session.call_packed(hang)
-    while "hang" not in session.status()[rank].detail:
-        time.sleep(0.005)
+    assert hangs.wait(20)
     assert "left behind" in session.restart_worker(rank).why
     return gate.release
 
@@ -696,6 +703,29 @@ def test_torch_distributed_begins_anew_after_a_thread_that_was_left_behind() -> 
         release()
         session._local.abandoned[0].join(10)
         assert session.call_packed(reduce).debug_get_from_all() == [2.0] * 2
+
+
+def test_a_thread_that_was_left_behind_as_it_profiled_holds_up_no_profile() -> None:
+    profiling = functools.partial(torch.profiler.profile, activities=[ProfilerActivity.CPU])
+
+    def profile(late: Callable[[], None]) -> bool:
+        with profiling() as found:
+            ccl.barrier()
+            if my_rank() == 0:
+                late()
+            ccl.barrier()
+            torch.ones(3).cos()
+        return "aten::cos" in [event.name for event in found.events()]
+
+    def it_comes_out() -> None:
+        release()
+        session._local.abandoned[0].join(10)
+        assert not session._local.abandoned[0].is_alive()
+
+    with ThreadedSession(2, devices="cpu", timeout=20) as session:
+        release = leave_behind(session, 1, profiling)
+        for late in (int, it_comes_out, int):
+            assert session.call_packed(profile, late).debug_get_from_all() == [True] * 2
 
 
 def test_a_thread_that_hangs_answers_what_it_was_asked() -> None:
