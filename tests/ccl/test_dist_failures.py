@@ -305,6 +305,22 @@ def test_a_key_that_nobody_can_store_any_more(start: Start) -> None:
         assert "absent in the store" in told(sess, alone)[0]
 
 
+@pytest.mark.any_engine
+def test_keys_that_two_wait_for_and_the_third_has_not_stored(start: Start) -> None:
+    def all_meet() -> None:
+        store = c10d._get_default_store()
+        if dist.get_rank() == 1:
+            raise ValueError("before it stores")
+        store.set(f"here {dist.get_rank()}", "")
+        store.wait([f"here {rank}" for rank in range(3)])
+
+    with start(3) as sess:
+        failed = told(sess, all_meet)
+        for rank in (0, 2):
+            assert "here 1" in failed[rank]
+            assert "wait in the store themselves" in failed[rank]
+
+
 # -- what threads share --------------------------------------------------------------------------
 
 

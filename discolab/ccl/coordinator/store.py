@@ -66,6 +66,9 @@ class KeyValues:
             del self._data[key]
 
 
+SETTLED = 0.5  # seconds for which workers wait before it counts that they store nothing
+
+
 class Asker(NamedTuple):
     """A caller that waits for keys; `ordinal`: of its command, -1 if its thread is no worker's."""
 
@@ -112,16 +115,22 @@ class KeyValueStore(KeyValues):
         self.askers = [asker for asker in self.askers if asker.rank != rank]
 
     def hopeless(self, peers: Mapping[int, Peer]) -> list[Asker]:
-        """Workers for which no other can store anything any more: all have ended the command."""
-        gone = [
-            asker
-            for asker in self.askers
-            if asker.ordinal >= 0
-            and all(
-                peer.ended or peer.executed > asker.ordinal
-                for rank, peer in peers.items()
-                if rank != asker.rank
-            )
-        ]
-        self.askers = [asker for asker in self.askers if asker not in gone]
-        return gone
+        """Workers for which no other can store anything any more.
+
+        All have ended the command; or some have, and the others wait as well.
+        """
+        before = time.monotonic() - SETTLED
+        waiting = {one.rank for one in self.askers if one.ordinal >= 0 and one.since <= before}
+        hopeless = []
+        for asker in self.askers:
+            others = [rank for rank in peers if rank != asker.rank]
+            left = {
+                rank
+                for rank in others
+                if not (peers[rank].ended or peers[rank].executed > asker.ordinal)
+            }
+            in_vain = len(left) < len(others) and {asker.rank, *left} <= waiting
+            if asker.ordinal >= 0 and (not left or in_vain):
+                hopeless.append(asker)
+        self.askers = [asker for asker in self.askers if asker not in hopeless]
+        return hopeless

@@ -20,7 +20,7 @@ from ...runtime.errors import CollectiveError, SessionError, WaitTimeoutError
 from ...runtime.interrupts import TICK, plain_lock, reentrant_lock
 from ...runtime.worker import Worker, current_worker_or_none
 from ..coordinator import protocol
-from ..coordinator.store import KeyValues
+from ..coordinator.store import SETTLED, KeyValues
 from .client import CoordinatorClient, client_of, has_coordinator
 
 _Store: Any = torch.distributed.distributed_c10d.Store  # its trampoline has no types
@@ -105,13 +105,16 @@ class WorkerStore(_Store):  # type: ignore[misc] # Any, see above
 
 
 class SessionStore(WorkerStore):
-    """A store for workers of one process, in memory. `_lock` guards `_values`."""
+    """A store for workers of one process, in memory. `_lock` guards `_values`.
+
+    `_waiting` has of each worker that waits the keys, and since when; each changes its own entry.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._values = KeyValues()
         self._lock = plain_lock()
-        self._waiting: set[Worker] = set()
+        self._waiting: dict[Worker, tuple[Sequence[str], float]] = {}
 
     def _ask(self, what: str, keys: Sequence[str], *args: Any) -> Any:
         with self._lock:
@@ -137,15 +140,26 @@ class SessionStore(WorkerStore):
     ) -> None:
         def check() -> None:
             others = [peer for peer in worker.peers.values() if peer is not worker]
-            gone = all(peer.ended or peer.executed > worker.executed for peer in others)
-            if gone and not self._values.check(keys):
+            left = [p for p in others if not (p.ended or p.executed > worker.executed)]
+            before = time.monotonic() - SETTLED  # they have waited since, all at once
+            if left and (len(left) == len(others) or not self._in_vain([worker, *left], before)):
+                return
+            if not self._values.check(keys):
                 raise CollectiveError(_nobody_left(worker, words))
 
-        self._waiting.add(worker)
+        self._waiting[worker] = keys, time.monotonic()
         try:
             worker.wait_for(lambda: self._values.check(keys), words, seconds, check)
         finally:
-            self._waiting.discard(worker)
+            self._waiting.pop(worker, None)
+
+    def _in_vain(self, workers: Sequence[Worker], before: float) -> bool:
+        """Whether all of them wait since `before`, for keys that are not there."""
+        waits = [self._waiting.get(worker) for worker in workers]
+        return all(
+            wait is not None and wait[1] <= before and not self._values.check(wait[0])
+            for wait in waits
+        )
 
     def _poll(self, keys: Sequence[str], seconds: float, words: str) -> None:
         """Wait on a thread that is no worker's own."""
@@ -281,7 +295,7 @@ def _waited_for(keys: Sequence[str]) -> str:
 def _nobody_left(worker: Worker, what: str) -> str:
     return (
         f"worker {worker.worker_id} waits for {what}, and all other workers have ended this call "
-        "without storing it"
+        "without storing it, or wait in the store themselves"
     )
 
 
