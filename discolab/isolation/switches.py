@@ -32,7 +32,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -67,8 +67,9 @@ class Switch:
         Name of the function in ``torch._C`` that programs reach, by whatever way.
     key
         The setter's first arguments, by which it is told from others of one setter.
-    getter
-        Name of the function in ``torch._C`` that programs read, if it takes nothing.
+    getters
+        Names of the functions in ``torch._C`` that programs read, which take `key`; of two each
+        gives a part.
     """
 
     name: str
@@ -76,7 +77,7 @@ class Switch:
     set: Callable[[Any], Any]
     setter: str
     key: tuple[Any, ...] = ()
-    getter: str = ""
+    getters: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.name
@@ -86,7 +87,7 @@ def _plain(name: str, getter: str, setter: str) -> Iterator[Switch]:
     """A switch with a getter and a setter of one value, if this torch has it."""
     get, set_ = getattr(torch._C, getter, None), getattr(torch._C, setter, None)
     if get is not None and set_ is not None:
-        yield Switch(name, get, set_, setter, getter=getter)
+        yield Switch(name, get, set_, setter, getters=(getter,))
 
 
 def _of_deterministic() -> Iterator[Switch]:
@@ -98,18 +99,21 @@ def _of_deterministic() -> Iterator[Switch]:
         lambda: (get(), get_warn_only()),
         lambda value: set_(value[0], warn_only=value[1]),
         "_set_deterministic_algorithms",
+        getters=("_get_deterministic_algorithms", "_get_deterministic_algorithms_warn_only"),
     )
 
 
 def _of_reduction(name: str) -> Iterator[Switch]:
     """Reduced precision of cuBLAS: whether, and whether with split K."""
     setter = f"_set_cublas_allow_{name}_reduced_precision_reduction"
-    get, set_ = getattr(torch._C, setter.replace("_set", "_get")), getattr(torch._C, setter)
+    getter = setter.replace("_set", "_get", 1)
+    get, set_ = getattr(torch._C, getter), getattr(torch._C, setter)
     yield Switch(
         f"torch.backends.cuda.matmul.allow_{name}_reduced_precision_reduction",
         get,
         lambda value: set_(*value),
         setter,
+        getters=(getter,),
     )
 
 
@@ -122,6 +126,7 @@ def _of_precision(backend: str, op: str) -> Iterator[Switch]:
         functools.partial(set_, backend, op),
         "_set_fp32_precision_setter",
         (backend, op),
+        ("_get_fp32_precision_getter",),
     )
 
 
@@ -182,6 +187,10 @@ for _switch in SWITCHES:
     _by_setter.setdefault(_switch.setter, []).append(_switch)
 
 _MIXED = object()
+_MIXED_TEXT = (
+    "PyTorch is checking a precision that was set by a mix of the legacy and new APIs. We suggest "
+    "only using the new API (fp32_precision)."
+)
 State = list[Any]  # the value of each switch
 
 
@@ -201,7 +210,13 @@ def _put(state: State) -> None:
     """Set all as they were."""
     for switch, value in zip(SWITCHES, state, strict=True):
         if _differs(switch, value):
-            switch.set(value)
+            _set_late(switch, value)
+
+
+def _set_late(switch: Switch, value: Any) -> None:
+    """Set what was asked for before: too late to say that torch refuses that, or warns of it."""
+    with suppress(Exception):
+        switch.set(value)
 
 
 def _differs(switch: Switch, value: Any) -> bool:
@@ -244,13 +259,14 @@ class _Values:
         self.in_force = session
         if session == _NOTEBOOK:
             for switch, value in self.later:
-                switch.set(value)
+                _set_late(switch, value)
             self.later.clear()
 
     def note(self, switch: Switch, value: Any) -> None:
         """The notebook sets one while workers compute, who must not see it; under the lock.
 
         What torch changes along with it the notebook reads as it was, until the workers are idle.
+        What torch refuses, such as a precision that it does not know, is refused in silence then.
         """
         self.states[_NOTEBOOK] = state = list(self.states[_NOTEBOOK])  # a session may have it too
         state[SWITCHES.index(switch)] = value
@@ -415,10 +431,9 @@ def _set_in_trace(switch: Switch, value: Any) -> None:
     """
     with _lock:
         before = _traced.setdefault(switch, (_value(switch), _value(switch)))
+        switch.set(before[1] if value == before[0] else value)
         if value == before[0]:
             del _traced[switch]
-            value = before[1]
-        switch.set(value)
 
 
 def _untraced(switch: Switch) -> Any:
@@ -577,23 +592,44 @@ def _given(now: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 @functools.cache
-def _reading(index: int) -> Callable[[Any], Any]:
+def _reading(getter: str) -> Callable[[Any], Any]:
     """Over one of torch's getters: the notebook reads its own value also while workers run."""
+    indices = {
+        switch.key: index for index, switch in enumerate(SWITCHES) if getter in switch.getters
+    }
 
     @functools.cache
-    def over(original: Callable[[], Any]) -> Callable[[], Any]:
+    def over(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def read_for_caller() -> Any:
-            worker, values = current_worker_or_none(), _values
-            if worker is None and values is not None and values.in_force:
-                return values.states[_NOTEBOOK][index]
-            if _traced and not (worker is not None and is_in_turn(worker)):
-                return _untraced(SWITCHES[index])
-            return original()
+        def read_for_caller(*args: Any, **kwargs: Any) -> Any:
+            if (_values is None and not _traced) or args not in indices:
+                value = original(*args, **kwargs)
+                # asked again: who changes one has `_values` or `_traced` say so before
+                if (_values is None and not _traced) or args not in indices:
+                    return value
+            index = indices[args]
+            value = _value_for_caller(index)
+            if value is _MIXED:
+                raise RuntimeError(_MIXED_TEXT)
+            getters = SWITCHES[index].getters
+            return value if len(getters) == 1 else value[getters.index(getter)]
 
         return read_for_caller
 
     return over
+
+
+def _value_for_caller(index: int) -> Any:
+    """What a switch is for who asks, while it may be another for somebody else."""
+    worker, switch = current_worker_or_none(), SWITCHES[index]
+    if worker is not None:
+        value = _value(switch)
+        if not _traced or is_in_turn(worker):
+            return value
+    with _lock:
+        if worker is None and _values is not None and _values.in_force:
+            return _values.states[_NOTEBOOK][index]
+        return _untraced(switch)
 
 
 def _install(patches: Patches) -> None:
@@ -601,9 +637,9 @@ def _install(patches: Patches) -> None:
     for setter in _by_setter:
         original = getattr(torch._C, setter)
         new[original] = patches.replace(torch._C, setter, _setting(setter))
-    for index, switch in enumerate(SWITCHES):
-        if switch.getter:
-            new[switch.get] = patches.replace(torch._C, switch.getter, _reading(index))
+    for getter in dict.fromkeys(name for switch in SWITCHES for name in switch.getters):
+        original = getattr(torch._C, getter)
+        new[original] = patches.replace(torch._C, getter, _reading(getter))
     for module in tuple(vars(torch.backends).values()):
         if isinstance(module, ModuleType):
             for prop in vars(type(module)).values():

@@ -101,6 +101,76 @@ def test_what_the_notebook_sets_no_worker_sees_while_it_computes(pair: Session) 
     assert seen() == USUAL
 
 
+def parts() -> list[Any]:
+    """Those that are read by parts, or with arguments."""
+    matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    return [
+        torch.get_deterministic_debug_mode(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction_split_k,
+        torch.backends.fp32_precision,  # type: ignore[attr-defined]
+        matmul.fp32_precision,
+    ]
+
+
+def put_back_all() -> None:
+    """Read, set another value and put back, as programs do, and torch.compile for itself."""
+    backends: Any = torch.backends
+    product, matmul = backends.cuda.matmul, backends.mkldnn.matmul
+    deterministic = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("warn" if deterministic != 1 else "error")
+    torch.set_deterministic_debug_mode(deterministic)
+    for owner, name, other in (
+        (product, "allow_bf16_reduced_precision_reduction", (False, False)),
+        (matmul, "fp32_precision", "tf32"),
+    ):
+        before = getattr(owner, name)
+        setattr(owner, name, other)
+        setattr(owner, name, before)
+    with backends.flags(fp32_precision="ieee"):
+        pass
+    torch.compile(torch.sin, backend="eager")(torch.ones(1))
+
+
+@pytest.mark.one_process
+def test_the_notebook_reads_its_own_while_workers_compute(pair: Session, gate: Any) -> None:
+    begun = threading.Event()
+
+    def set_and_wait() -> list[Any]:
+        backends: Any = torch.backends
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        backends.cuda.matmul.allow_fp16_reduced_precision_reduction = (False, False)
+        backends.mkldnn.matmul.fp32_precision = "bf16"
+        begun.set()
+        gate.wait(20)
+        found = parts()
+        with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
+            torch.get_float32_matmul_precision()
+        return found
+
+    before = parts()
+    assert before[:4] == [0, False, True, True]
+    found = pair.call_packed(set_and_wait)
+    assert begun.wait(20)
+    try:
+        assert parts() == before
+        assert torch.get_float32_matmul_precision() == "highest"
+        put_back_all()
+        assert parts() == before
+        torch.backends.mkldnn.fp32_precision = "none of torch's"
+    finally:
+        gate.set()
+    theirs = [1, True, False, False, "none", "bf16"]
+    assert found.debug_get_from_all() == [theirs] * 2
+    pair.sync_all()
+    assert parts() == before
+    assert pair.call_packed(parts).debug_get_from_all() == [theirs] * 2
+    pair.shutdown()
+    assert parts() == before
+
+
 def one_sets(others: str) -> str:
     """Worker 0 sets a switch, and the others end, go on or set another value."""
     rank = current_worker().rank
