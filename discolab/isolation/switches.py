@@ -18,8 +18,11 @@ once there, for as long as the trace takes; any other is an error.
 
 A worker that leaves a context because of an exception, and a script that ends, put the switches
 back as well as they can: what can't be agreed upon then is put back when all workers are idle.
+So is what contexts have set that a call has not left when it fails: an interrupt may cut off a
+context's end, which sets one switch after the other. What a call has set otherwise, such as by
+``torch.use_deterministic_algorithms(True)``, stays when it is interrupted later.
 
-`_lock` guards `_values`, `_wishes`, `_traced`, `_entered` and the changes of the switches
+`_lock` guards `_values`, `_wishes`, `_open`, `_traced`, `_entered` and the changes of the switches
 themselves. A worker sets its `current` itself; who changes `_values` looks at it after that, and a
 worker looks at `_values` after it has set it.
 """
@@ -34,7 +37,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -42,8 +45,8 @@ import torch.backends
 
 from ..runtime import contexts
 from ..runtime.actions import Command
-from ..runtime.errors import SessionError
-from ..runtime.interrupts import reentrant_lock, waiter_here
+from ..runtime.errors import SessionError, WorkerInterrupted
+from ..runtime.interrupts import reentrant_lock, shield, waiter_here
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .barriers import Barrier, obstacle
@@ -276,6 +279,7 @@ class _Values:
 _lock = reentrant_lock()
 _values: _Values | None = None  # None: all have the same
 _wishes: dict[Worker, dict[Switch, Any]] = {}
+_open: dict[Worker, dict[Switch, Any]] = {}  # before the contexts that a worker's call is in
 _traced: dict[Switch, tuple[Any, Any]] = {}
 _entered: weakref.WeakSet[Worker] = weakref.WeakSet()
 
@@ -330,9 +334,9 @@ def _hook_calls() -> None:
 
     A worker that begins a call at this moment either sees the hook or counts as active already.
     """
-    needed = _values is not None or bool(_wishes)
+    needed = _values is not None or bool(_wishes or _open)
     for worker in _entered:
-        worker.after_call = _idle if needed else None
+        worker.after_call = functools.partial(_end, worker) if needed else None
         worker.before_call = functools.partial(_begin, worker) if needed else None
 
 
@@ -340,6 +344,7 @@ def _leave(worker: Worker) -> None:
     with _lock:
         _entered.discard(worker)
         _wishes.pop(worker, None)
+        _open.pop(worker, None)
         session = _session_of(worker)
         if _values is not None and session not in map(_session_of, _entered):
             if _values.in_force == session:
@@ -369,6 +374,16 @@ def _refuse_session() -> None:
     )
 
 
+def _end(worker: Worker) -> None:
+    """A worker has ended its command; if it has failed, what contexts have set is put back."""
+    with _lock:
+        before = _open.pop(worker, None)
+        calls = worker.failed_calls
+        if before and (worker.interrupts or (calls and calls[-1][0] == worker.executed - 1)):
+            _wishes[worker] = _wishes.get(worker, {}) | before
+        _idle()
+
+
 def _idle() -> None:
     """A worker has ended its command: after the last one the notebook's values are in force."""
     with _lock:
@@ -377,7 +392,7 @@ def _idle() -> None:
         for worker, wishes in _wishes.copy().items():  # of those that could not agree
             for switch, value in wishes.items():
                 _values_of_each(_NOTEBOOK).use(_session_of(worker))
-                switch.set(value)
+                _set_late(switch, value)
         _wishes.clear()
         if _values is not None:
             _values.use(_NOTEBOOK)
@@ -407,6 +422,9 @@ def set_switch(switch: Switch, value: Any, *, quietly: bool = False) -> None:
         _set_in_notebook(switch, value)
         return
     if value == (_value(switch) if is_in_turn(worker) else _untraced(switch)):
+        if worker in _wishes:  # of another context, which an exception has ended
+            with _lock:
+                _forget(worker, switch)
         return
     if is_importing():  # a module is imported once, for all workers
         _change(switch, value, worker)
@@ -421,7 +439,7 @@ def set_switch(switch: Switch, value: Any, *, quietly: bool = False) -> None:
             return
         why = "code for which workers take turns, such as what torch.compile traces, can't wait"
         raise SessionError(_refusal(switch, value, worker, why))
-    _agree(switch, value, worker, quietly or _is_left_by_exception(switch, value))
+    _agree(switch, value, worker, quietly or _is_left_by_exception(switch, value, worker))
 
 
 def _set_in_trace(switch: Switch, value: Any) -> None:
@@ -442,11 +460,31 @@ def _untraced(switch: Switch) -> Any:
     return _value(switch) if traced is None else traced[1]
 
 
-def _is_left_by_exception(switch: Switch, value: Any) -> bool:
-    """Whether a context that an exception ends puts back what was there."""
-    values = _values
-    before = None if values is None else values.states[_NOTEBOOK][SWITCHES.index(switch)]
-    return sys.exc_info()[0] is not None and value == before
+def _is_left_by_exception(switch: Switch, value: Any, worker: Worker) -> bool:
+    """Whether a context that an exception ends puts back what was there, as far as one can tell."""
+    if sys.exc_info()[0] is None:
+        return False
+    if worker.interrupts:
+        return True
+    values, before = _values, _open.get(worker, {}).get(switch, _MIXED)
+    if before is not _MIXED:
+        return bool(value == before)
+    return values is not None and value == values.states[_NOTEBOOK][SWITCHES.index(switch)]
+
+
+def _begins_context() -> bool:
+    """Whether who sets a switch is the beginning of a context, which will put it back."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_NEAR):
+        if frame is None or frame.f_code.co_name in ("__enter__", "__aenter__"):
+            break
+        frame = frame.f_back
+    else:
+        return False
+    return frame is not None
+
+
+_NEAR = 16  # frames
 
 
 def _refusal(switch: Switch, value: Any, worker: Worker, why: str) -> str:
@@ -460,17 +498,22 @@ def _refusal(switch: Switch, value: Any, worker: Worker, why: str) -> str:
 def _agree(switch: Switch, value: Any, worker: Worker, quietly: bool) -> None:
     """Wait until all workers wish the same; the last one that comes changes the switch."""
     wait = _Wait(switch, value, worker)
+    begins = _begins_context()
     try:
-        with _lock:
-            mine = _wishes.setdefault(worker, {})
-            mine[switch] = value
+        with shield(), _lock:
+            _wishes.setdefault(worker, {})[switch] = value
+            before = _untraced(switch)
+            if begins and before is not _MIXED:
+                _open.setdefault(worker, {}).setdefault(switch, before)
             _hook_calls()
             if not any(map(wait.lacks, list(worker.peers.values()))):
                 _change(switch, value, worker)
-        worker.wait_for(lambda: switch not in mine, wait, check=wait.check)
+        worker.wait_for(wait.settled, wait, check=wait.check)
     except BaseException as exc:
         with _lock:
-            if switch not in mine or (quietly and isinstance(exc, SessionError)):
+            if quietly and isinstance(exc, SessionError | WorkerInterrupted):
+                return  # and the next one is put back; the next wait raises again
+            if isinstance(exc, SessionError) and wait.settled():
                 return
             if not quietly:
                 _forget(worker, switch)
@@ -503,6 +546,9 @@ def _change(switch: Switch, value: Any, worker: Worker) -> None:
             switch.set(value)
         for peer in peers:
             _forget(peer, switch)
+            before = _open.get(peer, {})
+            if switch in before and before[switch] == value:
+                del before[switch]
     for peer in peers:
         peer.wake()
 
@@ -540,7 +586,7 @@ class _Wait(Barrier):
         """Raise if another worker can't come to do the same."""
         for peer in list(self.worker.peers.values()):
             why = self._obstacle(peer)
-            if why:
+            if why and not self.worker.interrupts:  # else the others have ended by the interrupt
                 raise SessionError(_refusal(self.switch, self.value, self.worker, why))
 
     def lacks(self, peer: Worker) -> bool:
@@ -659,6 +705,7 @@ def _put_back() -> None:
         _values = None
         contexts.usual_kernels = False
         _wishes.clear()
+        _open.clear()
         _traced.clear()
         _hook_calls()
 
@@ -670,12 +717,17 @@ def as_before() -> Iterator[None]:
     try:
         yield
     finally:
-        for switch, value in zip(SWITCHES, before, strict=True):
-            if _differs(switch, value):
-                if _entered:
-                    set_switch(switch, value, quietly=True)
-                else:
-                    switch.set(value)
+        with shield():  # an interrupt must not leave the rest of them
+            worker = current_worker_or_none()
+            if worker is not None:
+                with _lock:
+                    _open.pop(worker, None)
+            for switch, value in zip(SWITCHES, before, strict=True):
+                if _differs(switch, value):
+                    if _entered:
+                        set_switch(switch, value, quietly=True)
+                    else:
+                        switch.set(value)
 
 
 def _after_fork() -> None:
@@ -694,8 +746,9 @@ table.add(
         treatment=Treatment.IN_TURNS,
         meaning="A worker that changes such a switch waits until all workers change it to the same "
         "value, so that none computes with what another has asked for; an error if they don't. "
-        "`%disco_run` puts them back at the script's end. The notebook has values of its own, in "
-        "force while no worker runs a command.",
+        "`%disco_run` puts them back at the script's end, and so does an interrupt what contexts "
+        "(`with sdpa_kernel`) have set; what was set for good before it stays. The notebook has "
+        "values of its own, in force while no worker runs a command.",
         test="tests/isolation/test_switches.py::test_workers_change_a_switch_together",
         install=_install,
         enter=_enter,

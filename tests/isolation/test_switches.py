@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -334,6 +334,110 @@ def test_an_interrupt_ends_the_wait(sess: Session) -> None:
     time.sleep(0.1)
     assert sess.interrupt() == []
     assert sess.call_packed(seen).debug_get_from_all() == [USUAL] * 4
+
+
+@contextlib.contextmanager
+def precision(value: str) -> Iterator[None]:
+    """A context of the user's own."""
+    before = torch.get_float32_matmul_precision()
+    MATMUL(value)
+    try:
+        yield
+    finally:
+        MATMUL(before)
+
+
+def by_hand() -> None:
+    """Put some back without a context."""
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.deterministic = True
+    torch.use_deterministic_algorithms(True)
+    try:
+        torch.use_deterministic_algorithms(False)
+        time.sleep(20)
+    finally:
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.deterministic = False
+        torch.backends.cudnn.benchmark = False
+
+
+def tear(how: str) -> None:
+    """Be interrupted in contexts, which worker 0 may begin to leave before; some set for good."""
+    MATMUL("high")
+    with (
+        contextlib.suppress(BaseException if how == "swallowed" else KeyError),
+        sdpa_kernel(SDPBackend.MATH),
+        precision("medium"),
+        sdpa_kernel(SDPBackend.FLASH_ATTENTION),
+    ):
+        if how == "by hand":
+            by_hand()
+        if how != "end" or current_worker().rank:
+            time.sleep(20)
+
+
+@pytest.mark.one_process
+@pytest.mark.parametrize("how", ["end", "within", "swallowed", "by hand"])
+def test_an_interrupt_puts_back_what_contexts_have_set(pair: Session, how: str) -> None:
+    pair.call_packed(tear, how)
+    time.sleep(0.1)
+    assert pair.interrupt() == []
+    after = [how == "by hand", "high", *USUAL[2:]]
+    assert pair.call_packed(seen).debug_get_from_all() == [after] * 2
+    pair.sync_all()
+    assert seen() == USUAL
+
+
+@pytest.mark.one_process
+def test_interrupts_at_any_moment_of_contexts(pair: Session) -> None:
+    def loop() -> None:
+        while True:
+            with sdpa_kernel(SDPBackend.MATH):
+                ccl.barrier()
+
+    for number in range(12):
+        pair.call_packed(loop)
+        time.sleep(0.01 + 0.0007 * number)
+        pair.interrupt()
+        assert pair.call_packed(seen).debug_get_from_all() == [USUAL] * 2
+        pair.sync_all()
+        assert seen() == USUAL
+
+
+@pytest.mark.one_process
+def test_a_script_that_is_interrupted_leaves_none_behind(pair: Session, tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(
+        SCRIPT + "import time\n"
+        "torch.backends.cudnn.benchmark = True\n"
+        "with torch.backends.cudnn.flags(benchmark=False):\n"
+        "    time.sleep(20)\n"
+    )
+    full, source = read_script(str(path))
+    pair.call_packed(run_script, full, source, [], "script.py")
+    time.sleep(0.2)
+    assert pair.interrupt() == []
+    assert pair.call_packed(seen).debug_get_from_all() == [USUAL] * 2
+
+
+@pytest.mark.one_process
+def test_what_a_context_has_set_that_a_call_leaves_open_stays(pair: Session) -> None:
+    kept: dict[int, contextlib.ExitStack] = {}
+
+    def begin() -> None:
+        kept[current_worker().rank] = contextlib.ExitStack()
+        kept[current_worker().rank].enter_context(precision("high"))
+
+    def fail() -> None:
+        raise KeyError("of the user's own")
+
+    pair.call_packed(begin)
+    with pytest.raises(WorkerError, match="of the user's own"):
+        pair.call_packed(fail).debug_get_from_all()
+    found = pair.call_packed(torch.get_float32_matmul_precision).debug_get_from_all()
+    assert found == ["high"] * 2
+    pair.call_packed(lambda: kept[current_worker().rank].close())
+    assert pair.call_packed(seen).debug_get_from_all() == [USUAL] * 2
 
 
 def test_all_that_torch_has_are_in_the_table() -> None:
