@@ -14,7 +14,9 @@ whose values differ do not compute at once, but get an error.
 
 While workers take turns, as in traces of programs, none can wait for the others. Switches that
 choose between kernels of the same precision, which torch's tracing sets itself, are changed at
-once there, for as long as the trace takes; any other is an error.
+once there, for as long as the trace takes; any other is an error. What other workers compute
+meanwhile is computed with those kernels, or fails if there is none left that can: torch has one
+choice for the process, the trace needs its own, and nobody can hold the others back.
 
 A worker that leaves a context because of an exception, and a script that ends, put the switches
 back as well as they can: what can't be agreed upon then is put back when all workers are idle.
@@ -280,7 +282,7 @@ _lock = reentrant_lock()
 _values: _Values | None = None  # None: all have the same
 _wishes: dict[Worker, dict[Switch, Any]] = {}
 _open: dict[Worker, dict[Switch, Any]] = {}  # before the contexts that a worker's call is in
-_traced: dict[Switch, tuple[Any, Any]] = {}
+_traced: dict[Switch, tuple[Any, Any, Worker]] = {}
 _entered: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
@@ -334,7 +336,7 @@ def _hook_calls() -> None:
 
     A worker that begins a call at this moment either sees the hook or counts as active already.
     """
-    needed = _values is not None or bool(_wishes or _open)
+    needed = _values is not None or bool(_wishes or _open or _traced)
     for worker in _entered:
         worker.after_call = functools.partial(_end, worker) if needed else None
         worker.before_call = functools.partial(_begin, worker) if needed else None
@@ -389,6 +391,9 @@ def _idle() -> None:
     with _lock:
         if _active():
             return
+        for switch, (_, value, _) in _traced.items():  # of a trace that an interrupt has cut off
+            _set_late(switch, value)
+        _traced.clear()
         for worker, wishes in _wishes.copy().items():  # of those that could not agree
             for switch, value in wishes.items():
                 _values_of_each(_NOTEBOOK).use(_session_of(worker))
@@ -397,6 +402,8 @@ def _idle() -> None:
         if _values is not None:
             _values.use(_NOTEBOOK)
             _join()
+        if _values is None:
+            _hook_calls()
 
 
 # -- setting one -----------------------------------------------------------------------------------
@@ -435,20 +442,21 @@ def set_switch(switch: Switch, value: Any, *, quietly: bool = False) -> None:
         )
     if is_in_turn(worker):
         if switch.setter in _KERNELS:
-            _set_in_trace(switch, value)
+            _set_in_trace(switch, value, worker)
             return
         why = "code for which workers take turns, such as what torch.compile traces, can't wait"
         raise SessionError(_refusal(switch, value, worker, why))
     _agree(switch, value, worker, quietly or _is_left_by_exception(switch, value, worker))
 
 
-def _set_in_trace(switch: Switch, value: Any) -> None:
+def _set_in_trace(switch: Switch, value: Any, worker: Worker) -> None:
     """For a trace, which sets it back in the end; the others read what it was, and may change it.
 
-    `_traced` has what it was before the trace, and what it is for the others.
+    `_traced` has what it was before the trace, what it is for the others, and who traces.
     """
     with _lock:
-        before = _traced.setdefault(switch, (_value(switch), _value(switch)))
+        before = _traced.setdefault(switch, (_value(switch), _value(switch), worker))
+        _hook_calls()
         switch.set(before[1] if value == before[0] else value)
         if value == before[0]:
             del _traced[switch]
@@ -541,7 +549,8 @@ def _change(switch: Switch, value: Any, worker: Worker) -> None:
             raise SessionError(_refusal(switch, value, worker, why))
         values.use(session)
         if switch in _traced:
-            _traced[switch] = _traced[switch][0], value
+            before_trace, _, tracer = _traced[switch]
+            _traced[switch] = before_trace, value, tracer
         else:
             switch.set(value)
         for peer in peers:
@@ -669,8 +678,8 @@ def _value_for_caller(index: int) -> Any:
     """What a switch is for who asks, while it may be another for somebody else."""
     worker, switch = current_worker_or_none(), SWITCHES[index]
     if worker is not None:
-        value = _value(switch)
-        if not _traced or is_in_turn(worker):
+        value, traced = _value(switch), _traced.get(switch)
+        if traced is None or (traced[2] is worker and is_in_turn(worker)):
             return value
     with _lock:
         if worker is None and _values is not None and _values.in_force:
@@ -748,7 +757,10 @@ table.add(
         "value, so that none computes with what another has asked for; an error if they don't. "
         "`%disco_run` puts them back at the script's end, and so does an interrupt what contexts "
         "(`with sdpa_kernel`) have set; what was set for good before it stays. The notebook has "
-        "values of its own, in force while no worker runs a command.",
+        "values of its own, in force while no worker runs a command. A trace (`torch.export`, "
+        "`torch.jit.trace`, `torch.compile`) can't wait: a choice of kernels in it (`sdpa_kernel`, "
+        "`torch.backends.mkldnn.enabled`) is in force for all until it ends it, so what others "
+        "compute meanwhile may differ in the last bits, or fail for want of a kernel.",
         test="tests/isolation/test_switches.py::test_workers_change_a_switch_together",
         install=_install,
         enter=_enter,

@@ -421,6 +421,26 @@ def test_a_script_that_is_interrupted_leaves_none_behind(pair: Session, tmp_path
 
 
 @pytest.mark.one_process
+def test_an_interrupt_of_a_trace_puts_back_its_kernels(pair: Session) -> None:
+    inside = threading.Event()
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch.backends.cuda.enable_flash_sdp(False)
+            inside.set()
+            time.sleep(20)
+            torch.backends.cuda.enable_flash_sdp(True)
+            return x + 1
+
+    pair.call_packed(lambda: torch.export.export(Model(), (torch.ones(1),)))
+    assert inside.wait(20)
+    assert pair.interrupt() == []
+    assert pair.call_packed(seen).debug_get_from_all() == [USUAL] * 2
+    pair.shutdown()
+    assert torch.backends.cuda.flash_sdp_enabled()
+
+
+@pytest.mark.one_process
 def test_what_a_context_has_set_that_a_call_leaves_open_stays(pair: Session) -> None:
     kept: dict[int, contextlib.ExitStack] = {}
 
