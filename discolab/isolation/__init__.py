@@ -10,6 +10,7 @@ from __future__ import annotations
 # each enters its rows
 from . import (  # noqa: F401
     anomaly,
+    autocast,
     compiler,
     custom_ops,
     decimal_default,
