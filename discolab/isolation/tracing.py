@@ -44,6 +44,18 @@ def _counted() -> Iterator[None]:
             del _tracing[thread]
 
 
+def _on_this_thread(new: Any, before: Any, like: Any) -> Callable[..., Any]:
+    """What calls `new` on the calling thread, and on others what was there `before`."""
+    owner = threading.get_ident()
+
+    @functools.wraps(like)
+    def here_or_before(*args: Any, **kwargs: Any) -> Any:
+        function = new if threading.get_ident() == owner else before
+        return function(*args, **kwargs)
+
+    return here_or_before
+
+
 def _symbolic_trace(module: ModuleType, patches: Patches) -> None:
     """What a tracer replaces is replaced for its own thread."""
 
@@ -67,13 +79,7 @@ def _symbolic_trace(module: ModuleType, patches: Patches) -> None:
         def patch_for_thread(
             self: Any, cls: type, name: str, new: Callable[..., Any], *args: Any, **kwargs: Any
         ) -> Any:
-            before, owner = getattr(cls, name), threading.get_ident()
-
-            @functools.wraps(new)
-            def here_or_before(*args: Any, **kwargs: Any) -> Any:
-                method = new if threading.get_ident() == owner else before
-                return method(*args, **kwargs)
-
+            here_or_before = _on_this_thread(new, getattr(cls, name), new)
             return patch_method(self, cls, name, here_or_before, *args, **kwargs)
 
         return patch_for_thread
@@ -160,8 +166,11 @@ def _compiling(module: ModuleType, patches: Patches) -> None:
     take other paths, of other numbers. And of two threads that do at once, the one that ends last
     would leave the flag set for ever.
     """
-    for ours in (_is_compiling, _is_exporting, _is_non_strict_tracing):
-        name = ours.__name__ if hasattr(module, ours.__name__) else ours.__name__[1:]
+    for name, ours in (
+        ("is_compiling", _is_compiling),
+        ("is_exporting", _is_exporting),
+        ("_is_non_strict_tracing", _is_non_strict_tracing),
+    ):
         theirs = getattr(module, name, None)
         if theirs is None:
             continue
@@ -181,35 +190,26 @@ def _compiling(module: ModuleType, patches: Patches) -> None:
 def _builtins_of_export(module: ModuleType, patches: Patches) -> None:
     """`max`, `min` and `math.pow` of tensors, which an export has in the place of Python's."""
 
-    def here_or_before(new: Any, before: Any, owner: int) -> Any:
-        @functools.wraps(before)
-        def choose(*args: Any, **kwargs: Any) -> Any:
-            function = new if threading.get_ident() == owner else before
-            return function(*args, **kwargs)
+    if not hasattr(module, "_tensor_min_max"):
+        return
+    choose = functools.partial(functools.partial, module._tensor_min_max)
 
-        return choose
+    @contextmanager
+    def override_here() -> Iterator[None]:
+        overrides: list[tuple[Any, str, Any, Any]] = [
+            (builtins, "max", max, choose(real_callable=max, tensor_callable=torch.maximum)),
+            (builtins, "min", min, choose(real_callable=min, tensor_callable=torch.minimum)),
+            (math, "pow", math.pow, operator.pow),
+        ]
+        for owner, name, before, new in overrides:
+            setattr(owner, name, _on_this_thread(new, before, before))
+        try:
+            yield
+        finally:
+            for owner, name, before, _ in overrides:
+                setattr(owner, name, before)
 
-    def over(override: Any) -> Any:
-        @contextmanager
-        def override_here() -> Iterator[None]:
-            thread, find = threading.get_ident(), module._tensor_min_max
-            tensor = {"max": torch.maximum, "min": torch.minimum}
-            before = {(builtins, "max"): max, (builtins, "min"): min, (math, "pow"): math.pow}
-            for (owner, name), old in before.items():
-                new = functools.partial(
-                    find, real_callable=old, tensor_callable=tensor[name]
-                ) if owner is builtins else operator.pow  # fmt: skip
-                setattr(owner, name, here_or_before(new, old, thread))
-            try:
-                yield
-            finally:
-                for (owner, name), old in before.items():
-                    setattr(owner, name, old)
-
-        return override_here
-
-    if hasattr(module, "_tensor_min_max"):
-        patches.replace(module, "_override_builtin_ops", over, everywhere=True)
+    patches.replace(module, "_override_builtin_ops", lambda _: override_here, everywhere=True)
 
 
 def _modes(module: ModuleType, patches: Patches) -> None:
