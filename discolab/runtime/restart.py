@@ -197,7 +197,6 @@ class RestartedWorker(Pictured):
 class _Plan:
     """What the new worker begins with; it travels to it."""
 
-    position: int
     joined: bool
     set_up: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = field(default_factory=list)
     named: list[tuple[int, str]] = field(default_factory=list)
@@ -286,9 +285,9 @@ def restart_worker(session: Session, rank: Any, death: Failure | None = None) ->
         with shield():
             del ref
             others = {r: value for r, value in ticket.values.items() if isinstance(value, dict)}
-            plan, result = _plan(session, rank, why, held, others, changed, position, variables)
+            plan, result = _plan(session, rank, why, held, others, changed, variables)
             plan.death = death if death is not None and not death.reported else None
-            begun = _settle(session, rank, plan, variables)
+            begun = _settle(session, rank, plan, position, variables)
         report = _collect_one(session, begun, rank)
         result = _revised(result, report, time.monotonic() - began)
         session.restarts = (*session.restarts[-15:], result)
@@ -422,11 +421,10 @@ def _plan(
     held: Mapping[int, tuple[Any, DRef | None]],
     others: Mapping[int, dict[str, Any]],
     changed: Mapping[int, int],
-    position: int,
     variables: Mapping[str, Any],
 ) -> tuple[_Plan, RestartedWorker]:
     """Decide what becomes of each register."""
-    plan = _Plan(position, session.num_workers > 1)
+    plan = _Plan(session.num_workers > 1)
     restored: list[Shard] = []
     lost: list[Shard] = []
     kinds: Mapping[int, str] = next(
@@ -549,12 +547,14 @@ def _restore(
     return "", None
 
 
-def _settle(session: Session, rank: int, plan: _Plan, variables: Mapping[str, Any]) -> Ticket:
+def _settle(
+    session: Session, rank: int, plan: _Plan, position: int, variables: Mapping[str, Any]
+) -> Ticket:
     """Have the new worker begin with its plan, and then go on with what has waited for it."""
     first: list[Any] = []
     values = {name: value for name, (value,) in variables.items()}
     own = 2 if values else 1  # counted by a command, which no interrupt cancels or cuts
-    first.append((DiscoAction.BEGIN_AT, 0, plan.position, own))
+    first.append((DiscoAction.BEGIN_AT, 0, position, own))
     with session._lock:
         ref = DRef(session._next_register(), session)
         ref.name = OWN
