@@ -115,7 +115,7 @@ class _Flags(threading.local):
     _is_non_strict_tracing_flag = False
 
 
-_flags = _Flags()
+_flags = _discolab_flags = _Flags()
 
 
 def _flag(name: str) -> Any:
@@ -131,19 +131,23 @@ class _Compiler(ModuleWithProperties):
 
 
 # In the place of torch's own code: Dynamo knows these functions by what they are, and other modules
-# have bound them by name, so the functions stay.
+# have bound them by name, so the functions stay. They run with the global names of torch.compiler.
+# torch.jit compiles the first of them, by this text, with every script that asks it.
 
 
-def _is_compiling(*, _flags: _Flags = _flags) -> bool:
-    return not torch.jit.is_scripting() and _flags._is_compiling_flag  # type: ignore[attr-defined]
+def _is_compiling() -> bool:
+    if torch.jit.is_scripting():  # type: ignore[attr-defined]
+        return False
+    else:  # torch.jit leaves this branch out
+        return _discolab_flags._is_compiling_flag
 
 
-def _is_exporting(*, _flags: _Flags = _flags) -> bool:
-    return _flags._is_exporting_flag
+def _is_exporting() -> bool:
+    return _discolab_flags._is_exporting_flag
 
 
-def _is_non_strict_tracing(*, _flags: _Flags = _flags) -> bool:
-    return _flags._is_non_strict_tracing_flag
+def _is_non_strict_tracing() -> bool:
+    return _discolab_flags._is_non_strict_tracing_flag
 
 
 def _setting(name: str) -> Callable[[Any], Any]:
@@ -166,6 +170,7 @@ def _compiling(module: ModuleType, patches: Patches) -> None:
     take other paths, of other numbers. And of two threads that do at once, the one that ends last
     would leave the flag set for ever.
     """
+    patches.add(module, "_discolab_flags", _flags)
     for name, ours in (
         ("is_compiling", _is_compiling),
         ("is_exporting", _is_exporting),
@@ -175,7 +180,6 @@ def _compiling(module: ModuleType, patches: Patches) -> None:
         if theirs is None:
             continue
         before = theirs.__code__
-        theirs.__kwdefaults__ = ours.__kwdefaults__
         theirs.__code__ = ours.__code__
         patches.at_undo(functools.partial(setattr, theirs, "__code__", before))
     for context, flag in (

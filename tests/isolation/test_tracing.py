@@ -94,6 +94,20 @@ def test_who_compiles_does_so_alone(
     assert found() == ALONE
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_a_script_asks_whether_it_is_compiled(pair: Session) -> None:
+    """torch.jit compiles, with a program, the functions that it calls: also ours."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x if torch.compiler.is_compiling() else -x
+
+    def run() -> list[float]:
+        return torch.jit.script(step)(torch.ones(2)).tolist()
+
+    assert pair.call_packed(run).debug_get_from_all() == [[-1.0, -1.0]] * 2
+    assert run() == [-1.0, -1.0]
+
+
 def test_what_is_imported_while_two_compile(
     pair: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
