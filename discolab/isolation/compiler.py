@@ -25,9 +25,9 @@ from typing import Any
 from ..runtime.interrupts import plain_lock, shield, waiter_here
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
-from .imports import import_turn
 from .patches import Patches, refused
 from .table import Row, Treatment
+from .tracing import tracing
 from .worker_local import OwnSetting
 
 # compiled versions of one function, and how often it is compiled: torch's own, for each worker
@@ -99,12 +99,15 @@ def _raise_limits(worker: Worker) -> None:
 
 
 def _lock(module: ModuleType, patches: Patches) -> None:
-    """Who compiles also imports, under torch's lock; who imports may compile: both in one turn."""
+    """Who compiles also imports and traces, under torch's lock, and those may compile: one turn.
+
+    A compilation puts back what a tracer has replaced, whichever thread traces.
+    """
     patches.replace(module, "compile_lock", _LockInTurn)
 
 
 class _LockInTurn:
-    """A lock that a worker takes with its turn to import, for which it waits as for all else."""
+    """A lock that a thread takes with its turn to trace, for which it waits as for all else."""
 
     def __init__(self, lock: threading.RLock) -> None:
         self._lock = lock
@@ -124,7 +127,7 @@ class _LockInTurn:
     @contextmanager
     def _in_turn(self) -> Iterator[None]:
         while True:
-            with import_turn.taken("what torch.compile needs", by_all=True), ExitStack() as held:
+            with tracing.taken("a program for torch.compile"), ExitStack() as held:
                 with shield():
                     taken = self._lock.acquire(blocking=False)
                     if taken:
@@ -132,7 +135,7 @@ class _LockInTurn:
                 if taken:
                     yield
                     return
-            _pause()  # without the turn, which who has the lock may need to import
+            _pause()  # without the turn, which who has the lock may need
 
 
 def _pause() -> None:

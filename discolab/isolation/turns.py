@@ -77,7 +77,7 @@ class Turn:
         _turns.add(self)
 
     @contextmanager
-    def taken(self, what: str, *, by_all: bool = False) -> Iterator[None]:
+    def taken(self, what: str, *, by_all: bool = False, doing: str = "") -> Iterator[None]:
         """Hold it; at once on a thread that holds it already.
 
         Parameters
@@ -86,12 +86,15 @@ class Turn:
             What it is taken for, for errors and status.
         by_all
             Whether a thread that is no worker's own takes it too, rather than going on at once.
+        doing
+            What is done to it, where that is something else than what the turn is for.
 
         Raises
         ------
         CollectiveError
             If the worker that holds it waits for this one.
         """
+        awaited = f"its turn to {doing or self._doing} {what}"
         worker = current_worker_or_none()
         thread = threading.get_ident()
         own = worker is not None and worker.thread_id == thread
@@ -105,8 +108,8 @@ class Turn:
                     self._waiting.add(worker)
                     worker.wait_for(
                         lambda: self._take(mine),
-                        f"its turn to {self._doing} {what}",
-                        check=lambda: self._check(worker, what),
+                        awaited,
+                        check=lambda: self._check(worker, awaited),
                     )
                 else:
                     self._take_in_time(mine)
@@ -147,7 +150,7 @@ class Turn:
         for worker in list(self._waiting):
             worker.wake()
 
-    def _check(self, worker: Worker, what: str) -> None:
+    def _check(self, worker: Worker, awaited: str) -> None:
         for holder in (h.worker for h in tuple(self._holders)):
             if holder is None:
                 continue
@@ -159,9 +162,9 @@ class Turn:
                 and worker.worker_id in wait.missing()
             ):
                 raise CollectiveError(
-                    f"deadlock: worker {worker.worker_id} waits for its turn to {self._doing} "
-                    f"{what}, and worker {holder.worker_id}, which does such a thing now, waits "
-                    f"for {wait}; workers take turns there, so it must not call collectives"
+                    f"deadlock: worker {worker.worker_id} waits for {awaited}, and worker "
+                    f"{holder.worker_id}, which does such a thing now, waits for {wait}; workers "
+                    "take turns there, so it must not call collectives"
                 )
 
     def reset(self) -> None:
@@ -181,15 +184,24 @@ class Exclusive:
 
     `_holder` is written by the thread that holds `_lock`, and by who throws it out.
 
+    Parameters
+    ----------
+    doing
+        What it is, for errors and status.
+    turn
+        For which a worker waits, instead of one of its own: what else may be asked for while one
+        has that, so that nobody waits for this with what is needed to come to its end.
+
     Attributes
     ----------
     clean_ups
         Called when a thread is thrown out, to put right what it has left behind.
     """
 
-    def __init__(self, doing: str) -> None:
+    def __init__(self, doing: str, turn: Turn | None = None) -> None:
         self.clean_ups: list[Callable[[], None]] = []
-        self._turn = Turn(doing)
+        self._turn = turn or Turn(doing)
+        self._by_all = turn is not None
         self._doing = doing
         self._lock = threading.Lock()
         self._guard = reentrant_lock()
@@ -221,7 +233,7 @@ class Exclusive:
             worker = current_worker_or_none()
             mine = _Holder(threading.get_ident(), worker, worker.executed if worker else 0)
             with ExitStack() as turn:
-                turn.enter_context(self._turn.taken(what))
+                turn.enter_context(self._turn.taken(what, by_all=self._by_all, doing=self._doing))
                 turn.callback(self._release, mine)
                 self._wait(what, mine)
                 mine.turn = turn.pop_all()

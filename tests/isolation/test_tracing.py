@@ -134,3 +134,66 @@ def test_what_is_imported_while_two_compile(
     mine = compile_some(list(range(12, 18)))
     assert [mine, *found.debug_get_from_all()] == [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]] * 3
     assert time.monotonic() - began < 10
+
+
+def test_a_trace_imports_while_another_compiles(
+    pair: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits for its turn to trace has not the turn to import, which a trace may need."""
+    from torch._dynamo.backends.debugging import aot_eager
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "needed_in_a_trace.py").write_text("")
+    traces, compiles = threading.Event(), threading.Event()
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiles.set()
+        return aot_eager(graph, inputs)
+
+    def imports(x: torch.Tensor) -> torch.Tensor:
+        traces.set()
+        compiles.wait(0.3)
+        importlib.import_module("needed_in_a_trace")
+        return x + 1
+
+    def work() -> list[float]:
+        if current_worker().rank:
+            return make_fx(imports)(torch.zeros(1))(torch.zeros(1)).tolist()
+        traces.wait(20)
+        return torch.compile(lambda x: x + 2, backend=backend)(torch.zeros(1)).tolist()
+
+    assert pair.call_packed(work).debug_get_from_all() == [[2.0], [1.0]]
+
+
+def test_a_trace_is_whole_while_another_compiles(pair: Session) -> None:
+    """torch puts back what the tracer has replaced, while it compiles."""
+    compiling, looked = threading.Event(), threading.Event()
+
+    class Waits(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            traces.set()
+            compiling.wait(0.3)
+            return self.layer(x)
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+    traces = threading.Event()
+
+    def backend(graph: Any, _: Any) -> Any:
+        compiling.set()
+        looked.wait(0.3)
+        return graph.forward
+
+    def work() -> Any:
+        if current_worker().rank:
+            graph = torch.fx.symbolic_trace(Waits()).graph
+            looked.set()
+            return [node.op for node in graph.nodes]
+        traces.wait(20)
+        return torch.compile(lambda x: x + 2, backend=backend)(torch.zeros(1)).tolist()
+
+    found = pair.call_packed(work).debug_get_from_all()
+    assert found == [[2.0], ["placeholder", "call_module", "output"]]
