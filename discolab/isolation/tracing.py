@@ -217,6 +217,39 @@ def _builtins_of_export(module: ModuleType, patches: Patches) -> None:
     patches.replace(module, "_override_builtin_ops", lambda _: override_here, everywhere=True)
 
 
+class _MakeFx(threading.local):
+    """With what the calling thread traces by make_fx."""
+
+    tracer: Any = None
+
+
+_make_fx = _MakeFx()
+
+
+class _ProxyTensor(ModuleWithProperties):
+    """``torch.fx.experimental.proxy_tensor``, whose tracer is the calling thread's."""
+
+    _CURRENT_MAKE_FX_TRACER = property(lambda _: _make_fx.tracer)
+
+
+def _branches(module: ModuleType, patches: Patches) -> None:
+    """`torch.cond` and its like trace their branches with the tracer that make_fx has put there.
+
+    It does so before the trace that waits for its turn.
+    """
+
+    @contextmanager
+    def set_here(tracer: Any) -> Iterator[None]:
+        before, _make_fx.tracer = _make_fx.tracer, tracer
+        try:
+            yield
+        finally:
+            _make_fx.tracer = before
+
+    patches.replace(module, "_set_make_fx_tracer", lambda _: set_here)
+    patches.change_class(module, _ProxyTensor)
+
+
 def _modes(module: ModuleType, patches: Patches) -> None:
     """The stack of modes that make_fx uses before dispatch: one for each worker's thread."""
     own = threading.local()
@@ -324,6 +357,7 @@ table.add(
         test="tests/ccl/test_dist_limits.py::test_workers_trace_programs_in_turn",
         on_import={
             "torch._ops": _modes,
+            "torch.fx.experimental.proxy_tensor": _branches,
             "torch.fx._symbolic_trace": _symbolic_trace,
             # they keep what they do in global variables, of torch and of single operators
             "torch.export._trace": _in_turn(

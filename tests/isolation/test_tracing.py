@@ -136,6 +136,28 @@ def test_what_is_imported_while_two_compile(
     assert time.monotonic() - began < 10
 
 
+def test_workers_trace_what_branches_at_once(pair: Session) -> None:
+    """`torch.cond` traces its branches with the tracer of its own thread."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    both = threading.Barrier(2)
+
+    def trace() -> list[float]:
+        rank = current_worker().rank
+
+        def branches(x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.sum() > 0, lambda y: y + rank, lambda y: y - rank, (x,))
+
+        found = []
+        for _ in range(3):
+            both.wait(20)
+            graph = make_fx(branches, tracing_mode="symbolic")(torch.ones(1))
+            found += graph(torch.ones(1)).tolist()
+        return found
+
+    assert pair.call_packed(trace).debug_get_from_all() == [[1.0] * 3, [2.0] * 3]
+
+
 def test_a_trace_imports_while_another_compiles(
     pair: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
