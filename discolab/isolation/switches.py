@@ -8,7 +8,8 @@ which the others can't come (they set another value, have ended the command, or 
 an error.
 
 The notebook has values of its own, and so has each session: those of the workers are put in force
-when the first of them begins a command, and the notebook's when the last one has ended its own.
+when the first of them begins a command, or to serve a call of RPC, and the notebook's when the last
+one has ended its own.
 What the notebook computes meanwhile is computed with the workers' values; workers of two sessions
 whose values differ do not compute at once, but get an error.
 
@@ -310,8 +311,9 @@ def _join() -> None:
 
 
 def _active() -> list[Worker]:
-    """The workers that are in the middle of a command; under the lock."""
-    return [worker for worker in _entered if worker.current is not None and not worker.ended]
+    """The workers that are in the middle of a command, or serve a call; under the lock."""
+    at_work = (w for w in _entered if w.current is not None or w.serves)
+    return [worker for worker in at_work if not worker.ended]
 
 
 def _others_active(worker: Worker) -> bool:
@@ -340,6 +342,8 @@ def _hook_calls() -> None:
     for worker in _entered:
         worker.after_call = functools.partial(_end, worker) if needed else None
         worker.before_call = functools.partial(_begin, worker) if needed else None
+        worker.after_serving = _idle if needed else None
+        worker.before_serving = functools.partial(_begin_serving, worker) if needed else None
 
 
 def _leave(worker: Worker) -> None:
@@ -353,19 +357,32 @@ def _leave(worker: Worker) -> None:
                 _values.use(_NOTEBOOK)
             _values.states.pop(session, None)
         worker.before_call = worker.after_call = None
+        worker.before_serving = worker.after_serving = None
         _idle()
 
 
 def _begin(worker: Worker, command: Command) -> Command:
     """The command that is run: an error in its place if another session's values are in force."""
+    if _takes_effect(worker):
+        return command
+    return (*command[:2], _refuse_session, (), {}, 0, command[-1])
+
+
+def _begin_serving(worker: Worker) -> None:
+    if not _takes_effect(worker):
+        _refuse_session()
+
+
+def _takes_effect(worker: Worker) -> bool:
+    """Put the values of the worker's session in force, if need be and if that can be."""
     with _lock:
         session, values = _session_of(worker), _values
         if values is not None and values.in_force != session:
             if not _others_active(worker):
                 values.use(session)
             elif values.states[session] != _state():
-                return (*command[:2], _refuse_session, (), {}, 0, command[-1])
-    return command
+                return False
+    return True
 
 
 def _refuse_session() -> None:
@@ -753,14 +770,15 @@ table.add(
     Row(
         state="deterministic algorithms, precision of products, `torch.backends`, `sdpa_kernel`",
         treatment=Treatment.IN_TURNS,
-        meaning="A worker that changes such a switch waits until all workers change it to the same "
-        "value, so that none computes with what another has asked for; an error if they don't. "
-        "`%disco_run` puts them back at the script's end, and so does an interrupt what contexts "
-        "(`with sdpa_kernel`) have set; what was set for good before it stays. The notebook has "
-        "values of its own, in force while no worker runs a command. A trace (`torch.export`, "
-        "`torch.jit.trace`, `torch.compile`) can't wait: a choice of kernels in it (`sdpa_kernel`, "
-        "`torch.backends.mkldnn.enabled`) is in force for all until it ends it, so what others "
-        "compute meanwhile may differ in the last bits, or fail for want of a kernel.",
+        meaning="A worker that changes such a switch waits until all workers change it to the "
+        "same value, so that none computes with what another has asked for; an error if they "
+        "don't. `%disco_run` puts them back at the script's end, and so does an interrupt what "
+        "contexts (`with sdpa_kernel`) have set; what was set for good before it stays. The "
+        "notebook has values of its own, in force while no worker runs a command or serves a "
+        "remote call. A trace (`torch.export`, `torch.jit.trace`, `torch.compile`) can't wait: a "
+        "choice of kernels in it (`sdpa_kernel`, `torch.backends.mkldnn.enabled`) is in force "
+        "for all until it ends it, so what others compute meanwhile may differ in the last bits, "
+        "or fail for want of a kernel.",
         test="tests/isolation/test_switches.py::test_workers_change_a_switch_together",
         install=_install,
         enter=_enter,

@@ -30,6 +30,7 @@ from ..runtime.errors import (
 from ..runtime.failures import Failure, safe_str
 from ..runtime.functions import find_func
 from ..runtime.interrupts import plain_lock, shield
+from ..runtime.worker import Worker
 from . import lending, node_protocol
 from .errors import error_of, original_type, session_over, state_of
 from .names import format_rank
@@ -191,6 +192,7 @@ class Call(Outcome):
     context: Any = None
     given_up = ""
     running_on: ServerThread | None = None
+    _served_by: Worker | None = None
 
     def __init__(
         self,
@@ -335,6 +337,7 @@ class Call(Outcome):
             self.refuse(DiscoError(f"the {self.describe()} was not begun: {self.given_up}"))
             return
         try:
+            self._begin_service(thread.pool.worker)
             self._open_call()  # first: an interrupt in the middle of an import leaves that locked
             thread.running = True
             if thread.interrupts:
@@ -348,9 +351,27 @@ class Call(Outcome):
             self._failed(exc)
             return
         try:
+            self._end_service()
             self._done(value)
         except BaseException as exc:  # it can't be sent, or what follows it raised
             self._failed(exc)
+
+    def _begin_service(self, worker: Worker | None) -> None:
+        """Say that the worker is at work; not on the controller, and not to wait for a value."""
+        if worker is None or self.kind == FETCH:
+            return
+        self._served_by = worker
+        worker.serves.add(self)
+        if worker.before_serving is not None:
+            worker.before_serving()
+
+    def _end_service(self) -> None:
+        """Before the answer: what the caller does then is no part of the call."""
+        worker, self._served_by = self._served_by, None
+        if worker is not None:
+            worker.serves.discard(self)
+            if worker.after_serving is not None:
+                worker.after_serving()
 
     def _open_call(self) -> None:
         """Make what came in a message what it was; nothing within a node."""
@@ -405,6 +426,7 @@ class Call(Outcome):
 
     def _failed(self, exc: BaseException) -> None:
         """Report an exception to the caller."""
+        self._end_service()
         if issubclass(type(exc), WorkerInterrupted) and self.node.is_over(self.callee):
             self.refuse(session_over())
             return

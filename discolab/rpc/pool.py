@@ -143,7 +143,7 @@ class ServerThread(Interruptible):
         self._cut_off = None
         if self._owed is not None:
             self._end_torn(self._owed)
-        next_task = self.pool.next_task
+        next_task, worker = self.pool.next_task, self.pool.worker
         turn, done = self.turn, self.pool.done
         while True:
             task = next_task(self)
@@ -152,6 +152,7 @@ class ServerThread(Interruptible):
             self._owed = task
             with turn:
                 self.task = task
+            bind_thread(worker)  # which may have set another default dtype since the last task
             try:
                 task.run(self)
             except WorkerInterrupted:

@@ -17,6 +17,7 @@ thread may encode and decode.
 from __future__ import annotations
 
 import builtins
+import importlib
 import io
 import operator
 import pickle
@@ -912,7 +913,21 @@ class _ObjectPickler(cloudpickle.Pickler):  # type: ignore[misc]
             return unmarked, (obj.value,)
         if kind is np.ndarray:
             return _reduce_array(self, obj) if _is_plain_array(obj) else NotImplemented
+        if (named := reduce_module(obj)) is not None:
+            return named
         return super().reducer_override(obj)
+
+
+def reduce_module(obj: Any) -> tuple[Any, ...] | None:
+    """Reduce a module of a class of its own to its name, which cloudpickle does for plain ones.
+
+    Such is ``torch.backends.cudnn``, which a function of a notebook that sets seeds refers to. None
+    for anything else.
+    """
+    if not isinstance(obj, ModuleType) or type(obj) is ModuleType:
+        return None
+    name = obj.__name__
+    return (importlib.import_module, (name,)) if sys.modules.get(name) is obj else None
 
 
 class _ObjectUnpickler(pickle.Unpickler):

@@ -175,6 +175,10 @@ class Worker(Interruptible):
     dispatch
         What is done for a command, by its action; a layer above may put itself in between, on this
         worker's thread.
+    serves
+        What other threads do as this worker at the moment beside its commands: calls of RPC.
+    before_serving, after_serving
+        None, or called on such a thread as it begins and has ended one; the first may refuse it.
     """
 
     def __init__(
@@ -221,6 +225,9 @@ class Worker(Interruptible):
         self.dispatch = self._table()
         self.before_call: Callable[[Command], Command] | None = None
         self.after_call: Callable[[], None] | None = None
+        self.serves: set[object] = set()
+        self.before_serving: Callable[[], None] | None = None
+        self.after_serving: Callable[[], None] | None = None
         self._numbers = itertools.count(1)  # of failures
         self._began = time.monotonic()
         self._pid = os.getpid()

@@ -38,6 +38,7 @@ from ..loader.plan import Plan
 from ..runtime import accelerators
 from ..runtime.functions import worker_function
 from ..runtime.mesh import Mesh
+from ..runtime.serialize import reduce_module
 from ..runtime.worker import Worker, current_worker
 from . import rebuilding
 from .manifest import Bundle, Memory, Saved, Shard, TorchMesh
@@ -435,6 +436,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             raise CannotSave("a process group")
         if isinstance(obj, torch.Generator):
             return rebuilding.build_generator, (obj.device.type, obj.get_state())
+        if (named := reduce_module(obj)) is not None:
+            return named
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and isinstance(reduced, tuple):
             return self._reduce_class(obj, reduced)

@@ -2,6 +2,7 @@
 
 import collections
 import enum
+import math
 import runpy
 import struct
 import threading
@@ -271,6 +272,17 @@ def test_another_object_arrives_shut_and_opens_to_itself(value: Any) -> None:
     got = shut.open()
     assert type(got) is type(value)
     assert got == value
+
+
+@pytest.mark.parametrize("module", [torch.backends.cudnn, torch.ops, math], ids=name_of)
+def test_modules_arrive_by_name_be_they_of_a_class_of_their_own(module: Any) -> None:
+    assert there_and_back(module).open() is module
+
+
+def test_a_function_of_a_notebook_may_name_such_modules() -> None:
+    scope: dict[str, Any] = {"torch": torch, "__name__": "__main__"}
+    exec("def switch():\n    return torch.backends.cudnn.enabled, torch.backends", scope)
+    assert there_and_back(scope["switch"]).open()() == scope["switch"]()
 
 
 def test_shut_values_are_found_in_all_containers() -> None:

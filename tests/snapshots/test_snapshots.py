@@ -137,6 +137,15 @@ def test_what_cannot_be_saved_is_named(pair: Session, tmp_path: Path) -> None:
     assert cell(pair, "graph.requires_grad and graph.tolist()") == [[2.0, 2.0]] * 2
 
 
+@pytest.mark.one_process
+def test_functions_that_name_modules_of_a_class_of_their_own(pair: Session, tmp_path: Path) -> None:
+    cell(pair, "def seed():\n    return torch.backends.cudnn.benchmark, torch.ops.aten.add")
+    assert pair.snapshot(tmp_path / "s").left_out == {}
+    cell(pair, "del seed")
+    pair.restore(tmp_path / "s")
+    assert cell(pair, "seed() == (False, torch.ops.aten.add)") == [True] * 2
+
+
 def test_drefs_and_weights(pair: Session, make: Callable[..., Session], tmp_path: Path) -> None:
     rows = pair.call_packed(lambda: torch.full((2, 3), float(current_worker().worker_id)))
     rows.placements = (Shard(0),)
