@@ -99,9 +99,9 @@ def _raise_limits(worker: Worker) -> None:
 
 
 def _lock(module: ModuleType, patches: Patches) -> None:
-    """Who compiles also imports and traces, under torch's lock, and those may compile: one turn.
+    """Who compiles has the turn to trace: it traces, and who traces may compile.
 
-    A compilation puts back what a tracer has replaced, whichever thread traces.
+    And a compilation puts back what a tracer has replaced, whichever thread traces.
     """
     patches.replace(module, "compile_lock", _LockInTurn)
 

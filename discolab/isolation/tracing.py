@@ -23,13 +23,12 @@ import torch
 
 from ..runtime.worker import current_worker_or_none
 from . import table
-from .imports import import_turn
 from .patches import ModuleWithProperties, Patches
 from .table import Row, Treatment
 from .turns import Exclusive, in_turn
 from .worker_local import PerWorker
 
-tracing = Exclusive("trace", import_turn)  # what is traced may import, and modules trace
+tracing = Exclusive("trace")
 _tracing: dict[int, int] = {}
 
 
@@ -352,8 +351,7 @@ table.add(
         treatment=Treatment.IN_TURNS,
         meaning="`torch.fx`, `make_fx`, `torch.export` and `torch.jit` trace or compile one "
         "worker's program after the other, and `torch.export` decomposes, saves and loads them so; "
-        "meanwhile no other imports new modules. A trace with real collectives can't complete, and "
-        "is told so.",
+        "a trace with real collectives can't complete, and is told so.",
         test="tests/ccl/test_dist_limits.py::test_workers_trace_programs_in_turn",
         on_import={
             "torch._ops": _modes,

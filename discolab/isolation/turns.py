@@ -67,17 +67,27 @@ def is_in_turn(worker: Worker) -> bool:
 
 
 class Turn:
-    """The right to do something that one worker at a time may do; ``doing`` says what."""
+    """The right to do something that one worker at a time may do.
 
-    def __init__(self, doing: str) -> None:
+    Parameters
+    ----------
+    doing
+        What it is, for errors and status.
+    gives_way
+        Whether a worker that waits for another turn lets in the one that has that: else both would
+        wait for ever. Python sees to the rest, as with the turn to import.
+    """
+
+    def __init__(self, doing: str, *, gives_way: bool = False) -> None:
         self._doing = doing
+        self._gives_way = gives_way
         self._guard = reentrant_lock()
         self._holders: list[Holder] = []
         self._waiting: set[Worker] = set()
         _turns.add(self)
 
     @contextmanager
-    def taken(self, what: str, *, by_all: bool = False, doing: str = "") -> Iterator[None]:
+    def taken(self, what: str, *, by_all: bool = False) -> Iterator[None]:
         """Hold it; at once on a thread that holds it already.
 
         Parameters
@@ -86,15 +96,12 @@ class Turn:
             What it is taken for, for errors and status.
         by_all
             Whether a thread that is no worker's own takes it too, rather than going on at once.
-        doing
-            What is done to it, where that is something else than what the turn is for.
 
         Raises
         ------
         CollectiveError
             If the worker that holds it waits for this one.
         """
-        awaited = f"its turn to {doing or self._doing} {what}"
         worker = current_worker_or_none()
         thread = threading.get_ident()
         own = worker is not None and worker.thread_id == thread
@@ -108,8 +115,8 @@ class Turn:
                     self._waiting.add(worker)
                     worker.wait_for(
                         lambda: self._take(mine),
-                        awaited,
-                        check=lambda: self._check(worker, awaited),
+                        f"its turn to {self._doing} {what}",
+                        check=lambda: self._check(worker, what),
                     )
                 else:
                     self._take_in_time(mine)
@@ -129,11 +136,21 @@ class Turn:
     def _take(self, mine: Holder) -> bool:
         with self._guard:
             self._holders[:] = [holder for holder in self._holders if not holder.is_over()]
-            if not all(holder.lets_in(mine) for holder in self._holders):
+            if not all(self._lets_in(holder, mine) for holder in self._holders):
                 return False
             if mine not in self._holders:  # a wait may ask once more when it is over
                 self._holders.append(mine)
             return True
+
+    def _lets_in(self, holder: Holder, other: Holder) -> bool:
+        if holder.lets_in(other):
+            return True
+        if not self._gives_way or other.worker is None:
+            return False
+        return any(
+            holder.worker in turn._waiting and turn.is_held_by(other.worker)
+            for turn in tuple(_turns)
+        )
 
     def _take_in_time(self, mine: Holder) -> None:
         until = time.monotonic() + _PATIENCE
@@ -150,7 +167,7 @@ class Turn:
         for worker in list(self._waiting):
             worker.wake()
 
-    def _check(self, worker: Worker, awaited: str) -> None:
+    def _check(self, worker: Worker, what: str) -> None:
         for holder in (h.worker for h in tuple(self._holders)):
             if holder is None:
                 continue
@@ -162,9 +179,9 @@ class Turn:
                 and worker.worker_id in wait.missing()
             ):
                 raise CollectiveError(
-                    f"deadlock: worker {worker.worker_id} waits for {awaited}, and worker "
-                    f"{holder.worker_id}, which does such a thing now, waits for {wait}; workers "
-                    "take turns there, so it must not call collectives"
+                    f"deadlock: worker {worker.worker_id} waits for its turn to {self._doing} "
+                    f"{what}, and worker {holder.worker_id}, which does such a thing now, waits "
+                    f"for {wait}; workers take turns there, so it must not call collectives"
                 )
 
     def reset(self) -> None:
@@ -184,24 +201,15 @@ class Exclusive:
 
     `_holder` is written by the thread that holds `_lock`, and by who throws it out.
 
-    Parameters
-    ----------
-    doing
-        What it is, for errors and status.
-    turn
-        For which a worker waits, instead of one of its own: what else may be asked for while one
-        has that, so that nobody waits for this with what is needed to come to its end.
-
     Attributes
     ----------
     clean_ups
         Called when a thread is thrown out, to put right what it has left behind.
     """
 
-    def __init__(self, doing: str, turn: Turn | None = None) -> None:
+    def __init__(self, doing: str) -> None:
         self.clean_ups: list[Callable[[], None]] = []
-        self._turn = turn or Turn(doing)
-        self._by_all = turn is not None
+        self._turn = Turn(doing)
         self._doing = doing
         self._lock = threading.Lock()
         self._guard = reentrant_lock()
@@ -233,7 +241,7 @@ class Exclusive:
             worker = current_worker_or_none()
             mine = _Holder(threading.get_ident(), worker, worker.executed if worker else 0)
             with ExitStack() as turn:
-                turn.enter_context(self._turn.taken(what, by_all=self._by_all, doing=self._doing))
+                turn.enter_context(self._turn.taken(what))
                 turn.callback(self._release, mine)
                 self._wait(what, mine)
                 mine.turn = turn.pop_all()
@@ -251,8 +259,12 @@ class Exclusive:
     def _wait(self, what: str, mine: _Holder) -> None:
         waiter = waiter_here()
         if waiter is None:
-            while not self._take(mine, _PERIOD):
-                pass
+            waiting_threads.add(mine.thread)
+            try:
+                while not self._take(mine, _PERIOD):
+                    pass
+            finally:
+                waiting_threads.discard(mine.thread)
         elif not self._take(mine):
             waiter.wait_for(lambda: self._take(mine), f"its turn to {self._doing} {what}")
 

@@ -188,6 +188,45 @@ def test_a_trace_imports_while_another_compiles(
     assert pair.call_packed(work).debug_get_from_all() == [[2.0], [1.0]]
 
 
+TRACES = """
+import torch
+from tests.isolation import test_tracing as events
+
+events.importing.set()
+events.tracing.wait(20)
+graph = torch.fx.symbolic_trace(torch.nn.Linear(1, 1))
+"""
+
+importing, tracing = threading.Event(), threading.Event()
+
+
+def test_a_trace_imports_while_a_module_traces(
+    pair: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who imports, and waits for its turn to trace, lets the one import that traces."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "module_that_traces.py").write_text(TRACES)
+    (tmp_path / "needed_in_another_trace.py").write_text("value = 2")
+
+    class Imports(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            tracing.set()
+            return x + importlib.import_module("needed_in_another_trace").value
+
+    def work() -> list[str]:
+        if current_worker().rank:
+            importing.wait(20)
+            graph = torch.fx.symbolic_trace(Imports()).graph
+        else:
+            graph = importlib.import_module("module_that_traces").graph.graph
+        return [node.op for node in graph.nodes]
+
+    assert pair.call_packed(work).debug_get_from_all() == [
+        ["placeholder", "get_attr", "get_attr", "call_function", "output"],
+        ["placeholder", "call_function", "output"],
+    ]
+
+
 def test_a_trace_is_whole_while_another_compiles(pair: Session) -> None:
     """torch puts back what the tracer has replaced, while it compiles."""
     compiling, looked = threading.Event(), threading.Event()
