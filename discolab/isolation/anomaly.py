@@ -1,7 +1,9 @@
 """Anomaly mode of autograd, of which a process has one: it is on while anybody has it on.
 
-It changes no number. While it is on for one, all record where their forward calls were, and a
-backward pass of anybody that makes NaNs is told, if one of those wants that.
+It changes no number. While it is on for one, all record where their forward calls were. But torch
+is not left to look for NaNs, as it would in the backward passes of all: to those that have not
+asked for it, NaNs may be no error, and gradients without values, as in a trace, can't be asked.
+`_Engine` looks, for those that have.
 
 `_lock` guards `_wishes` and the setting of torch's mode.
 """
@@ -11,9 +13,11 @@ from __future__ import annotations
 import functools
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge, Node
 
 from ..runtime.interrupts import plain_lock
 from ..runtime.worker import Worker, current_worker_or_none
@@ -36,8 +40,7 @@ def _own() -> tuple[bool, bool]:
 
 def _apply() -> None:
     """Set torch's mode; under the lock."""
-    on = [look for enabled, look in (_notebooks, *_wishes.values()) if enabled]
-    _set_process(bool(on), any(on) if on else True)
+    _set_process(any(enabled for enabled, _ in (_notebooks, *_wishes.values())), False)
 
 
 def _set_over(original: Callable[..., None]) -> Callable[..., None]:
@@ -63,6 +66,46 @@ def _read_over(index: int, original: Callable[[], bool]) -> Callable[[], bool]:
     return read_own
 
 
+class _Engine(torch._C._ImperativeEngine):
+    """torch's engine, which all backward passes come to; it keeps nothing in Python."""
+
+    def run_backward(self, roots: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run a backward pass, and look for NaNs if who calls wants that."""
+        if _own() != (True, True):
+            return super().run_backward(roots, *args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            looks = [node.register_hook(_look_at(node.name())) for node in _nodes(roots)]
+        try:
+            return super().run_backward(roots, *args, **kwargs)
+        finally:
+            for look in looks:
+                look.remove()
+
+
+def _nodes(roots: Iterable[torch.Tensor | GradientEdge]) -> set[Node]:
+    """The nodes below `roots` that compute gradients of others."""
+    found: set[Node] = set()
+    new = [root.node if isinstance(root, GradientEdge) else root.grad_fn for root in roots]
+    while new:
+        node = new.pop()
+        if node is not None and node not in found and node.next_functions:
+            found.add(node)
+            new += [below for below, _ in node.next_functions]
+    return found
+
+
+def _look_at(name: str) -> Callable[..., None]:
+    def look(gradients: tuple[torch.Tensor | None, ...], _: Any) -> None:
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            for place, gradient in enumerate(gradients):
+                if gradient is not None and torch.isnan(gradient)._is_any_true().item():
+                    raise RuntimeError(  # in torch's words
+                        f"Function '{name}' returned nan values in its {place}th output."
+                    )
+
+    return look
+
+
 def _leave(worker: Worker) -> None:
     with _lock:
         if _wishes.pop(worker, _OFF)[0]:
@@ -75,7 +118,10 @@ def _install(patches: Patches) -> None:
     for index, name in enumerate(("is_anomaly_enabled", "is_anomaly_check_nan_enabled")):
         patches.replace(torch._C, name, functools.partial(_read_over, index), everywhere=True)
     patches.replace(torch._C, "set_anomaly_enabled", _set_over, everywhere=True)
+    patches.replace(torch.autograd.Variable, "_execution_engine", lambda _: _Engine())
     patches.at_undo(_put_back)
+    with _lock:
+        _apply()
 
 
 def _put_back() -> None:
@@ -99,8 +145,9 @@ table.add(
         state="anomaly mode (`torch.autograd.detect_anomaly`)",
         treatment=Treatment.SHARED,
         meaning="Each worker and the notebook switch it on and off for themselves, and find it as "
-        "they have set it; while it is on for one, autograd looks for anomalies in all. It changes "
-        "no number, only the time and what is told.",
+        "they have set it; NaNs are looked for in the backward passes of those that have it on. "
+        "While it is on for one, all record where their forward calls were, for errors of a "
+        "backward pass: it changes no number, only the time and what is told.",
         test="tests/isolation/test_torch_settings.py::test_each_worker_detects_anomalies",
         install=_install,
         leave=_leave,

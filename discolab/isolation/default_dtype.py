@@ -155,9 +155,19 @@ def _call(own: torch.dtype, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
         return result
     if not given:
         raise SessionError(_REFUSAL.format(own=own, func=_name(func)))
-    return func(*_cast(args, own), **_cast(kwargs, own))
+    kept = _KEPT.get(func, ())
+    return func(
+        *(arg if place in kept else _cast(arg, own) for place, arg in enumerate(args)),
+        **{name: arg if name in kept else _cast(arg, own) for name, arg in kwargs.items()},
+    )
 
 
+_KEPT: dict[Any, tuple[int | str, ...]] = {  # arguments that can't have a floating dtype
+    torch.where: (0, "condition"),
+    torch.Tensor.where: (1, "condition"),
+    torch.cov: ("fweights",),
+    torch.Tensor.cov: ("fweights",),
+}
 _OF_NUMBERS = (torch.linspace, torch.logspace)
 _REFUSAL = (
     "the default dtype of this worker is {own}, and discolab can't tell {func} so, as torch has "

@@ -56,6 +56,27 @@ def test_each_worker_has_its_own(make: Callable[..., Session]) -> None:
     assert torch.ones(1).dtype is torch.float32
 
 
+def test_what_has_no_floating_dtype_keeps_its_own(make: Callable[..., Session]) -> None:
+    def compute() -> list[torch.Tensor]:
+        torch.set_default_dtype(torch.float64)
+        counts = torch.tensor([3, 1, 2])
+        found = [
+            torch.where(counts > 1, counts, 0.1),
+            torch.where(condition=counts > 1, input=counts, other=0.1),
+            counts.where(counts > 1, 0.1),
+            torch.cov(counts, fweights=counts),
+        ]
+        torch.set_default_dtype(torch.float32)
+        return found
+
+    for found in make(2).call_packed(compute).debug_get_from_all():
+        assert [tensor.dtype for tensor in found] == [torch.float64] * 4
+        assert [tensor.tolist() for tensor in found] == [
+            *[[3.0, 0.1, 2.0]] * 3,
+            pytest.approx(2 / 3),
+        ]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 def test_functions_give_what_they_give_in_a_process(dtype: torch.dtype) -> None:

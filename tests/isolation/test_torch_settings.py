@@ -162,7 +162,8 @@ def detect() -> list[Any]:
         except RuntimeError as exc:
             told = str(exc)
         together()
-    return [*inside, "returned nan values" in told or rank != 1, torch.is_anomaly_enabled()]
+    found = "'SqrtBackward0' returned nan values in its 0th output" in told
+    return [*inside, found, torch.is_anomaly_enabled()]
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
@@ -170,7 +171,7 @@ def detect() -> list[Any]:
 @pytest.mark.one_process
 def test_each_worker_detects_anomalies(sess: Session) -> None:
     seen = sess.call_packed(detect).debug_get_from_all()
-    assert seen == [[r == 1, r == 1, True, False] for r in range(4)]
+    assert seen == [[r == 1, r == 1, r == 1, False] for r in range(4)]
     sess.call_packed(torch.autograd.set_detect_anomaly, True)
     sess.sync_all()
     assert not torch.is_anomaly_enabled()
@@ -178,6 +179,27 @@ def test_each_worker_detects_anomalies(sess: Session) -> None:
     root = torch.zeros(1, requires_grad=True)
     (root.sqrt() * 0).sum().backward()
     assert not torch.is_anomaly_enabled()
+
+
+def differentiate() -> Any:
+    """Detect anomalies on worker 0; the other one has gradients that are NaN, or have no values."""
+    if together() == 0:
+        with torch.autograd.detect_anomaly():
+            together()
+            together()
+        return None
+    together()
+    root, fake = torch.zeros(1, requires_grad=True), torch.ones(1, device="meta")
+    (root.sqrt() * 0).backward()
+    torch.sin(fake.requires_grad_()).backward()
+    together()
+    return root.grad.isnan().item(), fake.grad.device.type  # type: ignore[union-attr]
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.one_process
+def test_anomalies_are_none_of_who_does_not_look_for_them(pair: Session) -> None:
+    assert pair.call_packed(differentiate).debug_get_from_all() == [None, (True, "meta")]
 
 
 SCRIPT = """
