@@ -28,6 +28,7 @@ from . import table
 from .imports import import_turn
 from .patches import Patches, refused
 from .table import Row, Treatment
+from .tracing import tracing
 from .worker_local import OwnSetting
 
 # compiled versions of one function, and how often it is compiled: torch's own, for each worker
@@ -99,12 +100,16 @@ def _raise_limits(worker: Worker) -> None:
 
 
 def _lock(module: ModuleType, patches: Patches) -> None:
-    """Who compiles also imports, under torch's lock; who imports may compile: both in one turn."""
+    """Who compiles also traces, and imports under torch's lock: for all three in this order.
+
+    torch.compile looks at what torch.fx replaces while it traces, and takes it away for a while, on
+    whatever thread that traces; and who traces or imports may compile.
+    """
     patches.replace(module, "compile_lock", _LockInTurn)
 
 
 class _LockInTurn:
-    """A lock that a worker takes with its turn to import, for which it waits as for all else."""
+    """A lock that is taken with the turns to trace and to import, waited for as for all else."""
 
     def __init__(self, lock: threading.RLock) -> None:
         self._lock = lock
@@ -123,16 +128,18 @@ class _LockInTurn:
 
     @contextmanager
     def _in_turn(self) -> Iterator[None]:
-        while True:
-            with import_turn.taken("what torch.compile needs", by_all=True), ExitStack() as held:
-                with shield():
-                    taken = self._lock.acquire(blocking=False)
+        needs = "what torch.compile needs"
+        with tracing.taken("what torch.compile compiles"):
+            while True:
+                with import_turn.taken(needs, by_all=True), ExitStack() as held:
+                    with shield():
+                        taken = self._lock.acquire(blocking=False)
+                        if taken:
+                            held.callback(self._lock.release)
                     if taken:
-                        held.callback(self._lock.release)
-                if taken:
-                    yield
-                    return
-            _pause()  # without the turn, which who has the lock may need to import
+                        yield
+                        return
+                _pause()  # without the turn, which who has the lock may need to import
 
 
 def _pause() -> None:

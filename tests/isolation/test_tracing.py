@@ -94,6 +94,61 @@ def test_who_compiles_does_so_alone(
     assert found() == ALONE
 
 
+class Layered(torch.nn.Module):
+    """Its forward gives another thread time to begin, so that a trace takes as long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+        self.begun, self.other_begun = threading.Event(), threading.Event()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        self.begun.set()
+        self.other_begun.wait(0.4)
+        return self.second(x)
+
+
+@pytest.mark.parametrize("by_notebook", [False, True])
+def test_nobody_compiles_while_another_traces(pair: Session, by_notebook: bool) -> None:
+    """Each would see what the other has replaced, or take it away."""
+    layered, x = Layered(), torch.ones(1, 2)
+    call = torch.nn.Module.__call__
+    torch.compile(torch.sin, backend="eager")(x)  # or the first time takes longer than the trace
+
+    def compile_meanwhile() -> bool:
+        def backend(graph: Any, _: Any) -> Callable[..., Any]:
+            layered.other_begun.set()
+            assert traced.wait(20)
+            return graph.forward  # type: ignore[no-any-return]
+
+        module = torch.nn.Sequential(torch.nn.Linear(2, 2))
+        compiled = torch.compile(module, backend=backend, fullgraph=True)
+        assert layered.begun.wait(20)
+        return torch.equal(compiled(x), module(x))
+
+    def trace() -> list[str]:
+        try:
+            graph = torch.fx.symbolic_trace(layered).graph
+            return [f"{node.op} {node.target}" for node in graph.nodes]
+        finally:
+            traced.set()
+
+    def run() -> Any:
+        if current_worker().rank:
+            return compile_meanwhile()
+        return None if by_notebook else trace()
+
+    traced = threading.Event()
+    results = pair.call_packed(run)
+    found = trace() if by_notebook else results.debug_get_from_remote(0)
+    assert found == ["placeholder x", "call_module first", "call_module second", "output output"]
+    assert results.debug_get_from_remote(1)
+    assert torch.nn.Module.__call__ is call
+    assert layered(x).shape == (1, 2)
+    torch._dynamo.reset()
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 def test_a_script_asks_whether_it_is_compiled(pair: Session) -> None:
     """torch.jit compiles, with a program, the functions that it calls: also ours."""
