@@ -2,7 +2,11 @@
 
 A `Turn` is held by a worker for a while; the others wait for it as for everything else, and can be
 interrupted. A turn that an interrupt tore out of ends with its command. `_guard` guards `_holders`
-and `_waiting`.
+and `_waiting`; other turns look at both without it.
+
+Of two that hold a turn each, and wait for the other's, one would wait for ever: a module that is
+traced imports another, and one that is imported traces itself. So whoever waits for a turn of the
+caller's lets it in.
 
 Threads that are no worker's own (the notebook's, and those that workers have started) take part
 where `taken` is told so. Nothing can say whom such a thread waits for, so nobody waits for one
@@ -47,7 +51,7 @@ class Holder:
         if self.worker is not None and self.worker is other.worker:
             return True  # as threads of a process of its own
         if self.ordinal is not None:
-            return False
+            return any(turn.lacks(self, other) for turn in tuple(_turns))
         return self.thread in waiting_threads or time.monotonic() - self.since > _PATIENCE
 
     def is_over(self) -> bool:
@@ -121,6 +125,12 @@ class Turn:
         return any(
             holder.worker is worker and holder.ordinal is not None and not holder.is_over()
             for holder in tuple(self._holders)
+        )
+
+    def lacks(self, waiting: Holder, holder: Holder) -> bool:
+        """Whether one waits for this turn, and the other holds it."""
+        return waiting.worker in self._waiting and any(
+            one.thread == holder.thread for one in tuple(self._holders)
         )
 
     def _take(self, mine: Holder) -> bool:
@@ -239,8 +249,12 @@ class Exclusive:
     def _wait(self, what: str, mine: _Holder) -> None:
         waiter = waiter_here()
         if waiter is None:
-            while not self._take(mine, _PERIOD):
-                pass
+            waiting_threads.add(mine.thread)
+            try:
+                while not self._take(mine, _PERIOD):
+                    pass
+            finally:
+                waiting_threads.discard(mine.thread)
         elif not self._take(mine):
             waiter.wait_for(lambda: self._take(mine), f"its turn to {self._doing} {what}")
 
