@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import math
 import threading
@@ -92,6 +93,118 @@ def test_who_compiles_does_so_alone(
     else:
         assert results.debug_get_from_all() == [{ALONE}, [True] * 3]
     assert found() == ALONE
+
+
+class Layered(torch.nn.Module):
+    """Its forward gives another thread time to begin, so that a trace takes as long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+        self.begun, self.other_begun = threading.Event(), threading.Event()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        self.begun.set()
+        self.other_begun.wait(0.4)
+        return self.second(x)
+
+
+@pytest.mark.parametrize("by_notebook", [False, True])
+def test_nobody_compiles_while_another_traces(pair: Session, by_notebook: bool) -> None:
+    """Each would see what the other has replaced, or take it away."""
+    layered, x = Layered(), torch.ones(1, 2)
+    call = torch.nn.Module.__call__
+    torch.compile(torch.sin, backend="eager")(x)  # or the first time takes longer than the trace
+
+    def compile_meanwhile() -> bool:
+        def backend(graph: Any, _: Any) -> Callable[..., Any]:
+            layered.other_begun.set()
+            assert traced.wait(20)
+            return graph.forward  # type: ignore[no-any-return]
+
+        module = torch.nn.Sequential(torch.nn.Linear(2, 2))
+        compiled = torch.compile(module, backend=backend, fullgraph=True)
+        assert layered.begun.wait(20)
+        return torch.equal(compiled(x), module(x))
+
+    def trace() -> list[str]:
+        try:
+            graph = torch.fx.symbolic_trace(layered).graph
+            return [f"{node.op} {node.target}" for node in graph.nodes]
+        finally:
+            traced.set()
+
+    def run() -> Any:
+        if current_worker().rank:
+            return compile_meanwhile()
+        return None if by_notebook else trace()
+
+    traced = threading.Event()
+    results = pair.call_packed(run)
+    found = trace() if by_notebook else results.debug_get_from_remote(0)
+    assert found == ["placeholder x", "call_module first", "call_module second", "output output"]
+    assert results.debug_get_from_remote(1)
+    assert torch.nn.Module.__call__ is call
+    assert layered(x).shape == (1, 2)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("how", ["compiles", "imports"])
+@pytest.mark.parametrize("notebooks", [None, 0, 1])
+def test_who_traces_may_import_while_another_one_waits_to_trace(
+    pair: Session,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+    notebooks: int | None,
+) -> None:
+    """One has the turn to trace and wants the one to import, the other the other way round."""
+    needed, traces = f"needed_to_trace_{how}_{notebooks}", f"traces_{how}_{notebooks}"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / f"{needed}.py").write_text("")
+    (tmp_path / f"{traces}.py").write_text(
+        "import builtins, torch\nbuiltins.in_the_middle()\n"
+        "torch.fx.symbolic_trace(torch.nn.ReLU())\n"
+    )
+    begun = [threading.Event(), threading.Event()]
+
+    def in_the_middle() -> None:
+        begun[1].set()
+        begun[0].wait(0.4)
+
+    monkeypatch.setattr(builtins, "in_the_middle", in_the_middle, raising=False)
+
+    class Importing(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            begun[0].set()
+            begun[1].wait(0.2)
+            time.sleep(0.05)  # the other one waits for this trace by now
+            importlib.import_module(needed)
+            return x
+
+    def backend(graph: Any, _: Any) -> Callable[..., Any]:
+        in_the_middle()
+        torch.fx.symbolic_trace(torch.nn.ReLU())
+        return graph.forward  # type: ignore[no-any-return]
+
+    def run(part: int) -> None:
+        if part == 0:
+            torch.fx.symbolic_trace(Importing())
+        elif how == "imports":
+            importlib.import_module(traces)
+        else:
+            torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+
+    began = time.monotonic()
+    results = pair.call_packed(
+        lambda: run(current_worker().rank) if current_worker().rank != notebooks else None
+    )
+    if notebooks is not None:
+        run(notebooks)
+    results.debug_get_from_all()
+    assert time.monotonic() - began < 8  # somebody would have waited for ten seconds, or for ever
+    torch._dynamo.reset()
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
