@@ -36,10 +36,10 @@ from discolab.isolation import table
 from discolab.runtime.services import PRELOAD
 from tests import selection
 from tests.accelerator import sim
-from tests.selection import engine_of, how_many, pytest_sessionfinish
+from tests.selection import engine_of, how_many, pytest_ignore_collect, pytest_sessionfinish
 from tests.watchdog import Watchdog
 
-__all__ = ["how_many", "pytest_sessionfinish"]  # for pytest
+__all__ = ["how_many", "pytest_ignore_collect", "pytest_sessionfinish"]  # for pytest
 
 THREAD_PREFIX = "discolab-"
 GRACE_SECONDS = 5.0

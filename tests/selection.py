@@ -18,6 +18,7 @@ pytest-xdist. ``--part alone`` is the rest: what needs the machine for itself, m
 ``browser``, and what runs on Ray, which takes long to start and then serves all tests of a process.
 """
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ from typing import Any
 import pytest
 
 FEW = 20
-LONG = 0.7  # seconds
+LONG = 0.6  # seconds
+_RUNS_ALONE = re.compile(r"\bmark\.(alone|browser)\b")
 _FILE = Path(__file__).with_name("long.txt")
 
 
@@ -95,6 +97,13 @@ def is_left_out(item: pytest.Item, long: set[str]) -> bool:
     if engine_of(item) == "sockets" and not item.get_closest_marker("conformance"):
         return True
     return bool(parameters_of(item).get("seed", 0) >= FEW)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave unread, where none but tests that run alone are wanted, files that mark none so."""
+    if config.option.part != "alone" or runs_all(config) or not collection_path.is_file():
+        return None
+    return not _RUNS_ALONE.search(collection_path.read_text("utf-8")) or None
 
 
 def part_of(item: pytest.Item) -> str:
