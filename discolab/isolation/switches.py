@@ -778,7 +778,9 @@ table.add(
         "remote call. A trace (`torch.export`, `torch.jit.trace`, `torch.compile`) can't wait: a "
         "choice of kernels in it (`sdpa_kernel`, `torch.backends.mkldnn.enabled`) is in force "
         "for all until it ends it, so what others compute meanwhile may differ in the last bits, "
-        "or fail for want of a kernel.",
+        "or fail for want of a kernel. `torch.export.export` always chooses so: oneDNN, NNPACK and "
+        "cuDNN are off while it runs, also for others' convolutions and recurrent layers. Export "
+        "where nobody trains, or use `--engine processes`.",
         test="tests/isolation/test_switches.py::test_workers_change_a_switch_together",
         install=_install,
         enter=_enter,

@@ -787,6 +787,24 @@ def test_each_worker_of_sympy_assumes_for_itself(four: Session) -> None:
     assert not sympy.assumptions.global_assumptions
 
 
+def test_two_workers_ask_for_a_constant_of_sympy(four: Session) -> None:
+    singleton = pytest.importorskip("sympy.core.singleton")
+    all_ask = threading.Barrier(4)
+
+    class OfATest:
+        def __init__(self) -> None:
+            all_ask.wait(20)
+
+    singleton.S.register(OfATest)
+    try:
+        for ask in four.call_packed(lambda: type(singleton.S.OfATest)).debug_get_from_all():
+            assert ask.__name__ == "OfATest"
+        with pytest.raises(AttributeError, match="was not installed"):
+            _ = singleton.S.OfNoTest
+    finally:
+        delattr(singleton.S, "OfATest")
+
+
 def test_each_worker_of_pyro_infers_for_itself(four: Session) -> None:
     pytest.importorskip("pyro")
 

@@ -81,6 +81,24 @@ def _assumptions(module: ModuleType, patches: Patches) -> None:
     own_object(assumed, "sympy assumptions", type(assumed), patches)
 
 
+def _constants(module: ModuleType, patches: Patches) -> None:
+    """``sympy.S`` installs a constant when it is first asked for, and fails if two ask at once."""
+
+    def over(install: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+        @functools.wraps(install)
+        def install_or_get(self: Any, name: str) -> Any:
+            try:
+                return install(self, name)
+            except (AttributeError, KeyError):
+                if name not in vars(type(self)):  # nor has another thread installed it meanwhile
+                    raise
+                return vars(type(self))[name]
+
+        return install_or_get
+
+    patches.replace(module.SingletonRegistry, "__getattr__", over)
+
+
 def _set_state(shared: random.Random, own: random.Random) -> None:
     shared.setstate(own.getstate())
 
@@ -111,6 +129,17 @@ table.add(
         meaning="Each worker assumes, seeds and draws for itself.",
         test="tests/isolation/test_libraries.py::test_each_worker_of_sympy_assumes_for_itself",
         on_import={"sympy.assumptions.assume": _assumptions, "sympy.core.random": _numbers},
+        library="sympy",
+    )
+)
+table.add(
+    Row(
+        state="constants of `sympy.S` at their first use",
+        treatment=Treatment.SHARED,
+        meaning="Workers may be the first to ask for one at the same moment, as they do when they "
+        "trace or compile with shapes that vary.",
+        test="tests/isolation/test_libraries.py::test_two_workers_ask_for_a_constant_of_sympy",
+        on_import={"sympy.core.singleton": _constants},
         library="sympy",
     )
 )
