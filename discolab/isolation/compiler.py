@@ -36,9 +36,11 @@ _SESSIONS = 8  # so many of this size, whose versions are still kept
 
 _LOOK = 0.002  # seconds between two looks whether another thread still compiles
 
-_guard = plain_lock()  # of the next two
+_guard = plain_lock()  # of the next four
 _counter = itertools.count(1)
 _numbers: weakref.WeakKeyDictionary[Worker, int] = weakref.WeakKeyDictionary()
+_notebooks = 0  # its number
+_here: set[Worker] = set()  # those that live
 
 
 def _after_fork() -> None:
@@ -57,9 +59,8 @@ def _backends(torch: ModuleType, patches: Patches) -> None:
         def init_for_worker(self: Any, *args: Any, **kwargs: Any) -> None:
             init(self, *args, **kwargs)
             worker = current_worker_or_none()
-            if worker is not None:
-                self.discolab_worker = _number_of(worker)
-                _raise_limits(worker)
+            self.discolab_worker = _notebooks if worker is None else _number_of(worker)
+            _raise_limits(self.discolab_worker, 1 if worker is None else worker.num_workers)
 
         return init_for_worker
 
@@ -85,14 +86,14 @@ def _number_of(worker: Worker) -> int:
         return _numbers[worker]
 
 
-def _raise_limits(worker: Worker) -> None:
+def _raise_limits(number: int, peers: int) -> None:
     """So many workers are no sign of a function that is compiled again and again.
 
     The settings of torch._dynamo belong to the thread.
     """
     config: Any = sys.modules.get("torch._dynamo.config")
     # its peers have numbers near its own, or will have
-    workers = min(_number_of(worker) + worker.num_workers, _SESSIONS * worker.num_workers)
+    workers = min(number + peers, _SESSIONS * peers)
     for name, each in _LIMITS.items():
         if getattr(config, name, math.inf) < each * workers:
             setattr(config, name, each * workers)
@@ -147,24 +148,61 @@ def _pause() -> None:
 
 
 def _reset(module: ModuleType, patches: Patches) -> None:
-    """A reset frees compiled code, also what another worker runs: a worker's passes by its own.
+    """A reset frees compiled code, also what another worker runs, and with that the process ends.
 
-    With a new number, what the worker gives to torch.compile from now on is compiled anew.
+    So a worker's passes by its own, as does the notebook's while a worker runs something.
     """
 
     def reset_over(reset: Callable[[], None]) -> Callable[[], None]:
         @functools.wraps(reset)
         def reset_own() -> None:
-            worker = current_worker_or_none()
-            if worker is None:
+            if not _passes_by():
                 reset()
-                return
-            with _guard:
-                _numbers[worker] = next(_counter)
 
         return reset_own
 
     patches.replace(module, "reset", reset_over)
+
+
+def _remove(module: ModuleType, patches: Patches) -> None:
+    """``torch._dynamo.export`` frees what is compiled of the function that it is given."""
+
+    def remove_over(remove: Callable[[Any], None]) -> Callable[[Any], None]:
+        @functools.wraps(remove)
+        def remove_own(f: Any) -> None:
+            if not _passes_by():
+                remove(f)
+
+        return remove_own
+
+    patches.replace(module, "remove_from_cache", remove_over)
+
+
+def _passes_by() -> bool:
+    """Have the caller pass by what it has compiled, if others may run it; whether it does.
+
+    With a new number, what it gives to torch.compile from now on is compiled anew.
+    """
+    global _notebooks
+    worker = current_worker_or_none()
+    with _guard:
+        if worker is not None:
+            _numbers[worker] = next(_counter)
+        elif any(one.current is not None or one.serves or one.channel.pending() for one in _here):
+            _notebooks = next(_counter)
+        else:
+            return False
+    return True
+
+
+def _enter(worker: Worker) -> None:
+    with _guard:
+        _here.add(worker)
+
+
+def _leave(worker: Worker) -> None:
+    with _guard:
+        _here.discard(worker)
 
 
 _PACKAGE = f"{Path(__file__).parents[1].as_posix()}/"
@@ -278,10 +316,12 @@ table.add(
     Row(
         state="`torch._dynamo.reset`",
         treatment=Treatment.PER_WORKER,
-        meaning="On a worker, what it gives to `torch.compile` from then on is compiled anew. What "
-        "was compiled before other workers may run: a reset in the notebook, after "
-        "`sess.sync_all()`, frees it.",
+        meaning="On a worker, what it gives to `torch.compile` from then on is compiled anew, and "
+        "so it is in the notebook while a worker computes. What was compiled before other workers "
+        "may run: a reset in the notebook, after `sess.sync_all()`, frees it.",
         test="tests/ccl/test_dist_process.py::test_a_worker_resets_its_own_compiler",
-        on_import={"torch._dynamo": _reset},
+        on_import={"torch._dynamo": _reset, "torch._dynamo.eval_frame": _remove},
+        enter=_enter,
+        leave=_leave,
     )
 )

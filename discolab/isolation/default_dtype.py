@@ -23,6 +23,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,8 @@ from .patches import Patches
 from .table import Row, Treatment
 
 _process_dtype: Callable[[], torch.dtype] = torch.get_default_dtype
-_thread = threading.local()  # .mode: the calling thread's `_Mode`, if it has one
+# .mode: the calling thread's `_Mode`, if it has one; .keeps: set while that one is to stay
+_thread = threading.local()
 _reaching = plain_lock()  # guards what is done in `_reach_constructor`
 _patches: Patches | None = None  # while the row is installed
 _notebook: _Mode | None = None  # the one that was set last on a thread that is no worker's
@@ -286,17 +288,44 @@ def _own_dtype() -> torch.dtype:
 
 def _use(dtype: torch.dtype) -> None:
     """Have the calling thread use this default dtype."""
-    mode = getattr(_thread, "mode", None)
-    if dtype is _process_dtype():
+    mode: Any = getattr(_thread, "mode", None)
+    if getattr(_thread, "keeps", False):
+        mode.dtype = dtype
+    elif dtype is _process_dtype():
         if mode is not None:
             _thread.mode = None
             _restack(lambda modes: [one for one in modes if one is not mode])
     elif mode is not None:
         mode.dtype = dtype
     else:
-        _reach_constructor()
-        _thread.mode = new = _Mode(dtype)
-        _restack(lambda modes: _inserted(new, modes))
+        _add_mode(dtype)
+
+
+@contextmanager
+def one_mode() -> Iterator[None]:
+    """Have the calling thread keep one mode, as whatever workers it acts until the end.
+
+    For a backward: before each node of the graph torch puts back the modes that there were at its
+    beginning.
+    """
+    if _patches is None or getattr(_thread, "keeps", False):
+        yield
+        return
+    own = _own_dtype()
+    if getattr(_thread, "mode", None) is None:
+        _add_mode(own)
+    _thread.keeps = True
+    try:
+        yield
+    finally:
+        _thread.keeps = False
+        _use(own)
+
+
+def _add_mode(dtype: torch.dtype) -> None:
+    _reach_constructor()
+    _thread.mode = new = _Mode(dtype)
+    _restack(lambda modes: _inserted(new, modes))
 
 
 def _inserted(new: _Mode, modes: list[Any]) -> list[Any]:

@@ -1,6 +1,7 @@
 """torch.compile in worker threads: nothing of discolab's is compiled, nobody waits for himself."""
 
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from discolab import ThreadedSession, WorkerError, ccl, current_worker
+from discolab.runtime.worker import current_worker_or_none
 
 
 def backward_while_compiling() -> float:
@@ -42,6 +44,46 @@ def test_compiled_autograd_is_refused_on_several_workers() -> None:
         pytest.raises(WorkerError, match=r"compiled autograd .*--engine processes"),
     ):
         sess.call_packed(backward_while_compiling).debug_get_from_all()
+
+
+def scale(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+@pytest.mark.one_process
+def test_a_reset_in_the_notebook_frees_nothing_that_a_worker_runs(pair: ThreadedSession) -> None:
+    """It ended the process, where the worker looked for its compiled code at that moment."""
+    compiled, begun, go_on = [], threading.Event(), threading.Event()
+
+    def backend(graph: Any, _: Any) -> Any:
+        compiled.append(current_worker_or_none())
+        return graph.forward
+
+    def call() -> None:
+        assert torch.compile(scale, backend=backend)(torch.ones(1)).item() == 3.0
+
+    def run() -> None:
+        call()
+        if current_worker().rank:
+            begun.set()
+            assert go_on.wait(20)
+            call()
+
+    call()
+    results = pair.call_packed(run)
+    assert begun.wait(20)
+    torch.compiler.reset()
+    torch._dynamo.export(scale)(torch.ones(1))
+    torch._dynamo.explain(scale)(torch.ones(1))
+    go_on.set()
+    results.debug_get_from_all()
+    assert len(compiled) == 3, "the worker's code is still there"
+    call()
+    assert len(compiled) == 4, "the notebook's own is compiled anew"
+    torch.compiler.reset()
+    pair.call_packed(call)
+    pair.sync_all()
+    assert len(compiled) == 6, "all is freed while no worker runs anything"
 
 
 @pytest.mark.one_process

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from discolab import rpc
@@ -45,6 +46,43 @@ def hooked(x: Tensor) -> Tensor:
     if y.requires_grad:
         y.register_hook(lambda grad: grad.clamp(-0.2, 0.4) * (1 + grad.tanh()))
     return y
+
+
+class _Noisy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        seen.append(("node", *_who()))
+        return grads[0] * torch.rand(grads[0].shape)
+
+
+seen: list[tuple[Any, ...]] = []
+
+
+def _who() -> tuple[Any, ...]:
+    return rpc.get_worker_info().id, os.environ["RANK"], torch.ones(1).dtype
+
+
+def noisy(x: Tensor) -> Tensor:
+    """The same; what runs in its backward draws, and says in `seen` as whom."""
+    y: Tensor = _Noisy.apply(x)  # type: ignore[no-untyped-call]
+    y = torch.utils.checkpoint.checkpoint(_dropped, y, use_reentrant=False)
+    y.register_hook(lambda grad: seen.append(("hook", *_who())))
+    return y
+
+
+def _dropped(x: Tensor) -> Tensor:
+    return nn.functional.dropout(x * torch.ones(1), 0.5)  # in the default dtype: computed again
+
+
+def drawn_there() -> tuple[list[tuple[Any, ...]], float]:
+    """Whom `noisy` has noted here, and the next random number."""
+    found = seen.copy()
+    seen.clear()
+    return found, torch.rand(1).item()
 
 
 def square(x: Tensor) -> Tensor:

@@ -289,6 +289,37 @@ def test_gradient_is_whole_before_hooks(
     close(caller(levels_there, name, levels, remote), torch.autograd.grad(loss, [x])[0])
 
 
+def test_each_part_of_a_backward_runs_as_the_rank_that_made_it(
+    sess: Session, caller: Caller
+) -> None:
+    """It draws from that one's random numbers, in its default dtype."""
+
+    def scenario(rpc: Any) -> tuple[Tensor, Any]:
+        rpc.rpc_sync(2, torch.manual_seed, (7,))
+        rpc.rpc_sync(2, torch.set_default_dtype, (torch.float64,))
+        before = torch.get_rng_state()
+        try:
+            with rpc.autograd.context() as ctx:
+                x = torch.ones(4, dtype=torch.float32, requires_grad=True)
+                y = rpc.rpc_sync(2, graphs.noisy, (x * 2,))
+                rpc.autograd.backward(ctx, [(y * 3).sum()])
+                there = rpc.rpc_sync(2, graphs.drawn_there)
+                assert torch.equal(torch.get_rng_state(), before)
+                return rpc.autograd.get_gradients(ctx)[x], there
+        finally:
+            rpc.rpc_sync(2, torch.set_default_dtype, (torch.float32,))
+
+    got, (seen, after) = caller(scenario)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        kept = torch.nn.functional.dropout(torch.ones(4, dtype=torch.float64), 0.5)
+        want = (6 * kept).float() * torch.rand(4, dtype=torch.float64)
+        assert torch.equal(got, want.float())
+        assert after == torch.rand(1, dtype=torch.float64).item()
+    assert seen == [("hook", 2, "2", torch.float64), ("node", 2, "2", torch.float64)]
+    assert sess.rpc.rpc_sync(2, graphs.drawn_there)[0] == []
+
+
 def test_hooks_run_once(sess: Session) -> None:
     rpc = sess.rpc
     x = make_parameter(1)

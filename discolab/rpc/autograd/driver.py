@@ -57,7 +57,7 @@ def run_backward(
     if graph.recvs:
         Backward(node, context, start, retain_graph).run()
         return
-    gradients = differentiate(graph, start.edges, start.grads, retain_graph, set())
+    gradients = differentiate(graph, start.edges, start.grads, retain_graph, set(), node)
     with context.lock:
         if context.closed:
             raise over(context)

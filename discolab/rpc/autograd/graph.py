@@ -6,14 +6,20 @@ A `Walk` belongs to the thread that made it. `_importing` guards `_imported`, se
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge, Node
 
+from ...isolation import default_dtype
 from ...runtime.errors import SessionError
-from ...runtime.interrupts import plain_lock
+from ...runtime.interrupts import plain_lock, shield
+from ...runtime.worker import bind_thread, current_worker_or_none
+from ..node import Node as RpcNode
+from ..node import Place as RpcPlace
+from ..node import bind_place, bound_place, rank_on
 from ..outcome import Outcome
 from .contexts import Context, Gradients, Recv
 from .gates import make_room
@@ -112,6 +118,7 @@ def differentiate(
     grad_outputs: Sequence[Tensor],
     retain_graph: bool,
     taken: set[int],
+    on: RpcNode,
     send_on: Callable[[int, Tensor | None], None] | None = None,
 ) -> Gradients:
     """The gradients of all leaves of a walk, by one call of `torch.autograd.grad`.
@@ -124,6 +131,8 @@ def differentiate(
         Where the gradients enter the graph, and those.
     taken
         Memory (`memory`) that no gradient may share; grows.
+    on
+        Where all of it is.
     send_on
         Called with the ``id`` of each leaf that came from another node once its gradient is there.
 
@@ -146,7 +155,7 @@ def differentiate(
     if send_on is not None:
         handles += _watch_recvs(graph, send_on)
     try:
-        with torch.autograd.set_multithreading_enabled(False):
+        with _run_as_owners(graph, on), torch.autograd.set_multithreading_enabled(False):
             grads = torch.autograd.grad(
                 outputs,
                 [graph.leaves[key][0] for key in keys],
@@ -187,6 +196,46 @@ def _of_another(came: int, context: int) -> SessionError:
         f"a tensor behind the roots of this backward came in another context ({Context(came)!r}, "
         f"this is {Context(context)!r}): call backward in that one"
     )
+
+
+@contextmanager
+def _run_as_owners(graph: Walk, on: RpcNode) -> Iterator[None]:
+    """Have each node run as the rank whose it is: it may draw random numbers, or compute again.
+
+    Hooks of a tensor come before those of its node, so a `Crossing` runs as the rank behind it.
+    """
+    owners = {
+        node: node.from_rank if isinstance(node, _CROSSING) else rank
+        for node, rank in graph.nodes.items()
+    }
+    ranks = set(owners.values())
+    if ranks <= {rank_on(on)}:
+        yield
+        return
+    me, here, worker = threading.get_ident(), bound_place(), current_worker_or_none()
+
+    def run_as(place: RpcPlace) -> Callable[[Any], None]:
+        def hook(_: Any) -> None:
+            # another backward may use the same graph
+            if threading.get_ident() == me and bound_place() is not place:
+                bind_place(place)
+                bind_thread(on.workers.get(place.rank))
+
+        return hook
+
+    hooks = {rank: run_as(RpcPlace(on, rank)) for rank in ranks}
+    handles = [node.register_prehook(hooks[rank]) for node, rank in owners.items()]
+    try:
+        with default_dtype.one_mode():
+            try:
+                yield
+            finally:
+                with shield():  # an interrupt must not leave the thread to another rank
+                    bind_place(here)
+                    bind_thread(worker)
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _watch_recvs(graph: Walk, send_on: Callable[[int, Tensor | None], None]) -> list[Any]:

@@ -191,7 +191,9 @@ class Run:
             edges.append(gate)
             grads.append(torch.ones(()))
         with giving(self._arrived):
-            gradients = differentiate(graph, edges, grads, retain_graph, taken, send_on)
+            gradients = differentiate(
+                graph, edges, grads, retain_graph, taken, context.node, send_on
+            )
         with context.lock:
             self._check()
             self._found = gradients
