@@ -5,8 +5,9 @@ Each gets of the run what happened on threads that are no other worker's, from i
 own stop. What it gets it waits for when it asks for it, not when it stops; whoever waits longer
 than `_PATIENCE` seconds for others ends the run for all.
 
-`_lock` guards `_run`, `_runs` and what is in them; it is held while torch starts and stops. Of a
-run of all threads torch says on each of them that no profiler is enabled: `shared` tells who is.
+`_lock` guards `_run`, `_runs`, `_threads` and what is in them; it is held while torch starts and
+stops. Of a run of all threads torch says on each of them that no profiler is enabled: `shared`
+tells who is.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ class _Run:
     joined
         The workers that have not stopped, and since when each has been recorded; None: it has only
         prepared.
+    threads
+        Of all workers of the process that have lived meanwhile, and the main one, by their numbers
+        in events.
     result
         Of torch, once the run has ended.
     """
@@ -58,6 +62,7 @@ class _Run:
         self.settings = settings
         self.joined: dict[Worker, int | None] = {}
         self.left: set[Worker] = set()
+        self.threads = {threading.main_thread().native_id, *_threads.values()}
         self.started = False
         self.waiting: set[Worker] = set()
         self.result: Any = None
@@ -96,8 +101,22 @@ class _Run:
 
 _run: _Run | None = None
 _runs: dict[Worker, _Run] = {}  # of each worker that has not stopped
+_threads: dict[Worker, int] = {}  # of all sessions, by the number that is in events
 _elsewhere = False  # whether the notebook profiles
 _torchs: list[Callable[[], Any]] = []  # what ends torch's profiler
+
+
+def _enter(worker: Worker) -> None:
+    with _lock:
+        _threads[worker] = thread = threading.get_native_id()
+        if _run is not None:
+            _run.threads.add(thread)
+
+
+def _end(worker: Worker) -> None:
+    with _lock:
+        _threads.pop(worker, None)
+        _leave(worker)
 
 
 def _leave(worker: Worker) -> None:
@@ -144,19 +163,19 @@ class Part:
     ) -> None:
         self._run, self._worker, self._disable = run, worker, disable
         self._since, self._until = since, until  # nanoseconds of the clock, as in events
-        threads = {thread.ident: thread.native_id for thread in threading.enumerate()}
-        others = [peer.thread_id for peer in worker.peers.values() if peer is not worker]
-        self._others = {threads.get(ident) for ident in others}
+        self._own = _threads.get(worker)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ended(), name)
 
     def events(self) -> list[Any]:
         """Those of this worker's time that no other worker's thread has made."""
+        result = self._ended()
+        others = self._run.threads - {self._own}
         return [
             event
-            for event in self._ended().events()
-            if event.device_resource_id() not in self._others
+            for event in result.events()
+            if event.device_resource_id() not in others
             and self._since <= event.start_ns() <= self._until
         ]
 
@@ -298,6 +317,7 @@ table.add(
         "threads. What a worker asks of its profile waits until the others have stopped theirs.",
         test="tests/ccl/test_dist_limits.py::test_workers_profile_at_the_same_time",
         on_import={"torch.autograd.profiler": _profiler},
-        leave=_leave,
+        enter=_enter,
+        leave=_end,
     )
 )

@@ -3,7 +3,8 @@
 import os
 import random
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from discolab import WorkerError
+from discolab import Session, WorkerError
 
 from .conftest import Start
 
@@ -60,6 +61,33 @@ def test_workers_profile_at_the_same_time(start: Start) -> None:
                 assert seen.get("aten::exp", 0) == (0 if rank == 1 else 3)
                 assert "aten::cos" not in seen
         assert sess.call_packed(cycles).debug_get_from_all() == [[2, 2], [4, 4], [6, 6]]
+
+
+@pytest.mark.one_process
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
+def test_a_profile_has_nothing_of_another_session_or_the_notebook(
+    make: Callable[..., Session],
+) -> None:
+    all_three, found = threading.Barrier(3), {}
+
+    def profile(times: int) -> None:
+        with torch.profiler.profile() as found[times]:
+            all_three.wait(20)
+            for _ in range(times):
+                torch.ones(10).sin()
+            all_three.wait(20)
+
+    sessions = [make(1), make(1)]
+    for times, sess in zip((3, 5), sessions, strict=True):
+        sess.call_packed(profile, times)
+    all_three.wait(20)
+    torch.ones(10).sin()
+    all_three.wait(20)
+    for sess in sessions:
+        sess.sync_all()
+        sess.shutdown()
+    for times, result in found.items():
+        assert sum(e.count for e in result.key_averages() if e.key == "aten::sin") == times
 
 
 def test_rpc_is_refused(start: Start) -> None:
