@@ -269,3 +269,45 @@ def test_workers_trace_what_branches_at_once(pair: Session) -> None:
         return found
 
     assert pair.call_packed(trace).debug_get_from_all() == [[1.0] * 3, [2.0] * 3]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.parametrize("other", ["compiles", "imports what traces"])
+def test_a_trace_imports_and_compiles_while_another(
+    other: str, pair: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits for its turn to trace keeps nothing that a trace may need."""
+    from torch._dynamo.backends.debugging import aot_eager
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "needed_in_a_trace.py").write_text("")
+    (tmp_path / "traces_when_imported.py").write_text(
+        "import torch\ntorch.fx.symbolic_trace(torch.nn.Identity())\n"
+    )
+    traces, goes_on = threading.Event(), threading.Event()
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        goes_on.set()
+        return aot_eager(graph, inputs)
+
+    @torch.compile(backend="eager")
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    def imports(x: torch.Tensor) -> torch.Tensor:
+        traces.set()
+        goes_on.wait(0.3)
+        importlib.import_module("needed_in_a_trace")
+        return double(x)
+
+    def work() -> list[float]:
+        x = torch.ones(1)
+        if current_worker().rank:
+            return torch.func.jvp(imports, (x,), (x,))[1].tolist()
+        traces.wait(20)
+        if other != "compiles":
+            importlib.import_module("traces_when_imported")
+            return [3.0]
+        return torch.compile(lambda x: x + 2, backend=backend)(x).tolist()
+
+    assert pair.call_packed(work).debug_get_from_all() == [[3.0], [2.0]]
