@@ -59,22 +59,23 @@ def _leaving(leave: Callable[..., Any]) -> Callable[..., Any]:
     return leave_to_others
 
 
-def _in_level(make_dual: Callable[..., Any]) -> Callable[..., Any]:
+def _in_level(function: Callable[..., Any]) -> Callable[..., Any]:
     """Another thread's level is none for this one."""
 
-    @functools.wraps(make_dual)
-    def make_dual_here(tensor: Any, tangent: Any, *, level: int | None = None) -> Any:
+    @functools.wraps(function)
+    def in_level_here(*args: Any, level: int | None = None, **kwargs: Any) -> Any:
         if level is None and not tracing.is_held_here():
-            level = -1  # which torch refuses
-        return make_dual(tensor, tangent, level=level)
+            level = -1  # with which torch refuses to make a dual tensor, and has none to unpack
+        return function(*args, level=level, **kwargs)
 
-    return make_dual_here
+    return in_level_here
 
 
 def _levels(module: ModuleType, patches: Patches) -> None:
     patches.replace(module, "enter_dual_level", _entering)
     patches.replace(module, "exit_dual_level", _leaving)
     patches.replace(module, "make_dual", _in_level)
+    patches.replace(module, "unpack_dual", _in_level)  # which torch does to print a tensor
 
 
 def _nesting(module: ModuleType, patches: Patches) -> None:

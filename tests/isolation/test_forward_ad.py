@@ -105,6 +105,26 @@ def test_another_workers_level_is_none_of_mine() -> None:
         assert sess.call_packed(work).debug_get_from_all() == ["", "refused"]
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+def test_another_workers_level_does_not_concern_what_i_print() -> None:
+    def work() -> str:
+        if current_worker().rank == 0:
+            with fwd.dual_level():
+                torch.distributed.barrier()
+                torch.distributed.barrier()
+            return ""
+        torch.distributed.barrier()
+        try:
+            sparse = torch.eye(2).to_sparse_csr()  # which has no tangent to ask for
+            assert fwd.unpack_dual(sparse).tangent is None
+            return str(sparse)[:6]
+        finally:
+            torch.distributed.barrier()
+
+    with ThreadedSession(2, devices="cpu", timeout=20) as sess:
+        assert sess.call_packed(work).debug_get_from_all() == ["", "tensor"]
+
+
 def test_a_collective_within_is_told_instead_of_hanging() -> None:
     def work() -> Any:
         x = torch.ones(2)
