@@ -14,7 +14,7 @@ that place. Without the GIL the other thread runs on, and it is sent blindly.
 
 **After**: the traceback says where it has landed, and so what it left taken (`give_back_locks`).
 This is for what is sent blindly, to threads too that do nothing but take a lock. Gradients that
-`torch.no_grad` has just turned off, or was about to turn on, are on again too.
+`torch.no_grad`, or an optimizer's step, has turned off and was about to turn on, are on again too.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ _HANDS_OVER = frozenset(
 )
 _NEAR = 3  # frames: such a function, what it calls, who calls it
 _GRAD = "torch.autograd.grad_mode"
+_STEP = "torch.optim.optimizer"
 _DEEP = 50  # frames of a traceback that may have taken one, the innermost
 _MANY = 100  # items of a list that is not looked through
 _LOAD_SPECIAL = dis.opmap.get("LOAD_SPECIAL", -1)  # 3.14: fetches `__enter__` before it is called
@@ -117,10 +118,13 @@ def _give_back(traceback: TracebackType | None) -> None:
         elif type(value) is multiprocessing.synchronize.RLock:
             while value._semlock._is_mine():  # type: ignore[attr-defined]
                 value._semlock.release()  # type: ignore[attr-defined]
+    steps = [frame for frame in near if frame.f_globals.get("__name__") == _STEP]
+    if any(_variables(frame).get("prev_grad") for frame in steps):
+        torch.set_grad_enabled(True)
     if not near or landed[0] is not near[-1]:
         return
     modes = [*takewhile(lambda frame: frame.f_globals.get("__name__") == _GRAD, reversed(near))]
-    if modes and _variables(modes[-1])["self"].prev:  # `no_grad`, as an optimizer's step enters it
+    if modes and _variables(modes[-1])["self"].prev:
         torch.set_grad_enabled(True)
     lock = _left_taken(*landed)
     if type(lock) is _Lock:

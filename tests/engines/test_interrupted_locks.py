@@ -1,12 +1,16 @@
 """An interrupt leaves no lock taken: of `logging`, of a queue, of `warnings`, of a progress bar."""
 
+import contextlib
 import logging
 import os
 import queue
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -14,11 +18,13 @@ import tqdm
 
 from discolab import ThreadedSession, current_worker
 from discolab.runtime.interrupts import CHOOSY
+from discolab.runtime.landings import give_back_locks
 
 LOG = logging.getLogger("tests.interrupted_locks")
 QUEUE: queue.Queue[int] = queue.Queue(10)
 LOCK, REENTRANT = threading.Lock(), threading.RLock()
 CONDITION = threading.Condition(LOCK)
+NO_GRAD = "torch.autograd.grad_mode"
 
 
 def write() -> None:
@@ -135,6 +141,48 @@ def test_a_loop_that_trains_and_logs(pair: ThreadedSession) -> None:
         time.sleep(0.002 * (number % 5))
         assert pair.interrupt(timeout=20) == []
         pair.call_packed(write).debug_get_from_all()
+
+
+@pytest.mark.parametrize("outer", [True, False])
+def test_wherever_a_step_is_torn_gradients_are_as_before_it(outer: bool) -> None:
+    """It turns them off, and at its end, which may be torn too, on again."""
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    left, torn = 0, 0
+
+    def tear(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if frame.f_code.co_name != "_use_grad" and frame.f_globals["__name__"] != NO_GRAD:
+            return None
+        left -= 1
+        if left < 0:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return tear
+
+    def step() -> None:
+        with contextlib.nullcontext() if outer else torch.no_grad():
+            sys.settrace(tear)
+            try:
+                optimizer.step()
+            finally:
+                sys.settrace(None)
+
+    before = sys.gettrace()
+    try:
+        while torn == 0 or left < 0:
+            left = torn
+            try:
+                step()
+            except KeyboardInterrupt as exc:
+                give_back_locks(exc)
+                assert torch.is_grad_enabled(), torn
+            torn += 1
+    finally:
+        sys.settrace(before)
+        torch.set_grad_enabled(True)
+    assert torn > 10
 
 
 def take_by_hand() -> None:
