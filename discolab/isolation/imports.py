@@ -36,7 +36,7 @@ from .turns import Turn
 
 Function = Callable[..., Any]
 
-import_turn = Turn("import", gives_way=True)  # a module may trace, and a trace may import
+import_turn = Turn("import", lets_pass=True)  # a module may trace, and a trace may import
 
 
 class _Own(threading.local):

@@ -73,14 +73,14 @@ class Turn:
     ----------
     doing
         What it is, for errors and status.
-    gives_way
+    lets_pass
         Whether a worker that waits for another turn lets in the one that has that: else both would
         wait for ever. Python sees to the rest, as with the turn to import.
     """
 
-    def __init__(self, doing: str, *, gives_way: bool = False) -> None:
+    def __init__(self, doing: str, *, lets_pass: bool = False) -> None:
         self._doing = doing
-        self._gives_way = gives_way
+        self._lets_pass = lets_pass
         self._guard = reentrant_lock()
         self._holders: list[Holder] = []
         self._waiting: set[Worker] = set()
@@ -145,7 +145,7 @@ class Turn:
     def _lets_in(self, holder: Holder, other: Holder) -> bool:
         if holder.lets_in(other):
             return True
-        if not self._gives_way or other.worker is None:
+        if not self._lets_pass or other.worker is None:
             return False
         return any(
             holder.worker in turn._waiting and turn.is_held_by(other.worker)

@@ -632,8 +632,15 @@ def test_a_member_that_died_ends_what_waits_for_it(trio: Session) -> None:
 # -- threads -----------------------------------------------------------------------------------
 
 
-def test_a_thread_that_hangs_in_c_is_left_behind() -> None:
+def test_a_thread_that_hangs_in_c_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     session = ThreadedSession(3, devices="cpu", timeout=20)
+    make_another = session._local.make_another
+
+    def make_late(*args: Any) -> Any:
+        time.sleep(0.2)  # the others look meanwhile what has become of it
+        return make_another(*args)
+
+    monkeypatch.setattr(session._local, "make_another", make_late)
     gate = threading.Lock()
     gate.acquire()
     value = torch.arange(4)

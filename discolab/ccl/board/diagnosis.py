@@ -390,9 +390,9 @@ def _state(board: Board, wait: Wait, worker: Peer, rank: int) -> str:
         if failure.victim:  # its words would be nested once more with each worker
             return f"failed with another: {failure.type_name}"
         return f"failed: {failure.headline.splitlines()[0]}"
-    if peer.ended:
+    if peer.ended and not peer.gives_way:
         return "has died" if peer.died else "has ended"
-    if wait.ordinal < peer.joined_at:
+    if peer.ended or wait.ordinal < peer.joined_at:
         return "was lost; the new worker in its place begins after this call"
     if peer.sat_out == wait.ordinal:
         return "is not among the workers that were asked to run this (-t)"

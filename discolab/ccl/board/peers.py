@@ -50,6 +50,9 @@ class Peer(Protocol):
     def died(self) -> bool: ...
 
     @property
+    def gives_way(self) -> bool: ...
+
+    @property
     def current(self) -> tuple[Any, ...] | None: ...
 
     @property
@@ -90,7 +93,7 @@ class RemotePeer:
         self.sat_out = -1
         self.resumed_at = 0
         self.interrupts = 0
-        self.ended = self.died = False
+        self.ended = self.died = self.gives_way = False
         self.current: tuple[Any, ...] | None = None
         self.registers: dict[int, Any] = {}
         self.failed_calls: deque[tuple[int, Failure]] = deque(maxlen=_FAILED_CALLS)
@@ -150,7 +153,7 @@ class LocalPeer:
     here = True
     executed, resumed_at = _of_worker("executed"), _of_worker("resumed_at")
     sat_out, joined_at = _of_worker("sat_out"), _of_worker("joined_at")
-    ended, died = _of_worker("ended"), _of_worker("died")
+    ended, died, gives_way = map(_of_worker, ("ended", "died", "gives_way"))
     current, interrupts = _of_worker("current"), _of_worker("interrupts")
     registers, failed_calls = _of_worker("registers"), _of_worker("failed_calls")
     channel, doing, shared = _of_worker("channel"), _of_worker("doing"), _of_worker("shared")
