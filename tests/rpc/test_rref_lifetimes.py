@@ -196,8 +196,8 @@ def proxies(rpc: Any, tag: str) -> None:
     again = rpc.remote(2, functions.counted, (tag, 4)).remote().get()
     assert again.to_here() == 4
     proxy = rpc.remote(2, functions.counted, (tag, 5)).rpc_sync()
+    assert [proxy.get() for _ in range(5)] == [5] * 5  # the first of which waits until it is made
     assert rpc.rpc_sync(2, functions.alive, (tag,)) >= 1
-    assert [proxy.get() for _ in range(5)] == [5] * 5
     del proxy
     gone(rpc, tag)
 
