@@ -1,5 +1,6 @@
 """Workers that fork at once, and while others hold locks of torch."""
 
+import contextlib
 import os
 import threading
 import time
@@ -61,8 +62,12 @@ def set_up(library: str, rank: int) -> Callable[[], Any]:
         import sqlite3
 
         sqlite3.register_adapter(complex, lambda value: str(rank))
-        one = sqlite3.connect(":memory:")
-        return lambda: one.execute("select ?", [1j]).fetchone()
+
+        def adapted() -> Any:
+            with contextlib.closing(sqlite3.connect(":memory:")) as one:
+                return one.execute("select ?", [1j]).fetchone()
+
+        return adapted
     if library == "torch":
         import torch
 
