@@ -8,11 +8,12 @@ that serves RPC calls, each an `Interruptible`, by an exception that another thr
 discolab raise, and the exception ends a Python loop. The exception must not land in the command
 loop, nor in a shield:
 
-- The sender holds `_guard`. It sends only while `running`, and while no shield is in force; under a
-  shield it sets `_late`, and the shield raises at its end.
-- The thread itself changes its own state first (clears `running`, or enters a shield), then waits
-  until no sender holds the guard (`_let_senders_end`). After that, a sender that has not seen the
-  change has set `_async_sent`, and what it sent is taken back; any later one sees the change.
+- The sender holds `_guard`. It sends only while `running`, not just after a wait has raised, and
+  while no shield is in force; under a shield it sets `_late`, and the shield raises at its end.
+- The thread itself changes its own state first (clears `running`, enters a shield, or notes that
+  a wait raises), then waits until no sender holds the guard (`_let_senders_end`). After that, a
+  sender that has not seen the change has set `_async_sent`, and what it sent is taken back; any
+  later one sees the change.
 
 **Why this holds wherever an exception lands.** CPython raises it, or calls the handler of a signal,
 only where it looks for them: as a Python function begins, as a loop goes back, and after a call of
@@ -26,9 +27,10 @@ For the locks of others there is landings.py.
 Without the interpreter lock all of this holds too: an exception still comes between bytecodes of
 its thread only, and interpreter_lock.py says why *change the state first, then look* is enough.
 
-Ownership: a thread itself writes `running`, `waiting_for`, `ended` and `_shields`. `_guard` guards
-`interrupts`, `_async_sent` and `_late`. Other threads may call `interrupt`, `announce_interrupt`,
-`retry_interrupt` and `wake`. Handlers of signals are the main thread's alone.
+Ownership: a thread itself writes `running`, `waiting_for`, `ended` and `_shields`, and `_raised_at`
+once an interrupt has begun. `_guard` guards `interrupts`, `_async_sent` and `_late`. Other threads
+may call `interrupt`, `announce_interrupt`, `retry_interrupt` and `wake`. Handlers of signals are
+the main thread's alone.
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ S = TypeVar("S", bound="EndsWork")
 TICK = 0.05  # seconds between two looks at interrupts and deadlines while waiting
 HOLD_BACK = 10.0  # seconds for which a shield delays an interrupt at most
 CHOOSY = 0.5  # seconds for which an interrupt waits for a place where it leaves no lock taken
+CLEANS_UP = 0.5  # seconds in which nothing is sent after a wait has raised: for what cleans up
 _LOOK_AGAIN = 0.0002  # seconds after which one try looks again; doubled each time
 _LOOKS = 0.002  # up to this
 FIRST_LOOK = 0.005  # seconds after which `check` is called first; doubled each time, up to a tick
@@ -387,6 +390,7 @@ class Interruptible:
         self.thread_id = 0
         self.clock = Clock()
         self._interrupted_at = 0.0  # when the first of them began; under `_guard`
+        self._raised_at = 0.0  # when a wait first raised for them; own thread, 0 as they begin
         self._async_sent = False  # whether an exception may be on its way
         # with what a call had failed when an interrupt landed before that was kept; own thread only
         self._cut_off: BaseException | None = None
@@ -412,7 +416,7 @@ class Interruptible:
         """
         with shield(), self._guard:
             if not self.interrupts:
-                self._interrupted_at = time.monotonic()
+                self._interrupted_at, self._raised_at = time.monotonic(), 0.0
             self.interrupts += 1
 
     def retry_interrupt(self) -> None:
@@ -434,7 +438,7 @@ class Interruptible:
                 self._late = True
                 return True
             before, self._async_sent = self._async_sent, True
-            if not self.running:
+            if not self.running or time.monotonic() < self._raised_at + CLEANS_UP:
                 return True
             if time.monotonic() > self._interrupted_at + CHOOSY:
                 raise_in_thread(self.thread_id, WorkerInterrupted)
@@ -558,7 +562,11 @@ class Interruptible:
             self.waiting_for = None
 
     def _raise_in_wait(self, what: Any) -> NoReturn:
-        """Raise, and let the exception that was sent not come once more in what cleans up."""
+        """Raise, and let no exception that is sent come once more in what cleans up.
+
+        The first time: what catches it and waits again would never be sent one.
+        """
+        self._raised_at = self._raised_at or time.monotonic()
         if self._async_sent:
             self._let_senders_end()
             self._take_back()

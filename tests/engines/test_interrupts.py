@@ -132,6 +132,28 @@ def test_a_loop_that_swallows_the_exception_ends_all_the_same(pair: ThreadedSess
 
 
 @pytest.mark.conformance
+def test_what_cleans_up_after_a_wait_has_time(pair: ThreadedSession) -> None:
+    """The wait has raised already: an interrupt that is sent as well would hit what cleans up."""
+
+    def clean_up_slowly() -> None:
+        until = time.monotonic() + 0.35  # an interrupt of what goes on is sent again after 0.2 s
+        while time.monotonic() < until:
+            pass
+
+    def work() -> None:
+        try:
+            time.sleep(60)
+        finally:
+            clean_up_slowly()
+            current_worker().namespace["cleaned"] = True
+
+    pair.call_packed(work)
+    eventually(pair, "waiting")
+    assert pair.interrupt(timeout=20) == []
+    assert pair.pull("cleaned") == [True, True]
+    assert_works(pair)
+
+
 def test_what_is_queued_is_dropped_and_what_comes_later_is_not(pair: ThreadedSession) -> None:
     pair.push({"ran": []})
     ran = pair["ran"]
