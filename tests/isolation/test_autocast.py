@@ -62,6 +62,7 @@ def test_a_weight_used_twice_is_cast_once(sess: Session) -> None:
 def recurrent() -> list[torch.Tensor]:
     """Gradients of what casts its weights in C++, and of what adds Python's numbers."""
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # of as many as there are, the order of sums would be another
     lstm, proj = torch.nn.LSTM(8, 8, 2), torch.nn.Linear(8, 8)
     norm = torch.nn.LayerNorm(8)
     with bfloat16():
@@ -72,7 +73,9 @@ def recurrent() -> list[torch.Tensor]:
 
 
 def test_gradients_are_those_of_a_process(sess: Session) -> None:
+    threads = torch.get_num_threads()
     alone = recurrent()
+    torch.set_num_threads(threads)
     for grads in sess.call_packed(recurrent).debug_get_from_all():
         assert len(grads) == len(alone) == 12
         assert all(map(torch.equal, grads, alone))
