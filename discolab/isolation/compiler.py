@@ -147,35 +147,21 @@ def _pause() -> None:
         me.wait_for(lambda: time.monotonic() >= until, "its turn to compile", check=lambda: None)
 
 
-def _reset(module: ModuleType, patches: Patches) -> None:
-    """A reset frees compiled code, also what another worker runs, and with that the process ends.
+def _frees(name: str, module: ModuleType, patches: Patches) -> None:
+    """Compiled code is freed also where another worker runs it, and with that the process ends.
 
-    So a worker's passes by its own, as does the notebook's while a worker runs something.
+    So a worker passes by its own instead, as does the notebook while a worker runs something.
     """
 
-    def reset_over(reset: Callable[[], None]) -> Callable[[], None]:
-        @functools.wraps(reset)
-        def reset_own() -> None:
+    def free_over(free: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(free)
+        def free_or_pass_by(*args: Any) -> None:
             if not _passes_by():
-                reset()
+                free(*args)
 
-        return reset_own
+        return free_or_pass_by
 
-    patches.replace(module, "reset", reset_over)
-
-
-def _remove(module: ModuleType, patches: Patches) -> None:
-    """``torch._dynamo.export`` frees what is compiled of the function that it is given."""
-
-    def remove_over(remove: Callable[[Any], None]) -> Callable[[Any], None]:
-        @functools.wraps(remove)
-        def remove_own(f: Any) -> None:
-            if not _passes_by():
-                remove(f)
-
-        return remove_own
-
-    patches.replace(module, "remove_from_cache", remove_over)
+    patches.replace(module, name, free_over)
 
 
 def _passes_by() -> bool:
@@ -320,7 +306,11 @@ table.add(
         "so it is in the notebook while a worker computes. What was compiled before other workers "
         "may run: a reset in the notebook, after `sess.sync_all()`, frees it.",
         test="tests/ccl/test_dist_process.py::test_a_worker_resets_its_own_compiler",
-        on_import={"torch._dynamo": _reset, "torch._dynamo.eval_frame": _remove},
+        on_import={
+            "torch._dynamo": functools.partial(_frees, "reset"),
+            # by which torch._dynamo.export frees what is compiled of the function it is given
+            "torch._dynamo.eval_frame": functools.partial(_frees, "remove_from_cache"),
+        },
         enter=_enter,
         leave=_leave,
     )
