@@ -131,7 +131,6 @@ def test_a_loop_that_swallows_the_exception_ends_all_the_same(pair: ThreadedSess
     assert_works(pair)
 
 
-@pytest.mark.conformance
 def test_what_cleans_up_after_a_wait_has_time(pair: ThreadedSession) -> None:
     """The wait has raised already: an interrupt that is sent as well would hit what cleans up."""
 
@@ -154,6 +153,7 @@ def test_what_cleans_up_after_a_wait_has_time(pair: ThreadedSession) -> None:
     assert_works(pair)
 
 
+@pytest.mark.conformance
 def test_what_is_queued_is_dropped_and_what_comes_later_is_not(pair: ThreadedSession) -> None:
     pair.push({"ran": []})
     ran = pair["ran"]
