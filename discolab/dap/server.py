@@ -136,6 +136,8 @@ class Server:
                 break
             debugger = self._debugger()
             if debugger is None or debugger.session.closed:
+                if connection is not None:
+                    connection.close()
                 break
             if connection is not None:
                 self._begin(debugger, connection)
@@ -145,7 +147,7 @@ class Server:
     def _begin(self, debugger: Debugger, connection: socket.socket) -> None:
         client = Client(debugger, connection, self.seat, self.left)
         with self._lock:
-            if len(self._clients) >= _MOST:
+            if self._closed or len(self._clients) >= _MOST:
                 client.close()
                 return
             self._clients.append(client)

@@ -265,6 +265,14 @@ def test_the_end_of_a_session_ends_the_debugging(tmp_path):
         dap.serve(session)
 
 
+def test_a_client_that_comes_as_the_session_ends_is_turned_away():
+    with ThreadedSession(2, timeout=20) as session:
+        server = dap.serve(session)
+    client = AdapterClient(server.port)  # while the server has not looked yet
+    assert client.has_ended()
+    client.close()
+
+
 def test_a_session_that_stands_can_be_shut_down_while_a_client_looks(module):
     session = ThreadedSession(2, timeout=20)
     server = dap.serve(session)
