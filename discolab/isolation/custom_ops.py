@@ -36,7 +36,7 @@ from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .barriers import Barrier, obstacle
 from .imports import worker_unless_importing
-from .patches import Patches, refused
+from .patches import Patches, refused, shares_process
 from .table import Row, Treatment
 
 _OWN = "torch.library: "  # in `Worker.process_state`
@@ -225,7 +225,7 @@ class _LibraryOfWorker:
     def _override(self, name: str, key: str, function: Any, with_keys: bool = False) -> None:
         """Give an operator of the process a kernel that is this worker's alone; under the lock."""
         _clear_away()
-        if len(self.worker.peers) == 1:
+        if not shares_process(self.worker):
             self._real().impl(name, key, function, with_keys)
             return
         override = _overrides.get((name, key))

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from ..runtime.errors import SessionError
+from ..runtime.session import open_sessions
 from ..runtime.user_code import is_library_file
-from ..runtime.worker import current_worker_or_none
+from ..runtime.worker import Worker, current_worker_or_none
 
 
 class ModuleOfWorkers(ModuleType):
@@ -101,6 +102,11 @@ class Patches:
                 delattr(owner, name)
 
 
+def shares_process(worker: Worker) -> bool:
+    """Whether other workers are threads of a worker's process: of its session, or of another."""
+    return len(worker.peers) > 1 or len(open_sessions()) > 1
+
+
 def refused(what: str, why: str) -> Callable[[Any], Any]:
     """For `Patches.replace`: an error on a worker that shares its process with others."""
 
@@ -108,7 +114,7 @@ def refused(what: str, why: str) -> Callable[[Any], Any]:
         @functools.wraps(original)
         def refuse(*args: Any, **kwargs: Any) -> Any:
             worker = current_worker_or_none()
-            if worker is not None and len(worker.peers) > 1:
+            if worker is not None and shares_process(worker):
                 raise SessionError(
                     f"{what} {why}, and workers are threads of it: start the session with "
                     "engine='processes' (%disco_session --engine processes)"

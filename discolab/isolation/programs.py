@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from ..runtime.errors import SessionError
 from ..runtime.worker import Worker, current_worker_or_none, has_own_process
 from . import import_effects, table
-from .patches import ModuleWithProperties, Patches
+from .patches import ModuleWithProperties, Patches, shares_process
 from .table import Row, Treatment
 
 _argv: weakref.WeakKeyDictionary[Worker, list[str]] = weakref.WeakKeyDictionary()
@@ -196,7 +196,7 @@ def _chdir_over(chdir: Callable[[Any], None]) -> Callable[[Any], None]:
     @functools.wraps(chdir)
     def chdir_alone(path: Any) -> None:
         worker = current_worker_or_none()
-        if worker is not None and len(worker.peers) > 1 and not _is_here(path):
+        if worker is not None and shares_process(worker) and not _is_here(path):
             raise SessionError(
                 f"os.{chdir.__name__}({path!r}) on worker {worker.worker_id}: the working folder "
                 "belongs to the process, and the other workers are threads of it: their files "

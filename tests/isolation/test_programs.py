@@ -133,6 +133,20 @@ def test_the_working_folder_is_not_changed_under_others(sess: Session, tmp_path:
     assert os.getcwd() == before
 
 
+def test_a_lone_worker_changes_the_working_folder_unless_another_session_works_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    with ThreadedSession(1, devices="cpu", timeout=20) as alone:
+        with ThreadedSession(1, devices="cpu", timeout=20) as other:
+            with pytest.raises(WorkerError, match="working folder belongs to the process"):
+                alone.call_packed(os.chdir, "sub").debug_get_from_all()
+            assert other.call_packed(os.getcwd).debug_get_from_all() == [str(tmp_path)]
+        alone.call_packed(os.chdir, "sub").debug_get_from_all()
+    assert os.getcwd() == str(tmp_path / "sub")
+
+
 def test_workers_work_in_the_folder_of_the_notebook(
     make: Callable[..., Session], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from ...runtime.errors import SessionError
 from ...runtime.worker import current_worker_or_none
 from .. import table
-from ..patches import Patches
+from ..patches import Patches, shares_process
 from ..table import Row, Treatment
 from ..worker_local import OwnSetting
 
@@ -31,7 +31,8 @@ class _Configuration:
         shared, worker = vars(self)["_shared"], current_worker_or_none()
         if name == "track_order" and vars(self)["_order"].set(bool(value)):
             return
-        if worker is not None and len(worker.peers) > 1 and getattr(shared, name) != value:
+        shared_by_all = worker is not None and shares_process(worker)
+        if shared_by_all and getattr(shared, name) != value:
             raise SessionError(
                 f"h5py.get_config().{name} = {value!r}: files of all workers would be written with "
                 "it. Set it in the notebook, or start the session with engine='processes' "

@@ -10,7 +10,7 @@ from typing import Any
 from ...runtime.errors import SessionError
 from ...runtime.worker import current_worker_or_none
 from .. import table
-from ..patches import Patches
+from ..patches import Patches, shares_process
 from ..table import Row, Treatment
 
 
@@ -19,7 +19,7 @@ def _update_over(update: Callable[..., None]) -> Callable[..., None]:
     def update_alike(self: Any, name: str, val: Any) -> None:
         worker = current_worker_or_none()
         holder = self._value_holders.get(name)
-        if worker is None or len(worker.peers) < 2 or holder is None or holder.value == val:
+        if worker is None or not shares_process(worker) or holder is None or holder.value == val:
             update(self, name, val)
             return
         raise SessionError(
