@@ -47,7 +47,8 @@ _programs: weakref.WeakKeyDictionary[
     Interruptible, weakref.WeakKeyDictionary[subprocess.Popen[Any], object]
 ] = weakref.WeakKeyDictionary()  # what each worker has started, and in which call
 _forks = threading.RLock()  # one at a time, or `filelock`, which torch imports, may raise
-_FORK_WITHIN = 3.0  # seconds that one waits for another
+_FORK_WITHIN = 5.0  # seconds that one waits for another
+_forked = 0  # how many have ended, written by who has `_forks`
 _FAR = 1e6  # seconds; a deadline that is none
 _STOP_WITHIN = 0.1  # seconds for a program to stop; one that waits for a disk takes longer
 _END_WITHIN = 1.0  # seconds that a process which was killed may take to end
@@ -305,19 +306,32 @@ def _communicate_over(communicate: Callable[..., Any]) -> Callable[..., Any]:
 _SELECTORS = ("SelectSelector", "_PollLikeSelector", "EpollSelector", "KqueueSelector")
 
 
+def _await_forks() -> bool:
+    """Wait until no other thread forks, or one does so for too long; whether `_forks` is taken.
+
+    What runs before another's fork may wait for what this thread holds: not for ever.
+    """
+    alone, seen = False, -1
+    while not alone and seen != _forked:
+        seen = _forked
+        alone = _forks.acquire(timeout=_FORK_WITHIN)
+    return alone
+
+
 def _fork_over(fork: Callable[[], Any]) -> Callable[[], Any]:
     @functools.wraps(fork)
     def fork_whole() -> Any:
+        global _forked
         found: Any = None
         try:
             # interrupted, what it locks before, such as that of `logging`, might stay locked
             with shield():
-                # what runs before another fork may wait for what this thread holds: not for ever
-                alone = _forks.acquire(timeout=_FORK_WITHIN)
+                alone = _await_forks()
                 try:
                     found = fork()
                 finally:
                     if alone:
+                        _forked += 1
                         _forks.release()
             return found
         except WorkerInterrupted:

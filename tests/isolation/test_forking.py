@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from discolab import ThreadedSession, ccl, current_worker
+from discolab.isolation import waits
 from discolab.isolation.patches import Patches
 from discolab.isolation.worker_local import own_variables
 
@@ -22,19 +23,21 @@ WATCHED: list[bool] = []  # whether the fork of a test is on its way
 def note_thread() -> None:
     if WATCHED:
         FORKING.append(threading.get_ident())
-        time.sleep(0.05)
+        time.sleep(0.1)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_workers_fork_one_at_a_time() -> None:
+def test_workers_fork_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """What runs before a fork and after it, such as `filelock`'s, is written for one at a time."""
 
     def fork() -> None:
+        ccl.barrier()
         pid = os.fork()
         if pid == 0:
             os._exit(0)
         assert os.waitpid(pid, 0) == (pid, 0)
 
+    monkeypatch.setattr(waits, "_FORK_WITHIN", 0.45)  # for one fork; the last waits for three
     os.register_at_fork(before=note_thread, after_in_parent=note_thread)
     with ThreadedSession(4, devices="cpu") as sess:
         WATCHED.append(True)
