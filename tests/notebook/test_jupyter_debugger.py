@@ -185,6 +185,9 @@ def test_the_kernels_own_debugger_comes_back(nb: Any, front: Lab) -> None:
     front.switch_on()
     nb.ok("%%disco -a\nimport time\nwhile True:\n    time.sleep(0.01)")
     nb.ok("%disco_shutdown")
+    until = time.monotonic() + 10
+    while front.ask("debugInfo")["isStarted"] and time.monotonic() < until:
+        time.sleep(0.01)
     assert not front.ask("debugInfo")["isStarted"]
     assert "is off" in front.answer("stackTrace", threadId=1)["message"]
     front.ask("disconnect")  # the bug is pressed

@@ -39,6 +39,7 @@ def nb() -> Iterator[Any]:
     kernel.close()
 
 
+@pytest.mark.alone  # workers that wait for a core do not wait for the lock
 @pytest.mark.parametrize("body", [LOOP, SMALL], ids=["loop", "small"])
 def test_python_gives_a_hint_after_the_cell(nb: Any, body: str) -> None:
     for _ in range(3):  # on a machine that does much else a window may miss it
