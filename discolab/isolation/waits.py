@@ -175,9 +175,14 @@ def _note_program(program: subprocess.Popen[Any]) -> None:
 
 @contextlib.contextmanager
 def _passing_on(me: Interruptible | None) -> Iterator[None]:
-    """An interrupt of a wait for a program reaches that before it is killed, and its own ones."""
+    """An interrupt of a wait for a program reaches that before it is killed, and its own ones.
+
+    The program may have ended by it before the wait has looked: that is no failure of the program.
+    """
     try:
         yield
+        if me is not None and me.interrupts:
+            me._raise_in_wait("a program")
     except WorkerInterrupted:
         if me is not None:
             with shield():
