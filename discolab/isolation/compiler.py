@@ -2,17 +2,16 @@
 
 torch keeps compiled code with the function's code object, which workers share, and finds it again
 by the backend, and by what it guards: among that is neither the rank, which it takes for a
-constant, nor whose global variables they are. So backends of different workers count as different.
+constant, nor whose global variables they are. So each worker that calls a compiled function has a
+backend of its own, whoever has compiled it: the notebook, or a module that is imported once.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-import math
 import os
 import re
-import sys
 import threading
 import time
 import weakref
@@ -28,11 +27,7 @@ from . import table
 from .patches import Patches, refused
 from .table import Row, Treatment
 from .tracing import tracing
-from .worker_local import OwnSetting
-
-# compiled versions of one function, and how often it is compiled: torch's own, for each worker
-_LIMITS = {"recompile_limit": 8, "accumulated_recompile_limit": 256}
-_SESSIONS = 8  # so many of this size, whose versions are still kept
+from .worker_local import OwnSetting, PerWorker
 
 _LOOK = 0.002  # seconds between two looks whether another thread still compiles
 
@@ -53,57 +48,120 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def _backends(torch: ModuleType, patches: Patches) -> None:
-    def init_over(init: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(init)
-        def init_for_worker(self: Any, *args: Any, **kwargs: Any) -> None:
-            init(self, *args, **kwargs)
-            worker = current_worker_or_none()
-            self.discolab_worker = _notebooks if worker is None else _number_of(worker)
-            _raise_limits(self.discolab_worker, 1 if worker is None else worker.num_workers)
+class _BackendOf:
+    """A backend as one worker, or the notebook, calls it: equal to its own alone.
 
-        return init_for_worker
+    torch looks for attributes of it while it watches each function that is called, so there is no
+    `__getattr__`.
+    """
 
-    def equal_over(equal: Callable[..., bool]) -> Callable[..., bool]:
-        @functools.wraps(equal)
-        def equal_on_worker(self: Any, other: Any) -> bool:
-            mine, its = (getattr(one, "discolab_worker", 0) for one in (self, other))
-            return mine == its and equal(self, other)
+    def __init__(self, calls: Callable[..., Any], backend: Any, number: int) -> None:
+        functools.update_wrapper(self, backend)
+        if hasattr(backend, "compiler_name"):
+            self.compiler_name = backend.compiler_name
+        self.calls = calls  # it may be wrapped
+        self._backend = backend
+        self.number = number
 
-        return equal_on_worker
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.calls(*args, **kwargs)
 
-    for name in ("_TorchCompileInductorWrapper", "_TorchCompileWrapper"):
-        wrapper = getattr(torch, name)
-        patches.replace(wrapper, "__init__", init_over)
-        patches.replace(wrapper, "__eq__", equal_over)
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _BackendOf):
+            return False
+        return self.number == other.number and bool(self._backend == other._backend)
+
+    def __hash__(self) -> int:
+        return hash(self.number)
+
+
+def _callbacks(module: Any, patches: Patches) -> None:
+    """With what torch compiles while a compiled function runs: for who calls it.
+
+    The notebook keeps torch's own until it has passed by what it had compiled.
+    """
+    own: PerWorker[weakref.WeakKeyDictionary[Any, Any]] = PerWorker(
+        weakref.WeakKeyDictionary(), weakref.WeakKeyDictionary
+    )
+
+    def of_caller(callback: Any) -> Any:
+        number = _number_here()
+        if not number or not hasattr(callback, "hooks"):
+            return callback
+        known = own.here()
+        made = known.get(callback)
+        if made is None or _innermost(made).number != number:
+            convert = callback._torchdynamo_orig_backend
+            calls = convert._torchdynamo_orig_backend
+            if isinstance(calls, _BackendOf):
+                if calls.number == number:
+                    return callback
+                calls = calls.calls
+            backend = _BackendOf(calls, _innermost(calls), number)
+            made = type(callback)(convert._clone_with_backend(backend), callback.hooks)
+            known[callback] = made
+        return made
+
+    def over(from_stance: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(from_stance)
+        def of_caller_from_stance(callback: Any) -> Any:
+            return from_stance(of_caller(callback))
+
+        return of_caller_from_stance
+
+    patches.replace(module, "_callback_from_stance", over)
+
+
+def _innermost(backend: Any) -> Any:
+    """What torch guards: a backend without what is wrapped around it."""
+    while hasattr(backend, "_torchdynamo_orig_backend"):
+        backend = backend._torchdynamo_orig_backend
+    return backend
+
+
+def _number_here() -> int:
+    """By which compiled code is told apart: 0 is what torch has compiled without us."""
+    worker = current_worker_or_none()
+    return _notebooks if worker is None else _number_of(worker)
 
 
 def _number_of(worker: Worker) -> int:
     """A number of the worker's own that no later one gets."""
-    with _guard:
-        if worker not in _numbers:
-            _numbers[worker] = next(_counter)
-        return _numbers[worker]
+    number = _numbers.get(worker)
+    if number is None:
+        with _guard:
+            number = _numbers.setdefault(worker, next(_counter))
+    return number
 
 
-def _raise_limits(number: int, peers: int) -> None:
-    """So many workers are no sign of a function that is compiled again and again.
+def _compiling(module: Any, patches: Patches) -> None:
+    """Who compiles has the turn to trace; the versions of a function that count are his own.
 
-    The settings of torch._dynamo belong to the thread.
+    So who traces may compile, and a compilation puts back what a tracer has replaced, whichever
+    thread traces.
     """
-    config: Any = sys.modules.get("torch._dynamo.config")
-    # its peers have numbers near its own, or will have
-    workers = min(number + peers, _SESSIONS * peers)
-    for name, each in _LIMITS.items():
-        if getattr(config, name, math.inf) < each * workers:
-            setattr(config, name, each * workers)
 
+    def size_over(compute: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(compute)
+        def size_of_own(frame: Any, entries: Any, *rest: Any) -> Any:
+            if not isinstance(entries, list):  # before torch 2.13
+                return compute(frame, entries, *rest)
+            number = _number_here()
+            own = [e for e in entries if getattr(e.backend, "number", 0) == number]
+            return compute(frame, own, len(own))
 
-def _lock(module: ModuleType, patches: Patches) -> None:
-    """Who compiles has the turn to trace: it traces, and who traces may compile.
+        return size_of_own
 
-    And a compilation puts back what a tracer has replaced, whichever thread traces.
-    """
+    def id_over(get_id: Callable[[dict[Any, Any]], Any]) -> Callable[[dict[Any, Any]], Any]:
+        @functools.wraps(get_id)
+        def id_of_own(frame_state: dict[Any, Any]) -> Any:
+            number = _number_here()
+            return get_id(frame_state.setdefault(number, {}) if number else frame_state)
+
+        return id_of_own
+
+    patches.replace(module, "compute_cache_size", size_over)
+    patches.replace(module, "get_compile_id", id_over)
     patches.replace(module, "compile_lock", _LockInTurn)
 
 
@@ -167,7 +225,7 @@ def _frees(name: str, module: ModuleType, patches: Patches) -> None:
 def _passes_by() -> bool:
     """Have the caller pass by what it has compiled, if others may run it; whether it does.
 
-    With a new number, what it gives to torch.compile from now on is compiled anew.
+    With a new number, what it calls from now on is compiled anew.
     """
     global _notebooks
     worker = current_worker_or_none()
@@ -292,19 +350,23 @@ table.add(
     Row(
         state="compiled code of `torch.compile`",
         treatment=Treatment.PER_WORKER,
-        meaning="What is compiled for one worker is not run by another; they compile in turns. "
-        "The recompile limits are raised by the number of workers, who share a function's code.",
-        test="tests/ccl/test_dist_limits.py::test_compiled_code_is_each_workers_own",
-        on_import={"torch": _backends, "torch._dynamo.convert_frame": _lock},
+        meaning="What is compiled for one worker is not run by another, wherever the function was "
+        "given to `torch.compile`: in a cell, in the notebook, in a module. They compile in turns. "
+        "What counts for the recompile limits is a worker's own.",
+        test="tests/isolation/test_compiler.py::test_workers_run_their_own_code_of_one_function",
+        on_import={
+            "torch._dynamo.eval_frame": _callbacks,
+            "torch._dynamo.convert_frame": _compiling,
+        },
     )
 )
 table.add(
     Row(
         state="`torch._dynamo.reset`",
         treatment=Treatment.PER_WORKER,
-        meaning="On a worker, what it gives to `torch.compile` from then on is compiled anew, and "
-        "so it is in the notebook while a worker computes. What was compiled before other workers "
-        "may run: a reset in the notebook, after `sess.sync_all()`, frees it.",
+        meaning="On a worker, what it calls from then on is compiled anew, and so it is in the "
+        "notebook while a worker computes. What was compiled before is still there: a reset in the "
+        "notebook, after `sess.sync_all()`, frees it.",
         test="tests/ccl/test_dist_process.py::test_a_worker_resets_its_own_compiler",
         on_import={
             "torch._dynamo": functools.partial(_frees, "reset"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from discolab import ThreadedSession, WorkerError, ccl, current_worker
 from discolab.runtime.worker import current_worker_or_none
@@ -99,6 +100,57 @@ def test_skipped_guards_are_refused_on_several_workers() -> None:
         with pytest.raises(WorkerError, match=r"skip_guard_eval_unsafe.*--engine processes"):
             sess.call_packed(skip).debug_get_from_all()
         assert sess.call_packed(twice).debug_get_from_all() == [3.0] * 2
+
+
+@torch.compile(backend="eager", dynamic=False)
+def times_and_rank(x: torch.Tensor, factor: int) -> torch.Tensor:
+    """Compiled when the module is imported, as functions of libraries are."""
+    return x * factor + dist.get_rank()
+
+
+@torch._dynamo.optimize("eager")
+def plus_rank(x: torch.Tensor) -> torch.Tensor:
+    return x + dist.get_rank()
+
+
+@pytest.mark.one_process
+def test_workers_run_their_own_code_of_one_function() -> None:
+    """Rank is a constant in it: they all had that of the one who called first."""
+
+    def run() -> list[float]:
+        found = [times_and_rank(torch.ones(1), 3).item(), plus_rank(torch.ones(1)).item()]
+        torch.compiler.reset()
+        return [*found, times_and_rank(torch.ones(1), 3).item()]
+
+    with ThreadedSession(2, devices="cpu", timeout=60) as sess:
+        found = sess.call_packed(run).debug_get_from_all()
+    assert found == [[3.0 + rank, 1.0 + rank, 3.0 + rank] for rank in range(2)]
+
+
+def versions(count: int) -> list[Any]:
+    """Results of a function that is compiled anew for each number; the name of an error."""
+    found: list[Any] = []
+    compiled = torch.compile(scale_by, backend="eager", fullgraph=True, dynamic=False)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        try:
+            for factor in range(count):
+                found.append(compiled(torch.ones(1), factor).item())
+        except Exception as exc:
+            found.append(type(exc).__name__)
+    return found
+
+
+def scale_by(x: torch.Tensor, factor: int) -> torch.Tensor:
+    return x * factor
+
+
+@pytest.mark.one_process
+@pytest.mark.filterwarnings("ignore")
+def test_each_worker_reaches_the_recompile_limit_for_itself() -> None:
+    with ThreadedSession(4, devices="cpu", timeout=60) as sess:
+        found = sess.call_packed(lambda: versions(2 + current_worker().rank % 2))
+        few, many = [0.0, 1.0], [0.0, 1.0, "FailOnRecompileLimitHit"]
+        assert found.debug_get_from_all() == [few, many, few, many]
 
 
 def compiled_calls() -> int:
