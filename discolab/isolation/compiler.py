@@ -15,6 +15,7 @@ import re
 import threading
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -27,7 +28,7 @@ from . import table
 from .patches import Patches, refused
 from .table import Row, Treatment
 from .tracing import tracing
-from .worker_local import OwnSetting, PerWorker
+from .worker_local import OF_SCRIPT, OwnSetting, PerWorker, own_value
 
 _LOOK = 0.002  # seconds between two looks whether another thread still compiles
 
@@ -165,6 +166,26 @@ def _compiling(module: Any, patches: Patches) -> None:
     patches.replace(module, "compile_lock", _LockInTurn)
 
 
+_SHAPES = f"{OF_SCRIPT}shapes that torch.compile has seen"
+
+
+def _shapes(module: Any, patches: Patches) -> None:
+    """The sizes and numbers with which a function was compiled.
+
+    What differs from them torch compiles as variable: that of the same caller.
+    """
+
+    def over(get_state: Callable[[], Any]) -> Callable[[], Any]:
+        @functools.wraps(get_state)
+        def get_own() -> Any:
+            own: Any = own_value(_SHAPES, lambda: defaultdict(module.CodeState))
+            return get_state() if own is None else own
+
+        return get_own
+
+    patches.replace(module, "get_code_state", over, everywhere=True)
+
+
 class _LockInTurn:
     """A lock that a thread takes with its turn to trace, for which it waits as for all else."""
 
@@ -232,6 +253,7 @@ def _passes_by() -> bool:
     with _guard:
         if worker is not None:
             _numbers[worker] = next(_counter)
+            worker.process_state.pop(_SHAPES, None)
         elif any(one.current is not None or one.serves or one.channel.pending() for one in _here):
             _notebooks = next(_counter)
         else:
@@ -352,11 +374,13 @@ table.add(
         treatment=Treatment.PER_WORKER,
         meaning="What is compiled for one worker is not run by another, wherever the function was "
         "given to `torch.compile`: in a cell, in the notebook, in a module. They compile in turns. "
-        "What counts for the recompile limits is a worker's own.",
+        "What counts for the recompile limits, and what torch has seen of shapes, is a worker's "
+        "own.",
         test="tests/isolation/test_compiler.py::test_workers_run_their_own_code_of_one_function",
         on_import={
             "torch._dynamo.eval_frame": _callbacks,
             "torch._dynamo.convert_frame": _compiling,
+            "torch._dynamo.pgo": _shapes,
         },
     )
 )

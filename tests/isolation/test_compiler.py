@@ -153,6 +153,27 @@ def test_each_worker_reaches_the_recompile_limit_for_itself() -> None:
         assert found.debug_get_from_all() == [few, many, few, many]
 
 
+@pytest.mark.one_process
+def test_a_worker_compiles_for_the_shapes_that_it_has_seen() -> None:
+    """For those of others too, sizes are variable: a custom operator may not take them."""
+
+    def sizes() -> list[Any]:
+        seen: list[Any] = []
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            seen.append([type(one) for one in inputs])
+            return graph.forward
+
+        compiled = torch.compile(scale, backend=backend)
+        for size in (2, 2, *range(2, 5)):
+            compiled(torch.ones(size + 4 * current_worker().rank))
+        return seen
+
+    with ThreadedSession(2, devices="cpu", timeout=60) as sess:
+        found = sess.call_packed(sizes).debug_get_from_all()
+    assert found == [[[torch.Tensor], [torch.SymInt, torch.Tensor]]] * 2
+
+
 def compiled_calls() -> int:
     """How often a function is compiled that is called once."""
     from discolab import ccl, current_worker
