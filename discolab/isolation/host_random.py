@@ -83,6 +83,8 @@ def _of_worker(own: Callable[[], Any], module: str, name: str, original: Any) ->
 
     # pickled by its name: another process must draw from its own state, not from a copy of this one
     draw.__module__, draw.__qualname__ = module, name
+    # torch.compile would take what it draws for a constant
+    draw._torchdynamo_disable = True  # type: ignore[attr-defined]
     return draw
 
 

@@ -1,5 +1,6 @@
 """torch.compile in worker threads: nothing of discolab's is compiled, nobody waits for himself."""
 
+import random
 import shutil
 import threading
 from collections.abc import Callable
@@ -172,6 +173,25 @@ def test_a_worker_compiles_for_the_shapes_that_it_has_seen() -> None:
     with ThreadedSession(2, devices="cpu", timeout=60) as sess:
         found = sess.call_packed(sizes).debug_get_from_all()
     assert found == [[[torch.Tensor], [torch.SymInt, torch.Tensor]]] * 2
+
+
+@pytest.mark.one_process
+def test_compiled_code_draws_random_numbers() -> None:
+    """What Python's `random` gave while it was compiled was a constant of it."""
+
+    def draw() -> tuple[list[float], list[float]]:
+        def scaled(x: torch.Tensor) -> torch.Tensor:
+            return x * random.random() + random.randrange(100)
+
+        found = []
+        for function in (torch.compile(scaled, backend="eager"), scaled):
+            random.seed(current_worker().rank)
+            found.append([round(function(torch.ones(1)).item(), 4) for _ in range(4)])
+        return found[0], found[1]
+
+    with ThreadedSession(2, devices="cpu", timeout=60) as sess:
+        for compiled, plain in sess.call_packed(draw).debug_get_from_all():
+            assert compiled == plain
 
 
 def compiled_calls() -> int:
