@@ -12,6 +12,7 @@ import functools
 import itertools
 import os
 import re
+import sys
 import threading
 import time
 import weakref
@@ -19,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 from ..runtime.interrupts import plain_lock, shield, waiter_here
@@ -274,6 +275,54 @@ def _leave(worker: Worker) -> None:
 _PACKAGE = f"{Path(__file__).parents[1].as_posix()}/"
 
 
+def _rules(module: Any, patches: Patches) -> None:
+    """How torch.compile treats functions of torch: torch's own and those in their place alike.
+
+    It looks for them in its tables, which have what was there when they were made: before a
+    session, within it or within one before.
+    """
+
+    def over(get_rules: Callable[[], dict[Any, Any]]) -> Callable[[], dict[Any, Any]]:
+        done: list[Any] = [None]
+
+        @functools.wraps(get_rules)
+        def with_own() -> dict[Any, Any]:
+            rules = get_rules()
+            constants = sys.modules.get("torch._dynamo.variables.torch")
+            if hasattr(constants, "tracing_state_functions") and rules is not done[-1]:
+                done[:] = [rules]
+                _enter_both(rules, constants)
+            return rules
+
+        with_own.cache_clear = get_rules.cache_clear  # type: ignore[attr-defined]
+        return with_own
+
+    patches.replace(module, "get_torch_obj_rule_map", over)
+
+
+def _enter_both(rules: dict[Any, Any], constants: Any) -> None:
+    states = constants.tracing_state_functions()
+    tables = (
+        constants.constant_fold_functions,
+        constants.constant_fold_functions_need_guards,
+        states,
+        constants.TorchInGraphFunctionVariable._get_handlers(),
+    )
+    for original, new in table.replaced():
+        if not isinstance(original, BuiltinFunctionType | FunctionType):
+            continue
+        for known in tables:
+            if original in known:
+                known.setdefault(new, known[original])
+            elif new in known:
+                known[original] = known[new]
+        # what is new is a function as any other where torch has no rule for it
+        if new in rules:
+            rules.setdefault(original, rules[new])
+        elif new in states and original in rules:
+            rules[new] = rules[original]
+
+
 def _not_compiled(module: ModuleType, patches: Patches) -> None:
     """Have torch.compile look into discolab's functions where a graph calls them, and only there.
 
@@ -381,6 +430,7 @@ table.add(
             "torch._dynamo.eval_frame": _callbacks,
             "torch._dynamo.convert_frame": _compiling,
             "torch._dynamo.pgo": _shapes,
+            "torch._dynamo.trace_rules": _rules,
         },
     )
 )

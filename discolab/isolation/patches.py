@@ -84,6 +84,10 @@ class Patches:
 
         self.at_undo(put_back)
 
+    def replaced(self) -> list[tuple[Any, Any]]:
+        """What was replaced, each with what is there now."""
+        return [(original, new) for _, _, original, new, _ in self._undo if original is not new]
+
     def at_undo(self, function: Callable[[], None]) -> None:
         """Call a function too when all is put back."""
         self._last.append(function)

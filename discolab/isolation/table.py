@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 import sys
 import warnings
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -178,6 +178,12 @@ def leave(worker: Worker) -> None:
 def installed() -> frozenset[str]:
     """The states whose rows are in place."""
     return frozenset(_installed)
+
+
+def replaced() -> Iterator[tuple[Any, Any]]:
+    """What is replaced now by what, both of them whatever it may be."""
+    for patches in tuple(_installed.values()):
+        yield from patches.replaced()
 
 
 def inherits(key: str, function: Callable[[Any], None]) -> None:

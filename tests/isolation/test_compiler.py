@@ -194,6 +194,32 @@ def test_compiled_code_draws_random_numbers() -> None:
             assert compiled == plain
 
 
+def asks_torch(x: torch.Tensor) -> torch.Tensor:
+    fast = torch.backends.mha.get_fastpath_enabled() + torch.is_autocast_cache_enabled()
+    return x + fast + torch.get_default_dtype().itemsize * 10
+
+
+@pytest.mark.one_process
+def test_compiled_code_asks_torch_for_settings() -> None:
+    """torch.compile finds them in tables that it makes once: there was an error before or after."""
+
+    def compiled() -> float:
+        return torch.compile(asks_torch, backend="eager", fullgraph=True)(torch.zeros(1)).item()
+
+    def with_another_dtype() -> list[float]:
+        found = [compiled()]
+        torch.set_default_dtype(torch.float64)
+        return [*found, compiled()]
+
+    for _ in range(2):
+        with ThreadedSession(1, devices="cpu", timeout=60) as sess:
+            found = sess.call_packed(with_another_dtype).debug_get_from_remote(0)
+            sess.call_packed(torch._dynamo.trace_rules.clear_lru_cache).debug_get_from_all()
+            assert sess.call_packed(compiled).debug_get_from_remote(0) == 82.0
+        assert found == [42.0, 82.0]
+        assert compiled() == 42.0
+
+
 def compiled_calls() -> int:
     """How often a function is compiled that is called once."""
     from discolab import ccl, current_worker
