@@ -153,6 +153,19 @@ for _name in ("__reduce__", *(name for name in dir(torch.Generator) if not name.
 _GENERATOR = _GeneratorOfWorkers()
 
 
+def _in_compiled_code(module: Any, patches: Patches) -> None:
+    """torch.compile knows a generator by its very class, and breaks the graph where it is asked."""
+
+    def over(wrap: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        @functools.wraps(wrap)
+        def wrap_as_generator(self: Any, value: Any) -> Any:
+            return self.wrap_user_defined(value) if value is _GENERATOR else wrap(self, value)
+
+        return wrap_as_generator
+
+    patches.replace(module.VariableBuilder, "_wrap", over)
+
+
 # -- GPUs, and other accelerators ------------------------------------------------------------
 
 
@@ -229,6 +242,7 @@ table.add(
         test="tests/engines/test_randomness.py::"
         "test_the_same_seed_gives_the_numbers_of_a_single_process",
         install=_install,
+        on_import={"torch._dynamo.variables.builder": _in_compiled_code},
         in_child=_in_child,
     )
 )

@@ -194,6 +194,22 @@ def test_compiled_code_draws_random_numbers() -> None:
             assert compiled == plain
 
 
+@pytest.mark.one_process
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_code_has_the_workers_generator() -> None:
+    """torch does not compile what asks a generator, and it was an error of torch's own here."""
+
+    def noise(x: torch.Tensor) -> torch.Tensor:
+        state = torch.default_generator.get_state()
+        drawn = torch.rand(1, generator=torch.default_generator)
+        torch.default_generator.set_state(state)
+        return x + drawn - torch.rand(1)
+
+    with ThreadedSession(1, devices="cpu", timeout=60) as sess:
+        called = sess.call_packed(lambda: torch.compile(noise, backend="eager")(torch.ones(1)))
+        assert called.debug_get_from_remote(0).item() == 1.0
+
+
 def asks_torch(x: torch.Tensor) -> torch.Tensor:
     fast = torch.backends.mha.get_fastpath_enabled() + torch.is_autocast_cache_enabled()
     return x + fast + torch.get_default_dtype().itemsize * 10
