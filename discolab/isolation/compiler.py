@@ -8,6 +8,7 @@ backend of its own, whoever has compiled it: the notebook, or a module that is i
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import os
@@ -30,6 +31,9 @@ from .patches import Patches, refused
 from .table import Row, Treatment
 from .tracing import tracing
 from .worker_local import OF_SCRIPT, OwnSetting, PerWorker, own_value
+
+_GIVEN_UP = "discolab: what is not compiled"  # in what torch keeps with a function's code
+_SKIPPED_FILE = "frame is in the Dynamo skipfiles list"
 
 _LOOK = 0.002  # seconds between two looks whether another thread still compiles
 
@@ -140,7 +144,8 @@ def _compiling(module: Any, patches: Patches) -> None:
     """Who compiles has the turn to trace; the versions of a function that count are his own.
 
     So who traces may compile, and a compilation puts back what a tracer has replaced, whichever
-    thread traces.
+    thread traces. What torch gives up to compile it marks in the function's code; a worker's is
+    noted for that worker, unless nobody may compile it.
     """
 
     def size_over(compute: Callable[..., Any]) -> Callable[..., Any]:
@@ -162,6 +167,23 @@ def _compiling(module: Any, patches: Patches) -> None:
 
         return id_of_own
 
+    def call_over(call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def call_for_own(self: Any, frame: Any, entry: Any, frame_state: dict[Any, Any]) -> Any:
+            number = _number_here()
+            own = frame_state.setdefault(number, {}) if number else {}
+            if _GIVEN_UP in own:
+                return own[_GIVEN_UP]
+            result = call(self, frame, entry, frame_state)
+            gives_up = result.guarded_code is None and result.skip_reason != _SKIPPED_FILE
+            if not number or not gives_up or not result.apply_to_code:
+                return result
+            own[_GIVEN_UP] = dataclasses.replace(result, apply_to_code=False)
+            return own[_GIVEN_UP]
+
+        return call_for_own
+
+    patches.replace(module.CatchErrorsWrapper, "__call__", call_over)
     patches.replace(module, "compute_cache_size", size_over)
     patches.replace(module, "get_compile_id", id_over)
     patches.replace(module, "compile_lock", _LockInTurn)
@@ -423,8 +445,8 @@ table.add(
         treatment=Treatment.PER_WORKER,
         meaning="What is compiled for one worker is not run by another, wherever the function was "
         "given to `torch.compile`: in a cell, in the notebook, in a module. They compile in turns. "
-        "What counts for the recompile limits, and what torch has seen of shapes, is a worker's "
-        "own.",
+        "What counts for the recompile limits, what torch has seen of shapes, and what it gives up "
+        "to compile, is a worker's own.",
         test="tests/isolation/test_compiler.py::test_workers_run_their_own_code_of_one_function",
         on_import={
             "torch._dynamo.eval_frame": _callbacks,

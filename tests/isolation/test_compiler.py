@@ -154,6 +154,27 @@ def test_each_worker_reaches_the_recompile_limit_for_itself() -> None:
         assert found.debug_get_from_all() == [few, many, few, many]
 
 
+def tripled(x: torch.Tensor | None) -> Any:
+    return None if x is None else x * 3
+
+
+@pytest.mark.one_process
+def test_what_torch_gives_up_to_compile_it_gives_up_for_one_worker() -> None:
+    """For the others it was never compiled then, and with fullgraph=True an error."""
+
+    def run() -> list[Any]:
+        if current_worker().rank == 0:
+            found = torch.compile(tripled, backend="eager")(None)
+            ccl.barrier()
+            return [found]
+        ccl.barrier()
+        compiled = torch.compile(tripled, backend="eager", fullgraph=True)
+        return [compiled(torch.ones(1)).item() for _ in range(2)]
+
+    with ThreadedSession(2, devices="cpu", timeout=60) as sess:
+        assert sess.call_packed(run).debug_get_from_all() == [[None], [3.0, 3.0]]
+
+
 @pytest.mark.one_process
 def test_a_worker_compiles_for_the_shapes_that_it_has_seen() -> None:
     """For those of others too, sizes are variable: a custom operator may not take them."""
