@@ -381,6 +381,24 @@ def test_distributed_data_parallel(start: Start) -> None:
     everywhere(start, replicate)
 
 
+@pytest.mark.any_engine
+def test_ranks_with_fewer_steps_join(start: Start) -> None:
+    def replicate() -> None:
+        from torch.nn.parallel import DistributedDataParallel
+
+        layer = nn.Linear(2, 1, bias=False)
+        wrapped = DistributedDataParallel(layer)
+        seen = []
+        with wrapped.join(divide_by_initial_world_size=False):
+            for _ in range(dist.get_rank() + 1):
+                layer.zero_grad()
+                wrapped(torch.full((1, 2), 1.0 + dist.get_rank())).sum().backward()
+                seen.append(layer.weight.grad[0, 0].item())
+        assert seen == [2.5, 3.0, 3.5, 4.0][: dist.get_rank() + 1]  # means of those that are left
+
+    everywhere(start, replicate)
+
+
 def test_the_older_fully_sharded_data_parallel(start: Start) -> None:
     def shard() -> None:
         from torch.distributed.fsdp import FullyShardedDataParallel

@@ -41,7 +41,9 @@ _NEEDED: tuple[tuple[Any, str], ...] = (
     (_native, "_unregister_process_group"),
     (_native, "_resolve_process_group"),
     (c10d, "_register_process_group"),
+    (_native, "_create_work_from_future"),
     (dist, "_register_comm_hook"),
+    (_native.Reducer, "_set_forward_pass_work_handle"),
     (device_mesh, "DeviceMesh"),
     (importlib._bootstrap, "_find_and_load"),
     (importlib._bootstrap, "_lock_unlock_module"),
@@ -65,6 +67,8 @@ def _install(patches: Patches) -> None:
             patches.replace(owner, ours.__name__, ours)
     patches.replace(torch._C, "_collect_all", calls.collect_all)
     patches.replace(dist, "_register_comm_hook", calls.register_comm_hook)
+    handle = "_set_forward_pass_work_handle"
+    patches.replace(_native.Reducer, handle, calls.set_forward_pass_work_handle)
     patches.add(device_mesh.DeviceMesh, "_thread_id", property(_mesh_number, _set_mesh_number))
     patches.replace(threading.Thread, "start", _start_over)
     patches.replace(concurrent.futures.ThreadPoolExecutor, "submit", _submit_over)

@@ -12,14 +12,16 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from ...runtime.errors import ArgumentError
 from .process_group import NAME, WorkerGroup
-from .works import completed
+from .works import DistWork, completed
 from .world import WorkerWorld, world_here
 
 Function = Callable[..., Any]
+_native: Any = torch._C._distributed_c10d  # its private names have no types
 FAKE = "fake"  # torch's backend that only pretends to communicate
 
 
@@ -172,6 +174,22 @@ def register_comm_hook(torchs: Function) -> Function:
         return torchs(reducer, state, hook if world_here() is None else complete)
 
     return register
+
+
+def set_forward_pass_work_handle(torchs: Function) -> Function:
+    """DistributedDataParallel waits in C++, in backward, for what its forward started in `join`.
+
+    C++ has its half of a work alone, whose wait has no end once Python has let go of the other. So
+    the wait is here, which no rank calls before all have started it, and C++ gets the outcome.
+    """
+
+    @functools.wraps(torchs)
+    def put(reducer: Any, work: Any, divide_by_initial_world_size: bool) -> None:
+        if isinstance(work, DistWork):
+            work = _native._create_work_from_future(completed(work.get_future()))
+        torchs(reducer, work, divide_by_initial_world_size)
+
+    return put
 
 
 def make_group(options: Any, _backend_options: Any = None) -> WorkerGroup:
