@@ -297,6 +297,25 @@ def test_sequence_parallel_layers_and_loss(start: Start) -> None:
     everywhere(start, shard)
 
 
+def test_loss_parallel_is_for_the_worker_within(start: Start) -> None:
+    def one_is_within() -> None:
+        from torch.distributed.tensor import Replicate, distribute_tensor
+        from torch.distributed.tensor.parallel import loss_parallel
+
+        alone = dist.init_device_mesh("cpu", (N, 1), mesh_dim_names=("all", "one"))["one"]
+        x = distribute_tensor(torch.eye(2), alone, [Replicate()])
+        with loss_parallel() if dist.get_rank() == 0 else contextlib.nullcontext():
+            dist.barrier()
+            if dist.get_rank() == 0:
+                with pytest.raises(ValueError, match="requires exactly one mesh dim"):
+                    x.log_softmax(1)
+            else:
+                torch.testing.assert_close(whole(x.log_softmax(1)), torch.eye(2).log_softmax(1))
+            dist.barrier()
+
+    everywhere(start, one_is_within)
+
+
 # -- data parallelism ------------------------------------------------------------------------------
 
 

@@ -1,14 +1,13 @@
 """Parts of torch.distributed that keep one state for the process, made safe for worker threads.
 
 Each function here changes one module of torch, as soon as that is imported. The state that it
-adds is guarded by `_lock`, or is the worker's own.
+adds is the worker's own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -20,26 +19,11 @@ import torch
 from ...isolation import table
 from ...isolation.patches import ModuleWithProperties, Patches, refused
 from ...isolation.table import Row, Treatment
-from ...isolation.worker_local import DictOfWorkers
+from ...isolation.worker_local import DictOfWorkers, OwnSetting
 from ...runtime.errors import SessionError
-from ...runtime.interrupts import plain_lock, reentrant_lock
-from ...runtime.worker import Worker, current_worker_or_none
+from ...runtime.interrupts import reentrant_lock
 from . import registry
 from .world import world_here
-
-_lock = plain_lock()
-_in_loss_parallel: set[Worker | None] = set()
-
-
-def _after_fork() -> None:
-    """A child must not wait for a thread that only its parent has."""
-    global _lock
-    _lock = plain_lock()
-    _in_loss_parallel.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _sharding_prop(module: ModuleType, patches: Patches) -> None:
@@ -47,28 +31,36 @@ def _sharding_prop(module: ModuleType, patches: Patches) -> None:
     patches.replace(module.ShardingPropagator, "_fake_mode_lock", lambda _: reentrant_lock())
 
 
+_handlers: OwnSetting[dict[Any, Any] | None] = OwnSetting("loss_parallel")
+
+
 def _loss_parallel(module: ModuleType, patches: Patches) -> None:
-    """`loss_parallel` puts handlers into a table: they go when the last worker has left it."""
+    """`loss_parallel` puts handlers into DTensor's table: a worker within has its own table."""
+    dispatcher = module.DTensor._op_dispatcher
+    name = "_custom_op_handlers"
+
+    def table_here(self: Any) -> Any:
+        return _handlers.get(lambda: None) or vars(self)[name]
+
+    def replace_table(self: Any, handlers: Any) -> None:
+        vars(self)[name] = handlers
+
+    patches.add(type(dispatcher), name, property(table_here, replace_table))
 
     def enable_over(enable: Callable[[], None]) -> Callable[[], None]:
-        def enable_first() -> None:
-            with _lock:
-                if not _in_loss_parallel:
-                    enable()
-                _in_loss_parallel.add(current_worker_or_none())
+        def enable_here() -> None:
+            own = {**vars(dispatcher)[name], **module.customized_loss_ops}
+            if not _handlers.set(own):
+                enable()
 
-        return enable_first
+        return enable_here
 
     def disable_over(disable: Callable[[], None]) -> Callable[[], None]:
-        def disable_last() -> None:
-            with _lock:
-                _in_loss_parallel.discard(current_worker_or_none())
-                gone = [worker for worker in _in_loss_parallel if worker and worker.ended]
-                _in_loss_parallel.difference_update(gone)
-                if not _in_loss_parallel:
-                    disable()
+        def disable_here() -> None:
+            if not _handlers.set(None):
+                disable()
 
-        return disable_last
+        return disable_here
 
     patches.replace(module, "_enable_custom_loss_ops", enable_over)
     patches.replace(module, "_disable_custom_loss_ops", disable_over)
@@ -284,8 +276,9 @@ table.add(
     Row(
         state="`loss_parallel`'s table of handlers",
         treatment=Treatment.PER_WORKER,
-        meaning="It is there until the last worker has left `loss_parallel`.",
-        test="tests/ccl/test_dist_models.py::test_sequence_parallel_layers_and_loss",
+        meaning="They handle the operators of the worker within `loss_parallel`. Those that "
+        "an error within has left go at a script's end.",
+        test="tests/ccl/test_dist_models.py::test_loss_parallel_is_for_the_worker_within",
         on_import={"torch.distributed.tensor.parallel.loss": _loss_parallel},
     )
 )
