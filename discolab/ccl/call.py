@@ -28,6 +28,7 @@ Kind = tuple[torch.dtype, tuple[int, ...] | None]
 WAITING, DONE, FAILED = "waiting", "done", "failed"
 _NOT_THE_USERS = (__name__.partition(".")[0] + ".", "torch.", "contextlib")
 _CALL_PACKED = Worker._call_packed.__code__
+_OF_SCRIPT = " of the script in call "
 P2P = ("send", "recv")
 
 
@@ -191,10 +192,24 @@ def call_site(worker: Worker) -> Site | None:
     return command[-1] if command is not None else None
 
 
+def of_script(worker: Worker, tag: str) -> str:
+    """A tag as the message queue has it: what a script sends is received in that script alone.
+
+    So it is with torchrun. A message that nobody received would be the next script's first one.
+    """
+    return tag if worker.program is None else f"{tag}{_OF_SCRIPT}{worker.executed}"
+
+
+def shown_tag(tag: str) -> str:
+    """The tag that was given to `of_script`."""
+    return tag.partition(_OF_SCRIPT)[0]
+
+
 def reception_title(call: Call, sender: int | None, tag: str) -> str:
     """``recv of float32[4] from worker 1 with tag 2``."""
     whom = "any worker" if sender is None else f"worker {sender}"
-    with_tag = f" with tag {tag}" if tag else ""
+    shown = shown_tag(tag)
+    with_tag = f" with tag {shown}" if shown else ""
     return f"recv of {call.signature.of.removeprefix(' of ')} from {whom}{with_tag}"
 
 

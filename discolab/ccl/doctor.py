@@ -34,7 +34,7 @@ from .board.ledger import Ledger, ledger_of
 from .board.peers import Peer
 from .board.rendezvous import RUNNING, Board, PendingCollective, Reception, Wait
 from .board.rounds import Round, align, failed_in_collective, in_words
-from .call import Call, kind
+from .call import Call, kind, shown_tag
 from .groups import Group
 
 _PATIENCE = 1.0  # seconds for a lock that is never held for long; then look without it
@@ -320,7 +320,9 @@ def _cycles(waiting: Mapping[int, Wait], here: Mapping[int, Peer]) -> set[tuple[
 def _parcels(board: Board, here: Mapping[int, Peer], cut: int) -> list[Parcel]:
     board.messages.purge(here)  # what a failed call has sent is no message
     return [
-        Parcel(sender, receiver, kind(m.tensor.dtype, m.tensor.shape), tag, in_words(m.site))
+        Parcel(
+            sender, receiver, kind(m.tensor.dtype, m.tensor.shape), shown_tag(tag), in_words(m.site)
+        )
         for (sender, receiver, tag), messages in board.messages.waiting()
         for m in messages
         if m.ordinal >= cut

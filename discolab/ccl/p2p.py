@@ -1,10 +1,11 @@
 """Sending a tensor from one worker to another. No state.
 
-Messages between two workers arrive in the order in which they were sent, in the same call of
-the session or a later one. `send` copies and returns at once, whatever the size: what is
-sent and not received takes memory on the sender's device. An interrupt drops it, and so does the
-failure of the call in which it was sent, on the sender or the receiver; a `recv` that then can't
-complete says so. Only the sender counts if the session called `send` itself.
+Messages between two workers arrive in the order in which they were sent, in the same call of the
+session or a later one; what a script sends is received in that script alone. `send` copies and
+returns at once, whatever the size: what is sent and not received takes memory on the sender's
+device. An interrupt drops it, and so does the failure of the call in which it was sent, on the
+sender or the receiver; a `recv` that then can't complete says so. Only the sender counts if the
+session called `send` itself.
 
 `recv` fails with a `CollectiveError` once the sender has failed in the same call, or has done all
 its work without sending; with ``timeout=`` it waits that long instead of failing for the latter,
@@ -20,6 +21,7 @@ import torch
 from ..runtime.errors import ArgumentError
 from ..runtime.worker import Worker
 from . import checks
+from .call import of_script
 from .choose import backend_of
 from .groups import resolve
 from .work import Work
@@ -145,7 +147,7 @@ def send_as(name: str, tensor: Any, peer: Any, *, tag: int = 0) -> Work:
     dst = checks.as_peer(name, peer, worker, "dst")
     everybody = resolve(worker, "world", name)
     call = checks.make_call(name, worker, everybody, [src], op="send", root=dst)
-    return backend_of(worker).send(call, src, dst, _tag(name, tag))
+    return backend_of(worker).send(call, src, dst, of_script(worker, _tag(name, tag)))
 
 
 def recv_as(
@@ -160,13 +162,13 @@ def recv_as(
     call = checks.make_call(
         name, worker, everybody, [like], op="recv", root=src, timeout=timeout, async_op=async_op
     )
-    work = backend_of(worker).recv(call, like, src, _tag(name, tag))
+    work = backend_of(worker).recv(call, like, src, of_script(worker, _tag(name, tag)))
     work.result = out
     return work
 
 
 def _tag(name: str, tag: Any) -> str:
-    """A tag as the message queue has it; 0 is none."""
+    """A tag in words; 0 is none."""
     if isinstance(tag, bool) or not isinstance(tag, int) or tag < 0:
         raise ArgumentError(f"{name}: tag must be an integer from 0, got {tag!r}")
     return str(tag) if tag else ""

@@ -260,6 +260,32 @@ def test_a_script_leaves_its_thread_as_it_was(sess: Session, tmp_path: Path) -> 
     assert sess.call_packed(torch.is_grad_enabled).debug_get_from_all() == [True] * 4
 
 
+@pytest.mark.any_engine
+def test_a_script_finds_nothing_that_another_has_sent_or_stored(make: Any, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, torch, torch.distributed as dist\n"
+        "from discolab import ccl\n"
+        "value = torch.tensor([float(sys.argv[1])])\n"
+        "store = dist.distributed_c10d._get_default_store()\n"
+        "found = [store.add('count', 1)]\n"
+        "for _ in range(2) if dist.get_rank() == 0 else ():\n"  # the second one is not received
+        "    dist.send(value, 1), ccl.send(value, 1, tag=3)\n"
+        "if dist.get_rank() == 1:\n"
+        "    got = torch.zeros(2, 1)\n"
+        "    dist.recv(got[0], 0), ccl.recv(got[1], 0, tag=3)\n"
+        "    found += got.flatten().tolist()\n"
+        "    store.set('key', 'value')\n"
+        "store.wait(['key'])\n"
+    )
+    sess = make(2)
+    for turn in range(2):
+        run(sess, script, str(turn))
+        found = sess["found"].debug_get_from_all()
+        assert sorted([found[0][0], found[1][0]]) == [1, 2]
+        assert found[1][1:] == [turn, turn]
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("library", LIBRARY_LEAVES)
 def test_a_script_leaves_a_library_as_it_was(tmp_path: Path, library: str) -> None:

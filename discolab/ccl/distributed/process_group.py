@@ -21,7 +21,7 @@ from ...runtime.failures import name_ranks
 from ...runtime.worker import Worker
 from .. import checks
 from ..backend import Backend
-from ..call import Call, Kind
+from ..call import Call, Kind, of_script
 from ..choose import backend_of
 from ..groups import Group
 from ..pattern import pattern_of
@@ -431,9 +431,10 @@ class WorkerGroup(_ProcessGroup):  # type: ignore[misc] # Any, see above
 
     def _tag(self, tag: int) -> str:
         """Messages of different groups never meet."""
+        words = str(tag) if tag else ""
         if self._group.tag:
-            return f"{tag} of group {self._group.tag} of {self._group}"
-        return str(tag) if tag else ""
+            words = f"{tag} of group {self._group.tag} of {self._group}"
+        return of_script(self._worker, words)
 
     # -- several operations as one -------------------------------------------------------------
 

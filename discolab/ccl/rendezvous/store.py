@@ -117,6 +117,7 @@ class SessionStore(WorkerStore):
         self._waiting: dict[Worker, tuple[Sequence[str], float]] = {}
 
     def _ask(self, what: str, keys: Sequence[str], *args: Any) -> Any:
+        keys = _of_script(current_worker_or_none(), keys)
         with self._lock:
             answer = getattr(self._values, what)(keys, *args)
         for worker in tuple(self._waiting):
@@ -125,7 +126,7 @@ class SessionStore(WorkerStore):
 
     def _wait(self, what: str, keys: Sequence[str], timeout: timedelta) -> Sequence[bytes]:
         worker, words = current_worker_or_none(), _waited_for(keys)
-        seconds = timeout.total_seconds()
+        seconds, keys = timeout.total_seconds(), _of_script(worker, keys)
         try:
             if worker is None or worker.thread_id != threading.get_ident():
                 self._poll(keys, seconds, words)
@@ -178,12 +179,13 @@ class CoordinatorStore(WorkerStore):
         self._client = client
 
     def _ask(self, what: str, keys: Sequence[str], *args: Any) -> Any:
+        keys = _of_script(self._client.worker, keys)
         return self._client.ask(
             protocol.STORE, self._ordinal(), "store", what, keys, *args, what="the store"
         )
 
     def _wait(self, what: str, keys: Sequence[str], timeout: timedelta) -> Sequence[bytes]:
-        words = _waited_for(keys)
+        words, keys = _waited_for(keys), _of_script(self._client.worker, keys)
         try:
             values: Sequence[bytes] | None = self._client.ask(
                 protocol.STORE, self._ordinal(), "store", what, keys,
@@ -286,6 +288,13 @@ def store_of(worker: Worker) -> Any:
         made = CoordinatorStore(client_of(worker)) if has_coordinator(worker) else SessionStore()
         store = worker.shared.setdefault(_STORE, made)
     return store
+
+
+def _of_script(worker: Worker | None, keys: Sequence[str]) -> Sequence[str]:
+    """Keys of a script are its own: at torchrun each has a new store."""
+    if worker is None or worker.program is None:
+        return keys
+    return [f"script in call {worker.executed}/{key}" for key in keys]
 
 
 def _waited_for(keys: Sequence[str]) -> str:
