@@ -316,6 +316,33 @@ def test_loss_parallel_is_for_the_worker_within(start: Start) -> None:
     everywhere(start, one_is_within)
 
 
+def test_plans_of_redistribution_are_each_workers_own(start: Start) -> None:
+    def left_one_after_the_other() -> None:
+        from torch.distributed.tensor import _redistribute
+
+        def flags() -> tuple[Any, ...]:
+            return (
+                _redistribute._FORCE_MIN_COST_REDISTRIBUTION_PLAN,
+                _redistribute._DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION,
+            )
+
+        before = flags()
+        for rank in range(N):
+            dist.barrier()
+            if rank == dist.get_rank():
+                within = contextlib.ExitStack()
+                within.enter_context(_redistribute.use_min_cost_redistribution_plan())
+                within.enter_context(_redistribute.disable_redistribute_transform_optimization())
+        for rank in range(N):
+            dist.barrier()
+            if rank == dist.get_rank():
+                within.close()
+            dist.barrier()
+            assert flags() == ((True, True) if rank < dist.get_rank() else before)
+
+    everywhere(start, left_one_after_the_other)
+
+
 # -- data parallelism ------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ...isolation import table
+from ...isolation.own_globals import owning_globals
 from ...isolation.patches import ModuleWithProperties, Patches, refused
 from ...isolation.table import Row, Treatment
 from ...isolation.worker_local import DictOfWorkers, OwnSetting
@@ -295,6 +296,17 @@ table.add(
             "torch.distributed.tensor._api": _random_factories,
         },
         in_own_process=True,
+    )
+)
+table.add(
+    Row(
+        state="DTensor's `use_min_cost_redistribution_plan` and "
+        "`disable_redistribute_transform_optimization`",
+        treatment=Treatment.PER_WORKER,
+        meaning="They hold for the DTensors of the worker that is within them; other plans call "
+        "other collectives.",
+        test="tests/ccl/test_dist_models.py::test_plans_of_redistribution_are_each_workers_own",
+        on_import={"torch.distributed.tensor._redistribute": owning_globals()},
     )
 )
 table.add(
