@@ -204,3 +204,21 @@ def test_a_traced_pipeline_runs(start: Start, schedule: str) -> None:
     with start(2) as sess:
         found = sess.call_packed(traced_pipeline, schedule).debug_get_from_all()
     assert found == [(0, 0), (2, 1)]
+
+
+@pytest.mark.filterwarnings("ignore:Please use DTensor instead:FutureWarning")
+@pytest.mark.filterwarnings("ignore:Gathering a tensor with zero elements:UserWarning")
+def test_sharded_tensors_are_gathered(start: Start) -> None:
+    def gather() -> tuple[str, list[float]]:
+        from torch.distributed._shard import sharded_tensor
+        from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+
+        spec = ChunkShardingSpec(dim=0, placements=[f"rank:{r}/cpu" for r in range(3)])
+        sharded = sharded_tensor.full(spec, (2,), 7.0)  # the last worker has no part of it
+        whole = torch.zeros(2) if dist.get_rank() == 0 else None
+        sharded.gather(0, whole)
+        return str(sharded.to(torch.float64).device), [] if whole is None else whole.tolist()
+
+    with start(3) as sess:
+        found = sess.call_packed(gather).debug_get_from_all()
+        assert found == [("cpu", [7.0, 7.0]), ("cpu", []), ("cpu", [])]

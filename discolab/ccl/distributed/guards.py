@@ -191,6 +191,20 @@ def _state_dict_profiler(module: ModuleType, patches: Patches) -> None:
         patches.replace(torchs, name, method_over)
 
 
+def _sharded_tensor(module: ModuleType, patches: Patches) -> None:
+    """It tells from the name of the backend where its tensors are: with discolab's, on a GPU."""
+
+    def device_over(device: Callable[[Any], torch.device]) -> Callable[[Any], torch.device]:
+        @functools.wraps(device)
+        def device_here(self: Any) -> torch.device:
+            world = world_here()
+            return device(self) if world is None else world.worker.device
+
+        return device_here
+
+    patches.replace(module.ShardedTensor, "_get_preferred_device", device_over)
+
+
 def _auto_wrap(module: ModuleType, patches: Patches) -> None:
     """`enable_wrap` keeps what to wrap with in a class: each thread has one of its own."""
     mine = _class_of_thread(
@@ -325,6 +339,16 @@ table.add(
         meaning="Not given on a worker, where another backend works.",
         test="",
         on_import={"torch.distributed.tensor._collective_utils": _collective_utils},
+        in_own_process=True,
+    )
+)
+table.add(
+    Row(
+        state="where `ShardedTensor` gathers",
+        treatment=Treatment.PER_WORKER,
+        meaning="On the worker's device.",
+        test="tests/ccl/test_dist_tensors.py::test_sharded_tensors_are_gathered",
+        on_import={"torch.distributed._shard.sharded_tensor.api": _sharded_tensor},
         in_own_process=True,
     )
 )

@@ -93,6 +93,10 @@ class WorkerGroup(_ProcessGroup):  # type: ignore[misc] # Any, see above
         """``"discolab"``, whatever does the work."""
         return NAME
 
+    def _get_backend_name(self) -> str:
+        """What tells `ShardedTensor`, which asks on ranks without a shard, where tensors are."""
+        return "gloo" if self._worker.device.type == "cpu" else NAME
+
     rank, size, name = getRank, getSize, getBackendName
 
     def setGroupName(self, name: str) -> None:  # noqa: N802 - the name that torch calls
