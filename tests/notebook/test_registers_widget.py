@@ -322,7 +322,7 @@ def test_a_saved_notebook_shows_the_last_of_it(nb: Kernel, table: Table) -> None
 
 
 def test_a_cell_that_is_run_again_is_told_by_each_of_its_numbers(nb: Kernel) -> None:
-    nb.ok("import torch\nagain = []")
+    nb.ok("import discolab, torch\nagain = []")
     text = "again.append(sess.call_packed(torch.zeros, 5))"
     numbers = []
     for _ in range(3):
