@@ -183,10 +183,10 @@ def _compiling(module: Any, patches: Patches) -> None:
 
         return call_for_own
 
+    patches.replace(module, "compile_lock", _LockInTurn)
     patches.replace(module.CatchErrorsWrapper, "__call__", call_over)
     patches.replace(module, "compute_cache_size", size_over)
     patches.replace(module, "get_compile_id", id_over)
-    patches.replace(module, "compile_lock", _LockInTurn)
 
 
 _SHAPES = f"{OF_SCRIPT}shapes that torch.compile has seen"
