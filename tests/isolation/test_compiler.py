@@ -224,7 +224,7 @@ def test_compiled_code_has_the_workers_generator() -> None:
         state = torch.default_generator.get_state()
         drawn = torch.rand(1, generator=torch.default_generator)
         torch.default_generator.set_state(state)
-        return x + drawn - torch.rand(1)
+        return x + (drawn - torch.rand(1))
 
     with ThreadedSession(1, devices="cpu", timeout=60) as sess:
         called = sess.call_packed(lambda: torch.compile(noise, backend="eager")(torch.ones(1)))
