@@ -56,7 +56,28 @@ def _on_this_thread(new: Any, before: Any, like: Any) -> Callable[..., Any]:
     return here_or_before
 
 
-def _symbolic_trace(module: ModuleType, patches: Patches) -> None:
+def _traces_here() -> bool:
+    return threading.get_ident() in _tracing
+
+
+_discolab_traces_here, _is_fx_tracing_flag = _traces_here, False
+
+
+# In the place of torch's own code: each compiled function has bound torch's by name when it was
+# made, also before the session. It runs with the global names of torch.fx._symbolic_trace.
+
+
+def _is_fx_symbolic_tracing() -> bool:
+    return _is_fx_tracing_flag and _discolab_traces_here() and not torch.compiler.is_compiling()
+
+
+def _with_code(theirs: Any, ours: Callable[..., Any], patches: Patches) -> None:
+    before = theirs.__code__
+    theirs.__code__ = ours.__code__
+    patches.at_undo(functools.partial(setattr, theirs, "__code__", before))
+
+
+def _symbolic_trace(module: Any, patches: Patches) -> None:
     """What a tracer replaces is replaced for its own thread."""
 
     def trace_over(trace: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,13 +87,6 @@ def _symbolic_trace(module: ModuleType, patches: Patches) -> None:
                 return trace(*args, **kwargs)
 
         return trace_in_turn
-
-    def flag_over(is_tracing: Callable[[], bool]) -> Callable[[], bool]:
-        @functools.wraps(is_tracing)
-        def is_tracing_here() -> bool:
-            return threading.get_ident() in _tracing and is_tracing()
-
-        return is_tracing_here
 
     def method_over(patch_method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(patch_method)
@@ -85,7 +99,8 @@ def _symbolic_trace(module: ModuleType, patches: Patches) -> None:
         return patch_for_thread
 
     patches.replace(module.Tracer, "trace", trace_over)
-    patches.replace(module, "is_fx_symbolic_tracing", flag_over)
+    patches.add(module, "_discolab_traces_here", _traces_here)
+    _with_code(module.is_fx_symbolic_tracing, _is_fx_symbolic_tracing, patches)
     patches.replace(module._Patcher, "patch_method", method_over)
 
 
@@ -177,11 +192,8 @@ def _compiling(module: ModuleType, patches: Patches) -> None:
         ("_is_non_strict_tracing", _is_non_strict_tracing),
     ):
         theirs = getattr(module, name, None)
-        if theirs is None:
-            continue
-        before = theirs.__code__
-        theirs.__code__ = ours.__code__
-        patches.at_undo(functools.partial(setattr, theirs, "__code__", before))
+        if theirs is not None:
+            _with_code(theirs, ours, patches)
     for context, flag in (
         ("_compile_session_context", "_is_compiling_flag"),
         ("_non_strict_tracing_context", "_is_non_strict_tracing_flag"),

@@ -128,6 +128,34 @@ def test_workers_run_their_own_code_of_one_function() -> None:
     assert found == [[3.0 + rank, 1.0 + rank, 3.0 + rank] for rank in range(2)]
 
 
+@pytest.mark.one_process
+def test_what_was_compiled_before_runs_while_another_worker_traces() -> None:
+    """It was an error: "you are using FX to symbolically trace a dynamo-optimized function"."""
+    inside, done = threading.Event(), threading.Event()
+
+    class Waits(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            inside.set()
+            assert done.wait(20)
+            return x + 1
+
+    def run() -> float:
+        found = times_and_rank(torch.ones(1), 3).item()
+        ccl.barrier()
+        if current_worker().rank:
+            torch.fx.symbolic_trace(Waits())
+        else:
+            assert inside.wait(20)
+            try:
+                found = times_and_rank(torch.ones(1), 3).item()
+            finally:
+                done.set()
+        return found
+
+    with ThreadedSession(2, devices="cpu", timeout=60) as sess:
+        assert sess.call_packed(run).debug_get_from_all() == [3.0, 4.0]
+
+
 def versions(count: int) -> list[Any]:
     """Results of a function that is compiled anew for each number; the name of an error."""
     found: list[Any] = []
