@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 from ..runtime.interrupts import plain_lock, shield, waiter_here
@@ -33,7 +33,6 @@ from .tracing import tracing
 from .worker_local import OF_SCRIPT, OwnSetting, PerWorker, own_value
 
 _GIVEN_UP = "discolab: what is not compiled"  # in what torch keeps with a function's code
-_SKIPPED_FILE = "frame is in the Dynamo skipfiles list"
 
 _LOOK = 0.002  # seconds between two looks whether another thread still compiles
 
@@ -150,12 +149,12 @@ def _compiling(module: Any, patches: Patches) -> None:
 
     def size_over(compute: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(compute)
-        def size_of_own(frame: Any, entries: Any, *rest: Any) -> Any:
-            if not isinstance(entries, list):  # before torch 2.13
-                return compute(frame, entries, *rest)
+        def size_of_own(frame: Any, entries: Any, *_: Any) -> Any:
             number = _number_here()
-            own = [e for e in entries if getattr(e.backend, "number", 0) == number]
-            return compute(frame, own, len(own))
+            linked = not isinstance(entries, list)  # before torch 2.13
+            known = _linked(entries) if linked else entries
+            own = [e for e in known if getattr(e.backend, "number", 0) == number]
+            return compute(frame, _chain(own)) if linked else compute(frame, own, len(own))
 
         return size_of_own
 
@@ -175,8 +174,8 @@ def _compiling(module: Any, patches: Patches) -> None:
             if _GIVEN_UP in own:
                 return own[_GIVEN_UP]
             result = call(self, frame, entry, frame_state)
-            gives_up = result.guarded_code is None and result.skip_reason != _SKIPPED_FILE
-            if not number or not gives_up or not result.apply_to_code:
+            gives_up = number and result.guarded_code is None and result.apply_to_code
+            if not gives_up or module.trace_rules.check(frame.f_code, frame=frame):
                 return result
             own[_GIVEN_UP] = dataclasses.replace(result, apply_to_code=False)
             return own[_GIVEN_UP]
@@ -187,6 +186,20 @@ def _compiling(module: Any, patches: Patches) -> None:
     patches.replace(module.CatchErrorsWrapper, "__call__", call_over)
     patches.replace(module, "compute_cache_size", size_over)
     patches.replace(module, "get_compile_id", id_over)
+
+
+def _linked(entry: Any) -> Iterator[Any]:
+    while entry is not None:
+        yield entry
+        entry = entry.next
+
+
+def _chain(entries: list[Any]) -> Any:
+    """What torch reads of versions of a function, one linked to the next; None for none."""
+    chain = None
+    for entry in reversed(entries):
+        chain = SimpleNamespace(guard_manager=entry.guard_manager, next=chain)
+    return chain
 
 
 _SHAPES = f"{OF_SCRIPT}shapes that torch.compile has seen"
