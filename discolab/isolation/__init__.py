@@ -22,6 +22,7 @@ from . import (  # noqa: F401
     fresh_random,
     host_random,
     imports,
+    inference,
     libraries,
     logs_and_warnings,
     main_module,

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from ..runtime import accelerators
 from ..runtime.interrupts import shield
+from .inference import inference_as_before
 from .table import is_half_made
 
 T = TypeVar("T")
@@ -48,7 +49,7 @@ def thread_as_before() -> Iterator[None]:
     observers = sys.gettrace(), sys.getprofile()
     flushes, replays = _flushes_denormals(), torch._C._is_view_replay_enabled()
     try:
-        with _libraries_as_new():
+        with inference_as_before(), _libraries_as_new():
             yield
     finally:
         torch.set_flush_denormal(flushes)

@@ -260,6 +260,34 @@ def test_a_script_leaves_its_thread_as_it_was(sess: Session, tmp_path: Path) -> 
     assert sess.call_packed(torch.is_grad_enabled).debug_get_from_all() == [True] * 4
 
 
+def test_a_script_leaves_inference_mode(sess: Session, tmp_path: Path) -> None:
+    """Also where the object that began it is kept, and goes when the next script has ended."""
+    path = tmp_path / "leaves.py"
+    path.write_text(
+        "import torch\n"
+        "found = [torch.is_inference_mode_enabled(), torch.is_grad_enabled()]\n"
+        "def batches():\n"
+        "    with torch.inference_mode():\n"
+        "        yield\n"
+        "kept = torch.inference_mode()\n"
+        "with torch.no_grad():\n"
+        "    kept.__enter__()\n"
+        "    begun = batches()\n"
+        "    next(begun)\n"
+    )
+
+    def modes() -> list[bool]:
+        return [torch.is_inference_mode_enabled(), torch.is_grad_enabled()]
+
+    for _ in range(3):
+        run(sess, path)
+        assert sess["found"].debug_get_from_all() == [[False, True]] * 4
+        assert sess.call_packed(modes).debug_get_from_all() == [[False, True]] * 4
+    sess.call_packed(lambda: current_worker().namespace.clear()).debug_get_from_all()
+    sess.call_packed(lambda: int(gc.collect() >= 0)).debug_get_from_all()
+    assert sess.call_packed(modes).debug_get_from_all() == [[False, True]] * 4
+
+
 @pytest.mark.any_engine
 def test_a_script_finds_nothing_that_another_has_sent_or_stored(make: Any, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
