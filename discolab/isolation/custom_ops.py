@@ -9,6 +9,9 @@ A worker may also give a kernel to an operator of the process that has none for 
 one that a module only defines (`Library("its_name", "IMPL")`). What torch gets for it then calls
 the function of the worker that calls; for all others it goes on as without a kernel.
 
+What a script has defined is there for cells until the worker runs another one, which may define it
+anew, as in a new process.
+
 `_lock` guards `_operators`, `_overrides` and what is in them. A library that is taken back goes
 into `_dropped`; who takes `_lock` clears it away: at once, unless another thread has the lock or
 this one has, which is in a finalizer.
@@ -21,6 +24,7 @@ import os
 import re
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
@@ -32,6 +36,7 @@ import torch
 
 from ..runtime.errors import SessionError
 from ..runtime.interrupts import shield
+from ..runtime.user_code import is_library_file
 from ..runtime.worker import Worker, current_worker_or_none
 from . import table
 from .barriers import Barrier, obstacle
@@ -40,6 +45,9 @@ from .patches import Patches, refused, shares_process
 from .table import Row, Treatment
 
 _OWN = "torch.library: "  # in `Worker.process_state`
+_OF_SCRIPTS = "libraries of torch.library that scripts have made"  # the same; weak references
+# modules that make libraries for who calls them, and through which they are called
+_DECORATORS = ("torch.library", "torch._library", "functools")
 _lock = threading.Lock()
 _operators: dict[str, _Operator] = {}
 _overrides: dict[tuple[str, str], _Override] = {}  # by operator and dispatch key
@@ -341,9 +349,45 @@ def _library_over(make: Callable[..., Any]) -> Callable[..., Any]:
         worker = worker_unless_importing()
         if worker is None or _makes_for_all(sys._getframe(1)):
             return make(*args)
+        _note(worker, sys._getframe(1))
         return _LibraryOfWorker(make, worker, args)
 
     return make_for_caller
+
+
+# -- those of an earlier script --------------------------------------------------------------------
+
+
+def _note(worker: Worker | None, frame: FrameType) -> None:
+    """Note the library that a worker's script makes; the frame: `Library.__init__`.
+
+    What functions of installed modules make when they are first called stays, as the modules do.
+    """
+    library = frame.f_locals.get("self")
+    if worker is None or worker.program is None or not isinstance(library, torch.library.Library):
+        return
+    maker = frame.f_back
+    while maker is not None and maker.f_globals.get("__name__", "").startswith(_DECORATORS):
+        maker = maker.f_back
+    if maker is not None and not is_library_file(maker.f_code.co_filename):
+        worker.process_state.setdefault(_OF_SCRIPTS, []).append(weakref.ref(library))
+
+
+def take_back_those_of_scripts(worker: Worker) -> None:
+    """Take back the operators and kernels of the scripts that the worker has run."""
+    for known in worker.process_state.pop(_OF_SCRIPTS, ()):
+        library = known()
+        if library is not None:
+            library._destroy()
+
+
+def _noting(make: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def make_and_note(*args: Any) -> Any:
+        _note(worker_unless_importing(), sys._getframe(1))
+        return make(*args)
+
+    return make_and_note
 
 
 # -- what Python keeps of them ---------------------------------------------------------------------
@@ -543,6 +587,17 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
+table.add(  # before the next one, which makes workers' libraries without asking what it replaces
+    Row(
+        state="operators of `torch.library` that an earlier script has defined",
+        treatment=Treatment.PER_WORKER,
+        meaning="They are there for cells until the worker runs another script, which may define "
+        "them anew, also with other schemas.",
+        test="",  # tests/isolation/test_custom_ops.py; a row can't be left out of other processes
+        install=lambda patches: patches.replace(torch._C, "_dispatch_library", _noting),
+        in_own_process=True,  # a worker's process runs one script after the other
+    )
+)
 table.add(
     Row(
         state="operators of `torch.library` (`custom_op`, `Library.define`)",

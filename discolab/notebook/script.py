@@ -33,7 +33,7 @@ from ..ccl.distributed import environ
 from ..debugger import post_mortem
 from ..debugger.fingerprints import note_cell
 from ..isolation import logs_and_warnings, main_module, worker_modules
-from ..isolation.custom_ops import overrides_as_before
+from ..isolation.custom_ops import overrides_as_before, take_back_those_of_scripts
 from ..isolation.fresh_random import fresh_random_state
 from ..isolation.programs import run_at_end, use_command_line
 from ..isolation.switches import as_before
@@ -112,6 +112,7 @@ def run_script(path: str, source: str, args: list[str], name: str = "") -> None:
     post_mortem.forget()
     fresh_random_state()
     environ.publish(worker)
+    take_back_those_of_scripts(worker)
     try:
         with (
             _imports_beside(path),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 from discolab import Session, WorkerError, current_worker
 from discolab.notebook import cell
+from discolab.notebook.script import run_script
 from tests.alone import output_of
 
 CELL = """
@@ -97,6 +99,33 @@ def test_an_operator_has_one_schema(pair: Session) -> None:
             pair.sync_all()
     run(pair, "del lib")
     assert run(pair, ONE_OF_TWO.format(wide=0)) == [[0.0], [1.0]]
+
+
+SCRIPT = """
+import os, sys, torch
+by, wide = int(os.environ["RANK"]), int(sys.argv[1])
+more = ", int by=0" * wide
+lib = torch.library.Library("discolab_tests", "DEF")
+lib.define(f"slide(Tensor x{more}) -> Tensor")
+lib.impl("slide", lambda x, _=0: x + by, "CPU")
+torch.library.define("discolab_tests_2::slip", f"(Tensor x{more}) -> Tensor")
+@torch.library.impl("discolab_tests_2::slip", "cpu")
+def slip(x, _=0):
+    return x - by
+found = [torch.ops.discolab_tests.slide(torch.zeros(1)).item(),
+         torch.ops.discolab_tests_2.slip(torch.zeros(1)).item()]
+"""
+
+
+def test_a_script_defines_its_operators_anew(sess: Session, tmp_path: Path) -> None:
+    """Also with other schemas; after it cells can call them."""
+    path = tmp_path / "defines.py"
+    path.write_text(SCRIPT)
+    for wide in (0, 0, 1, 0):
+        sess.call_packed(run_script, str(path), SCRIPT, [str(wide)]).debug_get_from_all()
+        assert sess["found"].debug_get_from_all() == [[r, -r] for r in range(4)]
+        cells = run(sess, "torch.ops.discolab_tests.slide(torch.ones(1)).item()")
+        assert cells == [r + 1 for r in range(4)]
 
 
 KERNELS = """
