@@ -2,7 +2,7 @@
 
 The attributes of `sys` that tell a program how it was started are properties while these rows are
 installed, which answer a worker with its own; all others cost what they did. `_argv` is written by
-the workers' threads, each its own entry; `_paths` and `_handlers` too.
+the workers' threads, each its own entry; `_paths` too.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from ..runtime.errors import SessionError
 from ..runtime.worker import Worker, current_worker_or_none, has_own_process
 from . import import_effects, table
 from .patches import ModuleWithProperties, Patches, shares_process
-from .table import Row, Treatment
+from .table import OF_SCRIPT, Row, Treatment
 
 _argv: weakref.WeakKeyDictionary[Worker, list[str]] = weakref.WeakKeyDictionary()
 _paths: weakref.WeakKeyDictionary[Worker, list[str]] = weakref.WeakKeyDictionary()
 # of workers in cells: the process's `sys.path` that their own has followed; a script's follows none
 _followed: weakref.WeakKeyDictionary[Worker, list[str]] = weakref.WeakKeyDictionary()
-_handlers: weakref.WeakKeyDictionary[Worker, dict[int, Any]] = weakref.WeakKeyDictionary()
 _at_end: weakref.WeakKeyDictionary[Worker, list[Callable[[], Any]]] = weakref.WeakKeyDictionary()
 
 
@@ -330,6 +329,7 @@ table.add(
 
 # -- signals ---------------------------------------------------------------------------------------
 
+_HANDLERS = f"{OF_SCRIPT}handlers of signals"  # in `Worker.process_state`
 _ENDING = frozenset(
     getattr(signal, name)
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
@@ -343,7 +343,7 @@ def _signal_over(set_handler: Callable[..., Any]) -> Callable[..., Any]:
         worker = current_worker_or_none()
         if worker is None or signalnum not in _ENDING:
             return set_handler(signalnum, handler)
-        own = _handlers.setdefault(worker, {})
+        own = worker.process_state.setdefault(_HANDLERS, {})
         before = own.get(signalnum, signal.SIG_DFL)
         own[signalnum] = handler
         return before
@@ -357,7 +357,7 @@ def _getsignal_over(get_handler: Callable[..., Any]) -> Callable[..., Any]:
         worker = current_worker_or_none()
         if worker is None or signalnum not in _ENDING:
             return get_handler(signalnum)
-        return _handlers.get(worker, {}).get(signalnum, signal.SIG_DFL)
+        return worker.process_state.get(_HANDLERS, {}).get(signalnum, signal.SIG_DFL)
 
     return get_own
 
@@ -373,7 +373,8 @@ table.add(
         treatment=Treatment.PER_WORKER,
         meaning="A handler that a worker sets for `SIGINT`, `SIGTERM`, `SIGHUP`, `SIGQUIT`, "
         "`SIGUSR1` or `SIGUSR2` is kept and given back, and not called: signals go to the "
-        "notebook, whose Stop ends the program. For any other signal it is Python's error: "
+        "notebook, whose Stop ends the program. A script's end forgets it. For any other "
+        "signal it is Python's error: "
         "signals work in the main thread only.",
         test="tests/isolation/test_programs.py::test_a_scripts_own_end_is_its_own",
         install=_install_signals,

@@ -16,14 +16,14 @@ from ..runtime.interrupts import plain_lock
 from ..runtime.worker import current_worker_or_none
 from . import table
 from .patches import ModuleWithProperties, Patches
-from .table import Row, Treatment
+from .table import OF_SCRIPT, Row, Treatment
 
 _lock = plain_lock()
 _dict = vars(sys)
 
 
 def _stream(name: str) -> property:
-    key = f"sys.{name}"
+    key = f"{OF_SCRIPT}sys.{name}"
 
     def get(module: ModuleType) -> Any:
         worker = current_worker_or_none()
@@ -108,7 +108,7 @@ table.add(
         state="`sys.stdout` and `sys.stderr`",
         treatment=Treatment.PER_WORKER,
         meaning="What a worker sets there is its own: `contextlib.redirect_stdout` takes that "
-        "worker's text alone.",
+        "worker's text alone. A script's end puts back what was there.",
         test="tests/isolation/test_process_state.py::test_each_worker_redirects_its_own_output",
         install=_install,
         library="Python",

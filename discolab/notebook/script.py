@@ -42,7 +42,7 @@ from ..isolation.torch_settings import fresh_settings
 from ..runtime.errors import ArgumentError, SessionError
 from ..runtime.functions import worker_function
 from ..runtime.interrupts import plain_lock
-from ..runtime.worker import Worker, current_worker
+from ..runtime.worker import Worker, current_worker, has_own_process
 from .cells import keep_source
 
 _lock = plain_lock()
@@ -158,6 +158,7 @@ def _how_it_ended(exc: SystemExit, path: str) -> str:
 def _as_new(worker: Worker) -> Iterator[None]:
     """What a new process has and each worker keeps for itself; at the end as it was."""
     variables, method = dict(os.environ), multiprocessing.get_start_method(allow_none=True)
+    streams = sys.stdout, sys.stderr  # a worker thread's own are among its settings
     multiprocessing.set_start_method(None, force=True)
     try:
         with (
@@ -170,6 +171,8 @@ def _as_new(worker: Worker) -> Iterator[None]:
         ):
             yield
     finally:
+        if has_own_process(worker):
+            sys.stdout, sys.stderr = streams
         multiprocessing.set_start_method(method, force=True)
         for name in os.environ.keys() - variables.keys():
             del os.environ[name]

@@ -3,6 +3,7 @@
 import ast
 import gc
 import inspect
+import io
 import json
 import os
 import subprocess
@@ -286,6 +287,39 @@ def test_a_script_leaves_inference_mode(sess: Session, tmp_path: Path) -> None:
     sess.call_packed(lambda: current_worker().namespace.clear()).debug_get_from_all()
     sess.call_packed(lambda: int(gc.collect() >= 0)).debug_get_from_all()
     assert sess.call_packed(modes).debug_get_from_all() == [[False, True]] * 4
+
+
+def test_a_script_leaves_the_streams_as_they_were(sess: Session, tmp_path: Path) -> None:
+    path = tmp_path / "streams.py"
+    path.write_text(
+        "import io, sys\n"
+        "found = type(sys.stdout) is io.StringIO or type(sys.stderr) is io.StringIO\n"
+        "sys.stdout = sys.stderr = io.StringIO()\n"
+        "print('what nobody sees')\n"
+        "text = sys.stdout.getvalue()\n"
+    )
+
+    def taken() -> bool:
+        return isinstance(sys.stdout, io.StringIO) or isinstance(sys.stderr, io.StringIO)
+
+    for _ in range(2):
+        run(sess, path)
+        assert sess["found"].debug_get_from_all() == [False] * 4
+        assert sess["text"].debug_get_from_all() == ["what nobody sees\n"] * 4
+        assert sess.call_packed(taken).debug_get_from_all() == [False] * 4
+
+
+def test_a_script_finds_no_handler_of_another(tmp_path: Path) -> None:
+    path = tmp_path / "handlers.py"
+    path.write_text(
+        "import signal\n"
+        "found = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL\n"
+        "signal.signal(signal.SIGTERM, lambda *_: None)\n"
+    )
+    with ThreadedSession(2, devices="cpu", timeout=20) as sess:
+        for _ in range(2):
+            run(sess, path)
+            assert sess["found"].debug_get_from_all() == [True] * 2
 
 
 @pytest.mark.any_engine
