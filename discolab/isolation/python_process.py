@@ -231,7 +231,8 @@ _SHARED = {
     "give `os.open` the mode, `datetime` the zone, and a logger a handler, where workers differ.",
     "modules, their variables and caches (`functools.lru_cache`)": "A module is one object for "
     "all workers, but for those beside a script and in folders that a worker adds to `sys.path`. A "
-    "worker imports for all; scripts of two folders do not run at once.",
+    "worker imports for all; scripts of two folders do not run at once. Functions and classes that "
+    "a script puts there, also into classes, go when the scripts of all workers have ended.",
     "`os.getpid`, locks of `fcntl.lockf`": "Workers are one process, to which such a lock belongs; "
     "name files by the rank, and lock them with `fcntl.flock`, as `filelock` does.",
     "styles and scales of matplotlib, `threadpoolctl`, `rich`'s console, places of `tqdm`'s "
@@ -242,7 +243,8 @@ _SHARED = {
     "`os.sched_setaffinity` and `os.nice`, `sys.stdin`": "The kernel keeps the first two for each "
     "thread, and a worker's threads to come inherit them; also the next script does. Nobody can "
     "type to a worker.",
-    "attributes of `builtins`": "One for all; `get_ipython` is there on a worker thread too.",
+    "attributes of `builtins`": "One for all; `get_ipython` is there on a worker thread too. "
+    "Functions that a script puts there go at its end.",
     "`sys.excepthook`, `threading.excepthook`, `faulthandler`": "One for all; what they print in "
     "a worker's thread bears its rank.",
 }

@@ -2,9 +2,9 @@
 
 The script runs as ``__main__`` with its own globals, command line, path and end on each worker
 (isolation/main_module.py, programs.py), and so do the modules beside it (worker_modules.py). The
-working folder and settings of the interpreter belong to the process: the last worker that ends puts
-back what was there, and has modules of the script's folder forgotten, so that the next run reads
-them afresh. `_lock` guards `_running` and `_before`.
+working folder, settings of the interpreter and functions of modules belong to the process: the
+last worker that ends puts back what was there, and has modules of the script's folder forgotten, so
+that the next run reads them afresh. `_lock` guards `_running` and `_before`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import torch
 from ..ccl.distributed import environ
 from ..debugger import post_mortem
 from ..debugger.fingerprints import note_cell
-from ..isolation import logs_and_warnings, main_module, worker_modules
+from ..isolation import left_patches, logs_and_warnings, main_module, worker_modules
 from ..isolation.custom_ops import overrides_as_before, take_back_those_of_scripts
 from ..isolation.fresh_random import fresh_random_state
 from ..isolation.programs import run_at_end, use_command_line
@@ -200,6 +200,7 @@ def _imports_beside(path: str) -> Iterator[None]:
         if not _running:
             _before.update(modules=set(sys.modules), folder=os.getcwd())
             _before.update(settings=[get() for get, _ in _SETTINGS])
+            _before.update(attributes=left_patches.attributes())
             worker_modules.begin(folder)
         _running.append(folder)
     try:
@@ -209,6 +210,7 @@ def _imports_beside(path: str) -> Iterator[None]:
             _running.pop()
             if not _running:
                 worker_modules.end()
+                left_patches.put_back(_before.pop("attributes"), folder)
                 os.chdir(_before["folder"])
                 for (get, set_), value in zip(_SETTINGS, _before["settings"], strict=True):
                     if get() != value:

@@ -1,6 +1,7 @@
 """A script finds on each worker what it finds in a process of torchrun."""
 
 import ast
+import builtins
 import gc
 import inspect
 import io
@@ -307,6 +308,41 @@ def test_a_script_leaves_the_streams_as_they_were(sess: Session, tmp_path: Path)
         assert sess["found"].debug_get_from_all() == [False] * 4
         assert sess["text"].debug_get_from_all() == ["what nobody sees\n"] * 4
         assert sess.call_packed(taken).debug_get_from_all() == [False] * 4
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_script_leaves_functions_of_modules_as_they_were(sess: Session, tmp_path: Path) -> None:
+    path = tmp_path / "patches.py"
+    (tmp_path / "patching.py").write_text(
+        "import builtins, torch\n"
+        "before = builtins.print\n"
+        "def print_first(*args, **kwargs):\n"
+        "    before(*args, **kwargs)\n"
+        "builtins.print = print_first\n"
+        "torch.nn.Module.patched_in = lambda self: 5\n"
+    )
+    path.write_text(
+        "import os, sys, torch, torch.distributed as dist\n"
+        "from torch.nn import functional\n"
+        "found = functional.gelu(torch.ones(1)).item() > 1, torch.nn.Linear.__name__\n"
+        "found += torch.nn.Linear(1, 1).forward.__name__, hasattr(torch.nn.Module, 'patched_in')\n"
+        "dist.barrier()\n"
+        "if dist.get_rank() == 0:\n"
+        "    import patching\n"
+        "    gelu = functional.gelu\n"
+        "    functional.gelu = lambda x: gelu(x) * 2\n"
+        "    torch.nn.Linear.forward = lambda self, x: x\n"
+        "    torch.nn.Linear = type('Mine', (torch.nn.Linear,), {})\n"
+        "    assert functional.gelu(torch.ones(1)).item() > 1\n"
+        "dist.barrier()\n"
+    )
+    wanted = (False, "Linear", "forward", False)
+    printing = print
+    for _ in range(2):
+        run(sess, path)
+        assert sess["found"].debug_get_from_all() == [wanted] * 4
+        assert builtins.print is printing
+        assert torch.nn.Linear.__name__ == "Linear"
 
 
 def test_a_script_finds_no_handler_of_another(tmp_path: Path) -> None:
