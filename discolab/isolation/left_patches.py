@@ -26,23 +26,28 @@ Attributes = list[tuple[Any, dict[str, Any]]]
 def attributes() -> Attributes:
     """What the loaded modules have, and the classes in them."""
     found: Attributes = []
-    classes: dict[type, None] = {}
+    classes: dict[int, type] = {}  # by their ids: a metaclass may say that they are equal
+    notebook = sys.modules.get("__main__")  # which may have other names too
     for name, module in sys.modules.copy().items():
-        if name == "__main__" or name.startswith(_HERE) or not isinstance(module, ModuleType):
+        if module is notebook or name.startswith(_HERE) or not isinstance(module, ModuleType):
             continue
         names = _dict_of(module).copy()
         found.append((module, names))
-        classes.update((value, None) for value in names.values() if issubclass(type(value), type))
-    found += [(kind, _dict_of(kind).copy()) for kind in classes]
+        classes.update((id(value), value) for value in names.values() if _is_class(value))
+    found += [(kind, _dict_of(kind).copy()) for kind in classes.values()]
     return found
 
 
 def put_back(before: Attributes, folder: str) -> None:
     """Undo what scripts of a folder, and modules beside them, have put in place of attributes.
 
-    What libraries have changed stays: they have noted that they did.
+    What libraries have changed stays: they have noted that they did. So does what the notebook's
+    own modules of that folder have, which it may have loaded anew meanwhile: scripts have others.
     """
     for owner, names in before:
+        module = owner if isinstance(owner, ModuleType) else sys.modules.get(str(owner.__module__))
+        if isinstance(module, ModuleType) and _is_in(folder, _dict_of(module)):
+            continue
         for name, value in _dict_of(owner).copy().items():
             old = names.get(name, _MISSING)
             if value is old or not _is_of(folder, value):
@@ -71,14 +76,24 @@ def _set_in_module(module: ModuleType, name: str, value: Any) -> None:
 
 
 def _is_of(folder: str, value: Any) -> bool:
-    """Whether a function or class is of a script of a folder, or of a module in it."""
-    if isinstance(value, property):
+    """Whether a function or class is of a script of a folder, or of a module in it.
+
+    The type is asked for: what is put into a module may be a proxy that answers for another object.
+    """
+    if type(value) is property:
         value = value.fget
-    while isinstance(value, (staticmethod, classmethod, MethodType, functools.partial)):
-        value = value.func if isinstance(value, functools.partial) else value.__func__
-    if isinstance(value, type):
-        return value.__module__ == "__main__"
-    if not isinstance(value, FunctionType):
-        return False
-    file = value.__globals__.get("__file__") or ""
+    while type(value) in (staticmethod, classmethod, MethodType, functools.partial):
+        value = value.func if type(value) is functools.partial else value.__func__
+    if _is_class(value):
+        return bool(value.__module__ == "__main__")
+    return type(value) is FunctionType and _is_in(folder, value.__globals__)
+
+
+def _is_class(value: Any) -> bool:
+    return issubclass(type(value), type)
+
+
+def _is_in(folder: str, names: dict[str, Any]) -> bool:
+    """Whether a module, by its names, is a file in a folder, and of no library."""
+    file = str(names.get("__file__") or "")
     return file.startswith(os.path.join(folder, "")) and not is_library_file(file)
