@@ -214,7 +214,9 @@ def test_sharded_tensors_are_gathered(start: Start) -> None:
         from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 
         spec = ChunkShardingSpec(dim=0, placements=[f"rank:{r}/cpu" for r in range(3)])
-        sharded = sharded_tensor.full(spec, (2,), 7.0)  # the last worker has no part of it
+        sharded = sharded_tensor.empty(spec, (2,))  # the last worker has no part of it
+        for shard in sharded.local_shards():
+            shard.tensor.fill_(7.0)
         whole = torch.zeros(2) if dist.get_rank() == 0 else None
         sharded.gather(0, whole)
         return str(sharded.to(torch.float64).device), [] if whole is None else whole.tolist()
