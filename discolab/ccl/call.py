@@ -193,7 +193,7 @@ def call_site(worker: Worker) -> Site | None:
 
 
 def of_script(worker: Worker, tag: str) -> str:
-    """A tag as the message queue has it: what a script sends is received in that script alone.
+    """A tag as the message queue has it, or a key as the store: a script has its own.
 
     So it is with torchrun. A message that nobody received would be the next script's first one.
     """

@@ -19,6 +19,7 @@ import torch.distributed.distributed_c10d
 from ...runtime.errors import CollectiveError, SessionError, WaitTimeoutError
 from ...runtime.interrupts import TICK, plain_lock, reentrant_lock
 from ...runtime.worker import Worker, current_worker_or_none
+from ..call import of_script
 from ..coordinator import protocol
 from ..coordinator.store import SETTLED, KeyValues
 from .client import CoordinatorClient, client_of, has_coordinator
@@ -292,9 +293,7 @@ def store_of(worker: Worker) -> Any:
 
 def _of_script(worker: Worker | None, keys: Sequence[str]) -> Sequence[str]:
     """Keys of a script are its own: at torchrun each has a new store."""
-    if worker is None or worker.program is None:
-        return keys
-    return [f"script in call {worker.executed}/{key}" for key in keys]
+    return keys if worker is None else [of_script(worker, key) for key in keys]
 
 
 def _waited_for(keys: Sequence[str]) -> str:
