@@ -12,6 +12,7 @@ from . import (  # noqa: F401
     anomaly,
     autocast,
     compiler,
+    cpp_stacks,
     custom_ops,
     decimal_default,
     default_dtype,
