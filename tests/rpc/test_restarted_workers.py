@@ -282,7 +282,7 @@ def test_an_optimizer_and_a_remote_module(trio: Session) -> None:
     with trio.rpc.autograd.context() as context, pytest.raises(WorkerLostError):
         optimizer.step(context)
     # Else the optimizer imports it, and frames of that import (torch.fx.wrap keeps its own) keep
-    # the call's arguments until garbage is collected, which without the interpreter lock takes long.
+    # the call's arguments until garbage is collected, which takes long without the lock.
     trio.import_python_module("torch._dynamo")
     new = trio.rpc.RemoteModule(2, torch.nn.Linear, args=(2, 1))
     mixed = [*new.remote_parameters(), *parameters]
