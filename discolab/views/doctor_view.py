@@ -160,14 +160,18 @@ def _parcel_lines(parcels: Iterable[Parcel]) -> list[Part]:
 
 def _rounds(found: Diagnosis) -> Table:
     """A row for each different thing that members of a collective did."""
-    rows = [row for one in found.rounds for row in _round_rows(one)]
+    rows: list[Row] = []
+    for messages, rounds in groupby(found.rounds, lambda one: one.number is None):
+        made = [row for one in rounds for row in _round_rows(one)]
+        rows += _folded(made) if messages else made
     used = [any(row.cells[i] != Text("") for row in rows) for i in range(len(_COLUMNS))]
     return Table(
         tuple(column for column, keep in zip(_COLUMNS, used, strict=True) if keep),
         tuple(
             Row(tuple(c for c, keep in zip(row.cells, used, strict=True) if keep), row.ranks)
-            for row in _folded(rows)
+            for row in rows
         ),
+        ordered=True,
     )
 
 
@@ -207,8 +211,11 @@ def _ranks(entries: Iterable[Entry]) -> tuple[int, ...]:
     return tuple(entry.rank for entry in entries)
 
 
-def _folded(rows: Iterable[Row]) -> tuple[Row, ...]:
-    """Neighbouring rows of different workers that read the same, as one."""
+def _folded(rows: Iterable[Row]) -> list[Row]:
+    """Neighbouring rows of different workers that read the same, as one.
+
+    Only those of messages: of collectives each row belongs to one of them.
+    """
     folded: list[Row] = []
     for row in rows:
         last = folded[-1] if folded else None
@@ -216,7 +223,7 @@ def _folded(rows: Iterable[Row]) -> tuple[Row, ...]:
             folded[-1] = Row(row.cells, last.ranks + row.ranks)
         else:
             folded.append(row)
-    return tuple(folded)
+    return folded
 
 
 picture_of.register(Diagnosis, doctor_parts)

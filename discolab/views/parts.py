@@ -88,10 +88,19 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; text folds rows that differ only in rank, HTML only beyond 16 rows."""
+    """A table; text folds rows that differ only in rank, HTML only beyond 16 rows.
+
+    Rows that are `ordered`, as events are, stay as they are: one that is folded into an earlier one
+    would stand at the wrong event.
+    """
 
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
+    ordered: bool = False
+
+    def folded(self) -> tuple[Row, ...]:
+        """The rows, those that differ only in rank as one."""
+        return self.rows if self.ordered else fold_rows(self.rows)
 
 
 @dataclass(frozen=True)

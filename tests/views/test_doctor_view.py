@@ -1,5 +1,6 @@
 """The doctor: what it finds in real sessions, and how that is drawn."""
 
+import io
 import re
 import threading
 import time
@@ -443,6 +444,26 @@ def test_html_says_what_text_says() -> None:
         assert word in body, word
     assert EVERYTHING._repr_mimebundle_()["text/html"] == html
     assert html.count('class="e"') >= 3  # who is waited for, missing, and its mark
+
+
+def test_who_is_missing_stands_at_its_collective() -> None:
+    """Rows of several collectives that read the same are not joined, neighbours or not."""
+    rounds = [
+        Round(ordinal, 1, (0, 1), "", entries)
+        for ordinal, missing in enumerate((1, 0, 1))
+        for called in [Entry(1 - missing, "barrier", "failed", False, f"f.py:{ordinal}", 1.0)]
+        for absent in [Entry(missing, "finished without it", "missing", True)]
+        for entries in [(called, absent) if missing else (absent, called)]
+    ]
+    found = diagnosis(rounds=tuple(rounds))
+    calls = [line.split()[0] for line in collectives(found)]
+    assert calls == ["0", "1", "0", "1", "0", "1"]
+    html = unescape(re.sub(r"<style>.*?</style>|<[^>]+>", " ", render_html(doctor_parts(found))))
+    assert html.count("finished without it") == 3
+    rich = pytest.importorskip("rich.console")
+    console = rich.Console(width=200, file=io.StringIO())
+    console.print(found)
+    assert console.file.getvalue().count("finished without it") == 3
 
 
 def test_durations_end_their_lines() -> None:

@@ -39,7 +39,6 @@ from ..parts import (
     Text,
     Tracks,
     VStack,
-    fold_rows,
 )
 from .html_drawings import grid_html, plot_html, tracks_html
 from .markup import Html, joined, tag
@@ -222,7 +221,7 @@ def _width_of(cell: Cell) -> int:
 
 
 def _table(table: Table) -> Html:
-    rows = fold_rows(table.rows) if len(table.rows) > _MOST_ROWS else table.rows
+    rows = table.folded() if len(table.rows) > _MOST_ROWS else table.rows
     ranked = any(row.ranks for row in rows)
     right = ["r" if column.align == "right" else None for column in table.columns]
     heads = [

@@ -46,7 +46,6 @@ from ..parts import (
     Tile,
     Tracks,
     VStack,
-    fold_rows,
 )
 from .program import (
     CHANGED,
@@ -190,7 +189,7 @@ class _SideBySide:
 
 
 def _table(table: Table) -> RenderableType:
-    rows = fold_rows(table.rows)
+    rows = table.folded()
     ranked = any(row.ranks for row in rows)
     drawn = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     if ranked:

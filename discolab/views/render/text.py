@@ -9,6 +9,7 @@ Pure; may be called from any thread; never raises.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple, TypeAlias, TypeVar, assert_never
 
 from ..formats import cut, format_bars, format_ranks, format_workers, printable
@@ -41,7 +42,6 @@ from ..parts import (
     Track,
     Tracks,
     VStack,
-    fold_rows,
 )
 from .program import (
     MOST_COLUMNS,
@@ -184,7 +184,7 @@ def _table_lines(table: Table) -> list[str]:
     table = _without_pictures(table)
     heads = [printable(column.title) for column in table.columns]
     right = [column.align == "right" for column in table.columns]
-    rows = fold_rows(table.rows)
+    rows = table.folded()
     body = [[_cell_text(cell) for cell in row.cells] for row in rows]
     if any(row.ranks for row in rows):
         heads, right = ["rank", *heads], [False, *right]
@@ -211,7 +211,7 @@ def _without_pictures(table: Table) -> Table:
         return tuple(item for place, item in enumerate(items) if place not in drawn)
 
     rows = tuple(Row(kept(row.cells), row.ranks) for row in table.rows)
-    return Table(kept(table.columns), rows)
+    return replace(table, columns=kept(table.columns), rows=rows)
 
 
 def _pictured(rows: tuple[Row, ...], place: int) -> bool:
