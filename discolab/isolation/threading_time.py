@@ -6,6 +6,7 @@ import asyncio
 import collections.abc
 import concurrent.futures
 import functools
+import os
 import sys
 import threading
 import time
@@ -191,11 +192,23 @@ def _sleep_over(sleep: Callable[[float], None]) -> Callable[[float], None]:
             return
         until = time.monotonic() + seconds  # the worker's own clock may stand
         try:
-            waiter.wait_for(lambda: time.monotonic() >= until, f"time.sleep({seconds:g})", seconds)
+            waiter.wait_for(lambda: time.monotonic() >= until, _why_asleep(seconds), seconds)
         except WaitTimeoutError:
             pass
 
     return sleep_or_end
+
+
+def _why_asleep(seconds: float) -> str:
+    """What a sleep is told as: `subprocess` sleeps between looks at a program (`waits.py`)."""
+    caller = sys._getframe(2)
+    if caller.f_globals.get("__name__") != "subprocess":
+        return f"time.sleep({seconds:g})"
+    program = getattr(caller.f_locals.get("self"), "args", "")
+    if isinstance(program, list | tuple):
+        program = program[0] if program else ""
+    words = str(program).split()  # of a shell's command; arguments may be secret
+    return f"a program ({os.path.basename(words[0])})" if words else "a program"
 
 
 def _install_interrupts(patches: Patches) -> None:

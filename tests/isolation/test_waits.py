@@ -99,6 +99,16 @@ def test_an_interrupt_ends_pythons_waits(sess: Session, wait: str) -> None:
     assert ranks == list(range(sess.num_workers))
 
 
+def test_a_wait_for_a_program_is_told_as_one(pair: Session) -> None:
+    """Not as the sleeps between two looks at it, and without the program's arguments."""
+    pair.call_packed(WAITS["process"])
+    deadline = time.monotonic() + 20
+    while not all("a program (sleep)" in status.detail for status in pair.status()):
+        assert time.monotonic() < deadline, pair.status()
+        time.sleep(0.01)
+    assert pair.interrupt(timeout=10) == []
+
+
 def hand_over(count: int) -> tuple[list[int], bool, bool]:
     """Many things through a small queue, between this thread and another one."""
     small: queue.Queue[int] = queue.Queue(2)
