@@ -494,6 +494,8 @@ def _with_root(failure: Failure) -> str:
     head, root = _brief(failure.headline), _root(failure)
     if root is None or _told_before(failure) is not None:
         return head
+    if head.endswith(f": {_brief(root.headline)}"):  # of a remote call, raised at another line
+        return head
     caused = all(relation == CAUSED for *_, relation in failure.earlier)
     how = "from" if caused else "while handling"
     return f"{head} at {_place_of(failure)}, {how} {_brief(root.headline)}"

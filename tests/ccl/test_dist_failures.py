@@ -96,9 +96,17 @@ def later() -> None:
     work.wait()
 
 
+def deprecated() -> None:
+    """What torch wraps in a decorator of `typing_extensions`, with other shapes."""
+    dist.reduce_scatter_tensor(
+        torch.empty(1 + dist.get_rank() // 3), torch.ones(4 * (1 + dist.get_rank() // 3))
+    )
+
+
 HERE = Path(__file__).name
 
 
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 @pytest.mark.any_engine
 @pytest.mark.parametrize(
     ("func", "ranks", "words"),
@@ -112,6 +120,7 @@ HERE = Path(__file__).name
         (never_sent, [0], ["recv", "worker 1", "without sending"]),
         (in_a_group, [1], ["workers 1-2", "worker 2: finished the call without it"]),
         (later, [0, 1, 2, 3], ["shape", "float32[7]"]),
+        (deprecated, [0, 1, 2, 3], [": called reduce_scatter", "in deprecated"]),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -1,5 +1,6 @@
 """send and recv: order, copies, other calls, and what is told when they do not fit."""
 
+import re
 import threading
 import time
 from typing import Any
@@ -111,6 +112,28 @@ def test_a_sender_that_is_done(start: Any) -> None:
     with start(2) as sess:
         text = sess.call_packed(nobody_sends).debug_get_from_remote(1)
     assert "recv of float32[4] from worker 0 can't complete" in text
+
+
+def other_tag(crossed: bool) -> str:
+    if rank() == 0:
+        ccl.send(torch.ones(4), 1, tag=7)
+        if not crossed:
+            return ""
+    with pytest.raises(CollectiveError) as caught:
+        ccl.recv(torch.ones(4), 1 - rank(), tag=8)
+    if rank() == 1:
+        ccl.recv(torch.ones(4), 0, tag=7)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("crossed", [False, True])
+def test_a_message_with_another_tag_is_told(start: Any, crossed: bool) -> None:
+    """Alone, and in a deadlock: to say that nothing was sent would be false."""
+    with start(2) as sess:
+        text = sess.call_packed(other_tag, crossed).debug_get_from_remote(1)
+    assert re.search(
+        r"\n  worker 0 has sent worker 1 float32\[4\] with tag 7 at .*other_tag", text
+    ), text
 
 
 def sender_fails() -> bool:

@@ -522,6 +522,16 @@ def test_what_led_to_a_failure_is_told(three: Kernel) -> None:
     assert lines(three)[0] == f"1. worker 1 raised ValueError: w · {cell}, line 5"
 
 
+def test_what_a_remote_call_has_met_is_told_once(three: Kernel) -> None:
+    """Not as raised at the line of the call: it was raised at another one, by another worker."""
+    code = "def fail():\n    raise KeyError('k')\nif rank == 0:\n    rpc.rpc_sync(1, fail)"
+    cell = number(three.fails(f"%%disco\n{code}"))
+    assert lines(three)[0] == (
+        f"1. worker 0 raised WorkerError: worker 1 failed in rpc of 'fail' (called at {cell}, "
+        f"line 5): KeyError: 'k' · {cell}, line 5"
+    )
+
+
 def test_what_is_raised_while_anothers_failure_is_handled_comes_later(three: Kernel) -> None:
     cell = number(three.fails("%%disco\ntry:\n    if rank == 2: 1 / 0\n    ccl.barrier()\n"
                               "finally:\n    rank < 2 and undefined"))  # fmt: skip

@@ -12,8 +12,8 @@ from ...runtime.actions import site_text
 from ...runtime.errors import CollectiveAborted, CollectiveError
 from ...runtime.failures import Failure, name_ranks
 from ...runtime.interpreter_lock import copied
-from ..call import WAITING, Signature, Site, count, kind
-from .p2p_queue import failed_in
+from ..call import WAITING, Signature, Site, count, kind, shown_tag
+from .p2p_queue import Message, Pair, failed_in
 from .peers import Peer
 from .rendezvous import RUNNING, Board, PendingCollective, Reception, Wait
 
@@ -327,7 +327,9 @@ def _deadlock(cycle: Mapping[int, Wait], board: Board) -> str:
         waiting = [rank for rank in wait.members() if board.waiting.get(rank) is wait]
         for rank in waiting:  # a worker that has started it and gone on may wait for something else
             lines[rank] = f"{before}waiting in {wait}{where(_site(wait, rank))}"
-    return "deadlock: these workers wait for each other for ever" + _folded(sorted(lines.items()))
+    head = "deadlock: these workers wait for each other for ever"
+    messages = "".join(_dropped(board, wait) for wait in _unique(cycle))
+    return head + _folded(sorted(lines.items())) + messages
 
 
 def _is_idle(wait: Reception, worker: Peer) -> bool:
@@ -350,9 +352,29 @@ def _no_sender(board: Board, wait: Reception, worker: Peer) -> Verdict:
     return Verdict([wait], error, text)
 
 
-def _dropped(board: Board, wait: Reception) -> str:
+def _dropped(board: Board, wait: Wait) -> str:
+    """What has become of messages that a recv may be waiting for: dropped, or of another tag."""
+    if not isinstance(wait, Reception):
+        return ""
     texts = [board.messages.dropped(pair) for pair in wait.pairs]
+    for (sender, receiver, tag), message in _of_other_tags(board, wait):
+        what = kind(message.tensor.dtype, message.tensor.shape)
+        with_tag = f"with tag {shown_tag(tag)}" if shown_tag(tag) else "without a tag"
+        texts.append(
+            f"worker {sender} has sent worker {receiver} {what} {with_tag}{where(message.site)}"
+        )
     return "".join(f"\n  {text}" for text in texts if text)
+
+
+def _of_other_tags(board: Board, wait: Wait) -> list[tuple[Pair, Message]]:
+    """The first message of each other tag that those have sent who are waited for."""
+    if not isinstance(wait, Reception):
+        return []
+    return [
+        (pair, messages[0])
+        for pair, messages in board.messages.waiting()
+        if pair[0] in wait.senders and pair[1] == wait.call.rank and pair not in wait.pairs
+    ]
 
 
 # -- accounts --------------------------------------------------------------------------------
@@ -398,9 +420,10 @@ def _state(board: Board, wait: Wait, worker: Peer, rank: int) -> str:
         return "is not among the workers that were asked to run this (-t)"
     if peer.executed > wait.ordinal:
         missing = "finished the call without it"
-        return (
-            missing if isinstance(wait, PendingCollective) else "finished the call without sending"
-        )
+        if isinstance(wait, PendingCollective):
+            return missing
+        it = " it" if any(pair[0] == rank for pair, _ in _of_other_tags(board, wait)) else ""
+        return f"finished the call without sending{it}"
     other = board.waiting.get(rank)
     if other is not None and not other.settled():
         return f"waiting in {other}{where(_site(other, rank))}"
