@@ -491,9 +491,21 @@ def _input_words(tensor: torch.Tensor) -> str:
         return f"{text} with {count_words(tensor)}"
     if not is_checked(tensor):
         return text
-    low, high = (float(end) for end in torch.aminmax(tensor.detach().abs().float()))
-    between = f"magnitudes {low:.4g} to {high:.4g}" if low != high else f"{low:.4g}"
-    return f"{text} of {between}"
+    return f"{text} of {_extent(tensor.detach())}"
+
+
+def _extent(tensor: torch.Tensor) -> str:
+    """How large the numbers are, as matters to a divisor, and their signs, as to a logarithm."""
+    wide = torch.float64 if tensor.dtype in _WIDE else torch.float32  # not every device has float64
+    numbers = tensor if tensor.is_complex() else tensor.to(wide)
+    low, high = torch.aminmax(numbers.abs().to(wide))
+    sizes = f"magnitudes {low:.4g} to {high:.4g}" if low != high else f"magnitude {low:.4g}"
+    if tensor.is_complex():
+        return sizes
+    least, most = torch.aminmax(numbers)
+    if least == most:
+        return f"{least:.4g}"
+    return sizes if least >= 0 else f"{sizes}, {'all' if most < 0 else 'some'} negative"
 
 
 def _whereabouts(frame: FrameType) -> str:
@@ -516,3 +528,4 @@ def _whereabouts(frame: FrameType) -> str:
 
 
 _CALL = torch.nn.Module._call_impl.__code__
+_WIDE = (torch.float64, torch.complex128)

@@ -70,6 +70,16 @@ def log_in_place() -> None:
     torch.tensor([1.0, 0.0]).log_()
 
 
+def log_of_negatives() -> None:
+    """The sign is what matters."""
+    torch.tensor([-1.0, -1.0]).log()
+
+
+def log_of_some_negatives() -> None:
+    """The magnitudes are those of numbers that have a logarithm."""
+    torch.tensor([-1.0, 1e200], dtype=torch.float64).log()
+
+
 def large_in_place() -> None:
     """Too large for a copy."""
     torch.zeros(300_000).log_()
@@ -129,6 +139,10 @@ MADE = [
     ),
     (log_in_place, "aten.log_ made 1 -inf in float32[2], the first at [1]; inputs: self float32[2] "
      "of magnitudes 0 to 1"),
+    (log_of_negatives, "aten.log made 2 NaN in float32[2], the first at [0]; inputs: self "
+     "float32[2] of -1"),
+    (log_of_some_negatives, "aten.log made 1 NaN in float64[2], the first at [0]; inputs: self "
+     "float64[2] of magnitudes 1 to 1e+200, some negative"),
     (large_in_place, "aten.log_ made 300000 -inf in float32[300000], the first at [0]"),
     (fully_masked, "aten._softmax made 6 NaN in float32[2, 3], the first at [0, 0]; inputs: self "
      "float32[2, 3] with 6 -inf, dim -1"),
