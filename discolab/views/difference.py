@@ -428,6 +428,8 @@ def _facts(row: Mapping[str, Any]) -> dict[str, Text]:
             "mean": Text(format_number(row.get("mean_abs"))),
         }
     if row.get("nan_one"):
+        if not row.get("max_abs"):  # nothing else differs
+            cells |= {"max |a - b|": Text("nan"), "relative": Text("nan"), "mean": Text("")}
         cells["NaN in one"] = Text(f"{row['nan_one']:,}", "warning")
     return cells
 

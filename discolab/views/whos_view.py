@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .dref.children import differ_but_for_values
 from .dref.contents import grouped
 from .dref.summary import ValueSummary, summarize_value
 from .formats import cut, format_bytes, format_ranks
@@ -163,6 +164,8 @@ def _contents(summary: ValueSummary, asked: Sequence[int]) -> Text:
     if classes is None:
         return Text(f"not compared{only}", "muted")
     different = len(set(classes.values()))
+    if different == 1 and differ_but_for_values(summary.good):
+        return Text(f"≠ set up differently{only}", "warning")
     if different == 1:
         return Text(f"✓ equal{only}", "good")
     agree = [group for plan in summary.plans for group in plan.replicas]

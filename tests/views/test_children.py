@@ -13,6 +13,7 @@ import torch
 from discolab.engines import ThreadedSession
 from discolab.runtime.worker import current_worker
 from discolab.views import describe, dref_parts, render_html, render_text, view
+from discolab.views.whos_view import Variables, whos_parts
 
 
 def text(values: Iterable[object], **options: Any) -> str:
@@ -148,6 +149,34 @@ def test_a_parameter_that_is_frozen_on_one_worker_is_told() -> None:
     values = [torch.ones(3).requires_grad_(rank == 1) for rank in range(3)]
     assert "[1] alone requires grad" in text(values)
     assert "requires grad" not in text(values[1:2] * 3)
+
+
+def test_modules_with_equal_parameters_that_are_set_up_differently_are_told() -> None:
+    """In the picture and in the list of variables: dropout, the mode, what is frozen."""
+    rates = [torch.nn.Sequential(filled(1), torch.nn.Dropout(rank // 2 / 4)) for rank in range(3)]
+    drawn = text(rates)
+    assert "≠ modules are set up differently" in drawn.split("\n")[0]
+    one, other = "Dropout(p=0.0, inplace=False)", "Dropout(p=0.25, inplace=False)"
+    assert drawn.endswith(f"set up differently: [0,1] {one}; [2] {other}")
+    modes = [filled(1).train(rank != 1) for rank in range(3)]
+    assert text(modes).endswith("[0,2] in train mode; [1] in eval mode")
+    frozen = [filled(1).requires_grad_(rank != 1) for rank in range(3)]
+    for values, words in ((rates, "≠ set"), (modes, "≠ set"), (frozen, "≠ set"), (rates[:2], "✓")):
+        variables = {rank: Variables({"m": describe(one)}) for rank, one in enumerate(values)}
+        assert words in render_text(whos_parts("s", variables, num_workers=len(values)))
+
+
+def test_layers_that_tell_their_rank_are_no_warning() -> None:
+    class Layer(torch.nn.Linear):
+        def extra_repr(self) -> str:
+            return f"part={int(self.weight[0, 0])}"
+
+    layers = [Layer(2, 2) for _ in range(2)]
+    for rank, layer in enumerate(layers):
+        torch.nn.init.constant_(layer.weight, rank)
+    drawn = text(layers)
+    assert drawn.endswith("set up differently: [0] Layer(part=0); [1] Layer(part=1)")
+    assert "≠" not in drawn
 
 
 def test_parameters_without_data_are_called_so_not_large() -> None:

@@ -144,6 +144,13 @@ def test_numbers_agree_with_torch() -> None:
         assert row["max_rel"] == pytest.approx(rel.max().item())
 
 
+def test_a_nan_in_one_is_no_difference_of_0(four: ThreadedSession) -> None:
+    found = four.compare(four.call_packed(lambda: torch.ones(2)), torch.tensor([1.0, math.nan]))
+    heads, row = repr(found).split("\n")[1:3]
+    assert heads.split()[-2:] == ["b", "relative"]
+    assert row.split() == ["[0-3]", "1", "of", "2", "1", "nan", "[1]", "1", "nan", "nan"]
+
+
 def test_nan_and_infinity() -> None:
     nan, inf = math.nan, math.inf
     assert pair(torch.tensor([nan, inf]), torch.tensor([nan, inf]))["differ"] == 0

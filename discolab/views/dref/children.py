@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ..formats import cut, format_bytes, format_ranks, format_shape, format_workers
-from ..parts import Align, Column, Details, Part, Row, Table, Text, VStack
+from ..parts import Align, Column, Details, Part, Role, Row, Table, Text, VStack
 from ..summary import summarize
 from .contents import content_classes, content_key, free_verdict, grouped, odd_ranks, row_verdict
 
@@ -32,6 +32,7 @@ _MOST_ROWS = 40
 _MOST_OPEN = 12  # rows that are shown without being asked for
 _RIGHT = {"bytes"}
 _MOST_KEYS = 8  # columns
+_MOST_SETTINGS = 6
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,65 @@ def _modules(records: _Records, num_groups: int, ask: str) -> Children:
     titles = ("name", "shape", "dtype", "layout", "bytes", "workers", "")
     words = "parameters and buffers" if _has_buffer(first) else "parameters"
     parts = section_parts(words, titles, rows, left) + _not_compared(records, ask)
-    return Children(tuple(parts), verdict_of(words, titles, rows, left))
+    verdict = verdict_of(words, titles, rows, left)
+    apart = set_up_apart(records)
+    parts += apart
+    if any(part.role == "warning" for part in apart) and (
+        verdict is None or verdict.role != "warning"
+    ):
+        verdict = Text("modules are set up differently", "warning")
+    return Children(tuple(parts), verdict)
+
+
+def set_up_apart(records: _Records) -> list[Text]:
+    """How modules that have the same parameters are in other modes, or have other settings.
+
+    Where parameters are distinct, as with shards, settings may be: a layer may tell its rank.
+    """
+    found: list[Text] = []
+    modes = {rank: _mode(record.get("training")) for rank, record in records.items()}
+    if len(set(modes.values())) > 1 and all(modes.values()):
+        found.append(
+            Text("; ".join(f"[{ranks}] {mode}" for mode, ranks in grouped(modes)), "warning")
+        )
+    settings = {rank: _settings(record) for rank, record in records.items()}
+    words = dict.fromkeys(word for said in settings.values() for word in said)
+    odd = [word for word in words if not all(word in said for said in settings.values())]
+    if odd:
+        digests = {record.get("digest") for record in records.values()}
+        role: Role = "warning" if len(digests) == 1 and None not in digests else "muted"
+        told = [
+            f"[{format_ranks(rank for rank, said in settings.items() if word in said)}] {word}"
+            for word in odd[:_MOST_SETTINGS]
+        ]
+        more = f"; and {len(odd) - len(told)} more" if len(odd) > len(told) else ""
+        found.append(Text(f"set up differently: {'; '.join(told)}{more}", role))
+    return found
+
+
+def differ_but_for_values(records: _Records) -> bool:
+    """Whether modules of which all values are equal are in other modes, frozen or set up apart."""
+    if {record.get("kind") for record in records.values()} != {"module"}:
+        return False
+    return bool(set_up_apart(records)) or any(map(_frozen_verdict, by_name(records).values()))
+
+
+def _mode(training: object) -> str:
+    """``in train mode``, ``in eval mode``, ``3 of 5 modules in train mode``; "" if not known."""
+    match training:
+        case [int(some), int(count)]:
+            if some in (0, count):
+                return "in train mode" if some else "in eval mode"
+            return f"{some} of {count} modules in train mode"
+        case _:
+            return ""
+
+
+def _settings(record: Mapping[str, Any]) -> list[str]:
+    pairs = record.get("settings")
+    if not isinstance(pairs, list):
+        return []
+    return [f"{count} × {word}" if count > 1 else str(word) for word, count in pairs]
 
 
 def _unlike_modules(records: _Records, num_groups: int, ask: str) -> Children:

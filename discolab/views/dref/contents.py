@@ -35,6 +35,8 @@ _PASSING = {
     "thumbnail",
     "histogram",
     "places",
+    "training",
+    "settings",
 }
 
 

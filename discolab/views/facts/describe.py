@@ -96,7 +96,9 @@ def describe(value: object, stats: Stats = "auto") -> Record:
         - "module": ``type``, ``layers`` (names), ``parameters``, ``nbytes``, ``params`` (name,
           shape, dtype, nbytes, digest; ``buffer``, ``frozen``, ``grad`` where true; ``layout``,
           an index into ``layouts``), ``more`` (parameters and buffers beyond 40), ``brief`` (of
-          500 of those: name, words, digest), ``digest`` of all.
+          500 of those: name, words, digest), ``digest`` of all; ``training`` (how many of the
+          modules in it, and how many there are), ``settings`` (what they say of themselves, and
+          how many do).
         - "list", "tuple", "dict", "dataclass": ``type``, ``length``, ``items`` (key, value),
           ``more``; of tensors beyond 40 ``brief`` as above. Up to 16 MiB in all, tensors in it
           have a ``digest``.
@@ -158,7 +160,7 @@ def _tensor(value: torch.Tensor, scope: _Scope, depth: int) -> Record:
 def _inner_module(value: torch.nn.Module, stats: Stats) -> Record:
     """A module in a container: in a line, not parameter by parameter."""
     record = describe_module(value, stats)
-    for key in ("params", "brief", "layouts", "more"):
+    for key in ("params", "brief", "layouts", "more", "training", "settings"):
         record.pop(key, None)
     return record
 
@@ -332,6 +334,7 @@ MOST_LISTED = 40  # parameters, or items of a container, told in full
 MOST_BRIEF = 500  # parameters after those
 _MOST_LAYERS = 8
 _MOST_LAYOUTS = 16
+_MOST_SET_UP = 1000  # modules whose settings are looked at
 _NAME_LIMIT = 120
 _LISTS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
 
@@ -363,6 +366,8 @@ def describe_module(module: torch.nn.Module, stats: Stats) -> Record:
         for row, digest in zip(rows[:MOST_LISTED], digests[:MOST_LISTED], strict=True)
     ]
     record |= {"parameters": sum(counts), "nbytes": nbytes, "params": listed}
+    if stats is not False:
+        record |= _set_up(module)
     if layouts.found:
         record["layouts"] = layouts.found
     if len(rows) > MOST_LISTED:
@@ -422,6 +427,26 @@ def _row(name: str, value: Any, buffer: bool, digest: str | None, layouts: _Layo
         except FAILURES as error:
             row["error"] = error_text(error)
     return row
+
+
+def _set_up(module: torch.nn.Module) -> Record:
+    """In what mode the modules in it are, and their settings, as a dropout's rate: equal ones once.
+
+    Of a few modules there are many in a model, so a line for each kind is enough.
+    """
+    try:
+        inner = [one for _, one in itertools.islice(module.named_modules(), _MOST_SET_UP)]
+        found: dict[str, int] = {}
+        for one in inner:
+            said = one.extra_repr()
+            if isinstance(said, str) and said and " at 0x" not in said:
+                words = carriable(cut(f"{type_name(one)}({said})", _NAME_LIMIT))
+                found[words] = found.get(words, 0) + 1
+        training = sum(bool(one.training) for one in inner)
+    except FAILURES:
+        return {}
+    settings = [list(pair) for pair in itertools.islice(found.items(), MOST_LISTED)]
+    return {"training": [training, len(inner)], "settings": settings}
 
 
 def _words(value: Any) -> str:
