@@ -291,12 +291,15 @@ def _missing(moments: Sequence[Moment], failing: Failing, joined: Mapping[int, i
     """Since when variables are not on some workers that others have."""
     facts = []
     for name, ranks in failing.missing.items():
-        since = None
-        for moment in reversed(moments):
-            has = [rank for rank, held in moment.values.items() if name in held]
-            if not has or set(has).intersection(ranks):
-                break
-            since = moment
+        since, had = None, False
+        for moment in moments:
+            has = {rank for rank, held in moment.values.items() if name in held}
+            if has.intersection(ranks):
+                since, had = None, True
+            elif not has and not had:  # they have never had it: since when others have it
+                since = None
+            elif since is None:
+                since = moment
         if since is None:
             continue
         words = f"{name}: not on {name_ranks(ranks)} since"

@@ -391,6 +391,12 @@ def test_what_is_not_there_on_some_workers(three: Kernel) -> None:
     three.ok("%%disco -t 0-1\nu = torch.ones(1)")
     three.fails("%%disco\nu += 1")
     assert re.match(r"2. u: not on worker 2 since · Cell In\[\d+\]$", lines(three)[1])
+    three.ok("%%disco\nv = 1")
+    three.ok("%%disco\ndel v")
+    three.ok("%%disco -t 1\nv = 2")
+    cell = number(three.fails("%%disco\nv + 1"))
+    deleted = f"Cell In[{int(cell[8:-1]) - 2}]"  # not the one in which worker 1 made it anew
+    assert lines(three)[1] == f"2. v: not on workers 0, 2 since · {deleted}"
 
 
 def test_random_numbers_drawn_by_one_in_the_cell_that_fails(three: Kernel) -> None:
