@@ -128,7 +128,8 @@ def explain(session: Session) -> Explanation:
     stopped = earlier and all(failure.interrupted for failure in failures)
     failed_calls: list[Fact] = []
     others = deaths + failing + stands + frozen + hang
-    if running & {failure.call for failure in failures}:  # some have failed, others go on or stand
+    # some have failed, others go on or stand, in that call or an earlier one
+    if any(0 <= call <= failure.call for call in running for failure in failures[:1]):
         failed_calls = _failure(failures, found)[: max(1, _MOST_LINES - len(others))]
     elif not (hang or failing or stands or stopped):
         failed_calls = _failure(failures, found)

@@ -32,6 +32,7 @@ from ..runtime.session import Session
 from ..runtime.sources import is_cell, place
 from ..runtime.user_code import is_user_file
 from ..runtime.worker import Worker, current_worker
+from ..views.formats import cut
 from .awaiting import run_code
 from .cells import keep_source
 
@@ -45,16 +46,23 @@ class CellInterrupted(KeyboardInterrupt):
 
     def __init__(self, failures: list[Failure], going_on: Sequence[str] = ()) -> None:
         where: dict[str, list[int]] = {}
+        before: dict[str, list[int]] = {}
         for failure in failures:
-            if failure.frames:
-                # the cell's own line, also below the loop in which it awaited
-                users = (frame for frame in failure.frames if is_user_file(frame[0]))
-                file, line, _ = next(users, failure.frames[0])
+            if not failure.frames:
+                continue
+            # the cell's own line, also below the loop in which it awaited
+            users = (frame for frame in failure.frames if is_user_file(frame[0]))
+            file, line, _ = next(users, failure.frames[0])
+            if failure.interrupted or failure.victim:
                 where.setdefault(place(file, line), []).append(failure.rank)
+            else:  # by itself, before
+                words = f"{cut(failure.headline.splitlines()[0], 200)} at {place(file, line)}"
+                before.setdefault(words, []).append(failure.rank)
         places = [f"{name_ranks(ranks)} at {text}" for text, ranks in where.items()]
-        text = "stopped " + "; ".join(places) if places else "stopped"
+        failed = [f"{name_ranks(ranks)} had failed: {text}" for text, ranks in before.items()]
+        text = "; ".join(["stopped " + "; ".join(places) if places else "stopped", *failed])
         if going_on:
-            text = "; ".join(["not stopped: " + ", ".join(going_on), *places])
+            text = "; ".join(["not stopped: " + ", ".join(going_on), *places, *failed])
         super().__init__(text)
 
     def _render_traceback_(self) -> list[str]:

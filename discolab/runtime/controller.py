@@ -42,7 +42,7 @@ from .errors import (
     WorkerError,
     session_closed,
 )
-from .failures import Failure, name_ranks
+from .failures import Failure, fold, name_ranks
 from .interpreter_lock import is_on
 from .interrupts import TICK, Count, reentrant_lock, run_steps, shield, waiting_threads
 from .registers import DRefBook, RegisterFile
@@ -567,6 +567,12 @@ class Controller:
             f"{name_ranks(ticket.missing or ticket.asked)}; the workers now:"
         ]
         lines += [f"  {status}" for status in self.status()]
+        answers = ticket.values.copy().values()
+        failed = [one for one in answers if isinstance(one, Failure) and not one.victim]
+        for group in fold(failed):  # who has failed is just idle
+            what = group[0].headline.splitlines()[0]
+            ranks = name_ranks(one.rank for one in group)
+            lines.append(f"{ranks} failed in {group[0].summary}: {what}")
         lines.append(
             "The work goes on: wait again, or end it with sess.interrupt() or the stop button"
         )

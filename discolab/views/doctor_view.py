@@ -77,16 +77,20 @@ def verdict(found: Diagnosis) -> Text:
     dead = [status.rank for status in found.workers if status.state == "dead"]
     if dead:
         return Text(f"{format_workers(dead)} died: %disco_restart starts new ones", "error")
+    waiting = [status.rank for status in found.workers if status.state == "waiting"]
+    verb = "waits" if len(waiting) == 1 else "wait"
+    # as in a remote call: below it says for what
+    who = f"{format_workers(waiting)} {verb} outside any collective" if waiting else "nobody waits"
     if not found.rounds:
-        return Text("nobody waits; no collective to show", "muted")
+        return Text(f"{who}; no collective to show", "warning" if waiting else "muted")
     states = {entry.state for one in found.rounds for entry in one.entries}
     if states == {"done"}:
-        return Text("nobody waits; the last collectives are done")
+        return Text(f"{who}; the last collectives are done", "warning" if waiting else "plain")
     if "failed" in states:
-        return Text("nobody waits; a collective has failed", "warning")
+        return Text(f"{who}; a collective has failed", "warning")
     if STOPPED in states:
-        return Text("nobody waits; a collective was stopped", "warning")
-    return Text("nobody waits", "warning")
+        return Text(f"{who}; a collective was stopped", "warning")
+    return Text(who, "warning")
 
 
 def _heading(text: str) -> Text:

@@ -217,6 +217,27 @@ def test_a_worker_that_hangs_outside_any_collective(three: Kernel) -> None:
     three.ok("sess.interrupt()")
 
 
+def test_one_fails_in_a_cell_to_which_a_busy_one_has_not_come(three: Kernel) -> None:
+    busy = "import time\nif rank == 1: time.sleep(60)"
+    three.fails(f"%%disco --timeout 0.5\n{busy}")
+    failed = three.fails("%%disco --timeout 0.5\nif rank == 0: raise ValueError('x')")
+    assert "worker 0 failed in the cell: ValueError: x" in failed.traceback.replace(" (called", "")
+    told = lines(three)
+    assert told[0].startswith("1. worker 0 raised ValueError: x · Cell In[")
+    assert told[1].startswith("2. worker 1 is waiting for time.sleep(60) in the cell")
+    assert three.ok("sess.interrupt()").text == "[]"
+
+
+def test_who_has_failed_is_not_told_as_stopped(three: Kernel) -> None:
+    code = "%%disco\nimport time\nif rank == 0: raise ValueError('x')\ntime.sleep(60)"
+    words = three.fails(code, interrupt_after=1.0).error["evalue"]
+    assert re.fullmatch(
+        r"stopped workers 1-2 at (Cell In\[\d+\]), line 4; "
+        r"worker 0 had failed: ValueError: x at \1, line 3",
+        words,
+    )
+
+
 def test_it_was_stopped(three: Kernel) -> None:
     three.ok("%%disco\nimport time")  # of new workers the first cell takes longer
     three.fails("%%disco\n" + HANG.format(100), interrupt_after=1.5)

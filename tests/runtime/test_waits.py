@@ -50,6 +50,25 @@ def test_a_deadline_says_what_each_worker_does_and_the_work_goes_on(
     assert ref.debug_get_from_all() == [0, 1]
 
 
+def fail_or_wait(gate: Gate) -> None:
+    if current_worker().rank == 0:
+        raise ValueError("why\nmore")
+    gate.wait(20)
+
+
+@pytest.mark.conformance
+def test_a_deadline_tells_who_has_failed(pair: ThreadedSession, gate: Gate) -> None:
+    """Who has is idle: what the others wait for may be the consequence."""
+    ref = pair.call_packed(fail_or_wait, gate)
+    with pytest.raises(
+        WaitTimeoutError, match=r"worker 0 failed in call of 'fail_or_wait' .*why\n"
+    ):
+        ref.debug_get_from_all(timeout=0.5)
+    gate.set()
+    with pytest.raises(WorkerError, match="why"):
+        ref.debug_get_from_all()
+
+
 @pytest.mark.parametrize("what", ["sync_all", "sync_worker", "fetch", "copy", "set"])
 def test_every_wait_takes_a_deadline(pair: ThreadedSession, gate: Gate, what: str) -> None:
     ref = pair.empty(2, "float32")

@@ -278,6 +278,18 @@ def test_a_stop_is_no_failure(four: ThreadedSession) -> None:
     assert found.failure == ""
 
 
+def test_what_has_failed_is_not_stopped_by_a_later_stop(four: ThreadedSession) -> None:
+    fails(four, lambda: ccl.all_reduce(torch.ones(1 + rank() // 3)))
+    before = doctor(four)
+    four.call_packed(time.sleep, 30)
+    until_waiting(four, 4)
+    assert drawn(doctor(four))[1] == "workers 0-3 wait outside any collective; " + (
+        "a collective has failed"
+    )
+    assert four.interrupt(timeout=20) == []
+    assert doctor(four).rounds == before.rounds
+
+
 def cross() -> None:
     if rank() < 2:
         ccl.recv(torch.ones(4), 1 - rank())

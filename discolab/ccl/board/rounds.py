@@ -150,12 +150,14 @@ def _round(
 ) -> Round:
     one = next(iter(calls.values()))
     usual, late = _usual(calls.values()), _late(calls, failures)
+    ends = (line.get(one.ordinal) for line in failures.values())
+    was_stopped = any(end is not None and end.interrupted for end in ends)
     entries = []
     for rank in _members(calls):
         call = calls.get(rank)
         if call is not None:
             odd = call.signature not in usual
-            entry = _entry(call, workers[rank], failures[rank].get(call.ordinal), odd)
+            entry = _entry(call, workers[rank], failures[rank].get(call.ordinal), odd, was_stopped)
             if rank in late and entry.state is FAILED:
                 entry = replace(entry, state=LATE, odd=True)
             entries.append(entry)
@@ -185,11 +187,12 @@ def _late(
     return [call.rank for call in failed if call.began > over]
 
 
-def _entry(call: Call, worker: Peer, failure: Failure | None, odd: bool) -> Entry:
+def _entry(
+    call: Call, worker: Peer, failure: Failure | None, odd: bool, was_stopped: bool
+) -> Entry:
     seconds = (call.ended or time.monotonic()) - call.began
-    return Entry(
-        call.rank, _words(call), _state(call, worker, failure), odd, in_words(call.site), seconds
-    )
+    state = _state(call, worker, failure, was_stopped)
+    return Entry(call.rank, _words(call), state, odd, in_words(call.site), seconds)
 
 
 def _words(call: Call) -> str:
@@ -200,9 +203,12 @@ def _words(call: Call) -> str:
     return f"{signature.op} {'to' if signature.op == 'send' else 'from'} {whom}{signature.of}"
 
 
-def _state(call: Call, worker: Peer, failure: Failure | None) -> str:
+def _state(call: Call, worker: Peer, failure: Failure | None, was_stopped: bool) -> str:
+    """How far a call has come; `was_stopped`: an interrupt has ended its command somewhere."""
     if call.state is DONE:
         return DONE
+    if call.state is FAILED and not was_stopped:  # before a later command was stopped
+        return FAILED
     if call.ordinal < worker.resumed_at or (failure is not None and failure.interrupted):
         return STOPPED
     if call.state is FAILED:
