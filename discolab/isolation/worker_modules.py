@@ -380,6 +380,8 @@ class _Finder:
         parent = name.rpartition(".")[0]
         if parent and not isinstance(sys.modules.get(parent), WorkerModule):
             return None
+        if target is not None and not isinstance(target, WorkerModule):
+            return None  # `importlib.reload` of one that was there before its folder was added
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or not (parent or is_beside(spec, _added())):
             return None
@@ -528,8 +530,23 @@ def _install(patches: Patches) -> None:
 
         return import_and_make
 
+    def reload_over(reload: Function) -> Function:
+        @functools.wraps(reload)
+        def reload_own(module: ModuleType) -> ModuleType:
+            # Python reloads what stands in sys.modules; who calls may hold what it stands for
+            shell = sys.modules.get(getattr(module, "__name__", ""))
+            worker = current_worker_or_none()
+            if isinstance(shell, WorkerModule) and _module_of(shell, worker) is module:
+                reload(shell)
+            else:
+                module = reload(module)
+            return module
+
+        return reload_own
+
     patches.replace(importlib._bootstrap, "_find_and_load", load_over)
     patches.replace(builtins, "__import__", import_over)
+    patches.replace(importlib, "reload", reload_over)
     process = os.getpid()  # a child has its worker's modules from `_in_child`
     patches.at_undo(lambda: _put_back(of_cells=True) if os.getpid() == process else None)
     at = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else len(sys.meta_path)

@@ -541,6 +541,28 @@ result = [dl_config.value, dl_kit.part.value]
     assert importlib.import_module("dl_config").value == mine.value == "notebook"
 
 
+def test_a_module_is_reloaded_for_who_asks(
+    make: Callable[..., Session], project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that was imported before its folder, the notebook's, was added in a cell."""
+    monkeypatch.chdir(project)
+    sys.path.insert(0, "")
+    write(project, dl_mine="value = 1", dl_ours="value = 1")
+    importlib.invalidate_caches()
+    mine: Any = importlib.import_module("dl_mine")
+    sess = make(2, timeout=60)
+    assert cell(sess, "import dl_ours\nresult = dl_ours.value") == [1, 1]
+    add = f"import importlib, sys\nsys.path.insert(0, {str(project)!r})\nimport dl_mine\n"
+    values = "result = dl_mine.value, dl_ours.value"
+    assert cell(sess, add + values) == [(1, 1)] * 2
+    write(project, dl_mine="value = 22", dl_ours="value = 22")
+    assert importlib.reload(mine) is mine
+    assert mine.value == 22
+    assert cell(sess, values) == [(1, 1)] * 2
+    again = "importlib.reload(dl_ours)\nimportlib.reload(dl_mine)\n"
+    assert cell(sess, again + values) == [(22, 22)] * 2
+
+
 def test_a_relative_folder_of_a_worker_is_its_own(
     make: Callable[..., Session], by_rank: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
