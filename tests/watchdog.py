@@ -4,7 +4,8 @@ pytest-timeout raises in the main thread, once for each test. That does not end 
 stands in C++ code, nor one that hangs again while the test is taken down. So this process beside
 the tests hears of each one that begins. If for long after that it hears of none, it says which one
 hangs, lets the run print where every thread stands (pytest's faulthandler does on SIGABRT), and
-ends it. Before the first test, while tests are collected, nothing is timed: that takes long on a
+ends it with the processes that it has started: those hold its pipes, and pytest-xdist would wait
+for them. Before the first test, while tests are collected, nothing is timed: that takes long on a
 busy machine.
 
 Started by conftest.py: ``python watchdog.py PID``, a line on stdin for each test: the seconds that
@@ -12,6 +13,7 @@ it may take, and its name.
 """
 
 import contextlib
+import glob
 import os
 import select
 import signal
@@ -63,13 +65,26 @@ def watch(pid: int) -> None:
 def end(pid: int, why: str) -> None:
     """Say why, have the process print its threads, end it, and say it again below them."""
     print(why, file=sys.stderr, flush=True)
+    started = children(pid)
     os.kill(pid, signal.SIGABRT)
     deadline = time.monotonic() + SECONDS_TO_PRINT
     while os.getppid() == pid and time.monotonic() < deadline:
         time.sleep(0.1)
     if os.getppid() == pid:
         os.kill(pid, signal.SIGKILL)
+    for child in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
     print(why, file=sys.stderr, flush=True)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that this one has started, but for the watchdog; none without a /proc."""
+    found = []
+    for path in glob.glob(f"/proc/{pid}/task/*/children"):
+        with contextlib.suppress(OSError), open(path) as file:
+            found += [int(child) for child in file.read().split()]
+    return [child for child in found if child != os.getpid()]
 
 
 if __name__ == "__main__":
