@@ -166,6 +166,14 @@ def test_modules_with_equal_parameters_that_are_set_up_differently_are_told() ->
         assert words in render_text(whos_parts("s", variables, num_workers=len(values)))
 
 
+def test_equal_ragged_tensors_are_equal() -> None:
+    """torch counts ragged sizes through a process: j1, j2, ..."""
+    parts = [torch.ones(2), torch.ones(3)]
+    ragged = [torch.nested.nested_tensor(parts, layout=torch.jagged) for _ in range(2)]
+    assert "✓ equal on all workers" in text(ragged)
+    assert "[2, j] jagged" in text(ragged)
+
+
 def test_layers_that_tell_their_rank_are_no_warning() -> None:
     class Layer(torch.nn.Linear):
         def extra_repr(self) -> str:

@@ -55,6 +55,28 @@ def test_nothing_is_claimed_of_values_that_just_differ(sess: ThreadedSession) ->
     del other
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_replicas_that_have_come_apart_are_no_partial_sums(
+    sess: ThreadedSession, dtype: torch.dtype
+) -> None:
+    """Their mean is each of them, also the one that all hold."""
+    from discolab.runtime import current_worker
+
+    def apart() -> torch.Tensor:
+        step = torch.finfo(dtype).eps * current_worker().worker_id
+        return (torch.randn(40, 50, generator=torch.Generator().manual_seed(3)) * (1 + step)).to(
+            dtype
+        )
+
+    ref = sess.call_packed(apart)
+    held = sess.call_packed(
+        lambda: torch.randn(40, 50, generator=torch.Generator().manual_seed(3)).to(dtype)
+    )
+    words = "4 different values: nearly equal; replicas that have come apart, or shards?"
+    assert said(ref) == words
+    del held
+
+
 def test_a_number_is_no_shard(sess: ThreadedSession) -> None:
     from discolab.runtime import current_worker
 

@@ -2,13 +2,15 @@
 
 Nothing tells a shard from a partial sum in a tensor alone. Three things can: the call that has made
 it (a scatter gives out pieces), a tensor that all workers hold and of which each has its part, and
-one that all workers hold and which is the sum of theirs. A part is compared value by value on its
-worker. A sum is found by random projections: a worker sends a few numbers for each tensor, and no
-collective runs. Only tensors up to 4 MiB are looked at. Where nothing is found, nothing is claimed.
+one that all workers hold and which is the sum of theirs. Where all are the same but for a little,
+they may be copies that have come apart. A part is compared value by value on its worker. A sum is
+found by random projections: a worker sends a few numbers for each tensor, and no collective runs.
+Only tensors up to 4 MiB are looked at. Where nothing is found, nothing is claimed.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -33,6 +35,8 @@ _LARGEST = 4 * 2**20  # bytes of a tensor
 _MOST = 200  # tensors of a worker
 _LONGEST = 0.15  # seconds
 _ROUNDINGS = 8  # a sum may be off by so many roundings of its terms
+_NEAR = 1e-4  # of its norm, by which a tensor may differ from one that is nearly equal
+_FEW = 8  # elements; fewer are alike by chance, as losses are
 
 
 def question(summary: ValueSummary) -> Text:
@@ -84,7 +88,25 @@ def _look(ref: DRef, deadline: float) -> str | None:
         shared = set(dims).intersection(*(answer["parts"].get(label, ()) for answer in known))
         if shared:
             return f"the parts of {cut(label, 40)} along dim {min(shared)}"
+    if _nearly_equal(known):
+        return "nearly equal; replicas that have come apart, or shards?"
     return _sum_of(known)
+
+
+def _nearly_equal(known: list[Mapping[str, Any]]) -> bool:
+    """Whether all are the same but for a little: their mean is each of them, and says nothing.
+
+    Projections of two tensors that have nothing to do with each other differ by about their norm.
+    """
+    own, count = [answer["own"] for answer in known], known[0]["count"]
+    if count < _FEW or any(numbers is None or not numbers[2] for numbers in own):
+        return False
+    share = max(_NEAR, _ROUNDINGS * known[0]["eps"]) / math.sqrt(count)
+    return all(
+        abs(a - b) <= share * numbers[2]
+        for numbers in own[1:]
+        for a, b in zip(numbers[:2], own[0][:2], strict=True)
+    )
 
 
 def _sum_of(known: list[Mapping[str, Any]]) -> str | None:
@@ -117,9 +139,10 @@ def relations(value: Any, num_workers: int, names: Mapping[int, str]) -> dict[st
     Returns
     -------
     dict
-        ``own``: its projections, None for what is not floating point; ``eps``; ``same``: by name,
-        digest and projections of tensors of its shape; ``parts``: by name, the dims along which it
-        is this worker's part of a larger one. None if the tensor can't be looked at.
+        ``own``: its projections, None for what is not floating point; ``eps``; ``count`` of its
+        elements; ``same``: by name, digest and projections of tensors of its shape; ``parts``: by
+        name, the dims along which it is this worker's part of a larger one. None if the tensor
+        can't be looked at.
     """
     try:
         worker = current_worker()
@@ -129,6 +152,7 @@ def relations(value: Any, num_workers: int, names: Mapping[int, str]) -> dict[st
         floating = mine.is_floating_point()
         shape, rank = mine.shape, worker.worker_id
         found: dict[str, Any] = {"own": None, "eps": 0.0, "same": {}, "parts": {}}
+        found["count"] = mine.numel()
         if floating:
             weights = torch.randn(2, mine.numel(), dtype=torch.float64, generator=_generator())
             found["own"] = _project(mine, weights, size=True)

@@ -36,6 +36,7 @@ _NOISE = 1e-12  # a mean or deviation below this share of the largest magnitude 
 _LANES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 _IN_FLIGHT = "a collective is in flight: data not read"
 _UNREADABLE = re.compile(r"u?int[1-7]$|bits|float4")  # torch has no arithmetic for these
+_RAGGED = re.compile(r"^j\d+$")
 _COMPRESSED = {
     torch.sparse_csr: ("crow_indices", "col_indices"),
     torch.sparse_bsr: ("crow_indices", "col_indices"),
@@ -130,8 +131,11 @@ def is_dtensor(value: object) -> bool:
 
 
 def shape_of(tensor: torch.Tensor) -> list[object]:
-    """Give the shape as a list; sizes that are not integers (ragged tensors) as strings."""
-    return [size if type(size) is int else str(size) for size in tensor.shape]
+    """Give the shape as a list; sizes that are not integers (ragged tensors) as strings.
+
+    torch numbers ragged sizes, ``j3``, as they are made in a process: that says nothing.
+    """
+    return [size if type(size) is int else _RAGGED.sub("j", str(size)) for size in tensor.shape]
 
 
 def dtype_name(dtype: torch.dtype) -> str:
