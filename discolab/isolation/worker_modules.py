@@ -452,6 +452,15 @@ def _shells() -> dict[str, WorkerModule]:
     return {n: m for n, m in sys.modules.copy().items() if type(m) is WorkerModule}
 
 
+def names_of_own(worker: Worker) -> list[str]:
+    """The modules that cells of a worker thread have imported for it alone."""
+    return [
+        name
+        for name, shell in _shells().items()
+        if _state(shell, "_cells").get(worker) not in (None, _module_of(shell, None))
+    ]
+
+
 def end() -> None:
     """The last script has ended: nothing of it is left where Python looks for modules."""
     global _folder

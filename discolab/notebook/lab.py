@@ -24,6 +24,7 @@ from .loading import Loading
 from .output import OutputCapture
 from .panels import Panels
 from .programs import Programs
+from .reloading import Reloading
 from .running import Running
 from .sessions import Sessions
 from .snapshotting import Snapshotting
@@ -52,6 +53,7 @@ class Lab:
         self._cells = CellTeller(shell)
         self.sessions = Sessions(shell, self._config, self._output, self._cells)
         self._running = Running(self.sessions)
+        self._reloading = Reloading(self.sessions)
         self.variables = Variables(self.sessions)
         self.loading = Loading(self.sessions)
         self.snapshotting = Snapshotting(self.sessions, self.loading)
@@ -115,6 +117,7 @@ class Lab:
         self.debugging.uninstall()
         self._inspector.uninstall()
         self._cells.uninstall()
+        self._reloading.uninstall()
         at_restart.remove(self.sessions.for_new_worker)
         self.panels.watch_no_more()
         terminal.uninstall(self.shell)
@@ -126,6 +129,7 @@ class Lab:
 
     def _after_cell(self, result: Any = None) -> None:
         self._output.install()  # a library may have replaced the streams
+        self._reloading.cell_ends()
         # asked before the output is shown: what a cell has printed is there once it has ended
         ends = self._running.ends()
         self._output.flush()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -265,3 +268,44 @@ def test_conditions_and_expressions_complete(two: Kernel) -> None:
     two.ok("%disco_abort")
     two.fails("%%disco\ndef breaks(its_own):\n    its_own / 0\nbreaks(1)")
     assert two.complete("%disco_pm -e its_o") == ["its_own"]
+
+
+def test_autoreload_reloads_on_all_workers(two: Kernel, tmp_path: Path) -> None:
+    """Modules of the notebook's folders, and those that each worker has for itself."""
+    age = itertools.count(100, 100)
+
+    def edit(number: int, more: str = "") -> None:
+        for name in ("ours", "own"):
+            file = tmp_path / name / f"dl_{name}.py"
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(f"count = 0\ndef f(): return {number}\n{more}")
+            os.utime(file, (later := time.time() + next(age), later))
+
+    def now() -> str:
+        """What functions give that the cell has by name, by import, and what the modules keep."""
+        return two.ok(f"%%disco\n{add}; print(dl_ours.f(), g(), dl_own.f(), h(), count())").stdout
+
+    add = "dl_ours.count += 1; dl_own.count += 1"
+    edit(1)
+    two.ok(f"import sys; sys.path.append({str(tmp_path / 'ours')!r})")
+    two.ok("%load_ext autoreload\n%autoreload 2")
+    two.ok(f"""%%disco
+import sys
+sys.path.insert(0, {str(tmp_path / "own")!r})
+import dl_ours, dl_own
+from dl_ours import f as g
+from dl_own import f as h
+count = lambda: dl_own.count""")
+    assert now() == "[0-1] 1 1 1 1 1\n"
+    edit(2)
+    assert now() == "[0-1] 2 2 2 2 2\n"
+    edit(3, "nonsense(")
+    failed = two.run("%%disco\nprint(g(), h())")
+    assert failed.stdout == "[0-1] 2 2\n"
+    assert "autoreload of dl_own failed" in failed.stderr
+    two.ok("%autoreload 0")
+    assert now() == "[0-1] 2 2 2 2 3\n"
+    edit(4)
+    assert now() == "[0-1] 2 2 2 2 4\n"
+    two.ok("%autoreload")
+    assert now() == "[0-1] 4 4 4 4 5\n"
