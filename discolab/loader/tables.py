@@ -287,13 +287,13 @@ def _parameters(cuts: Cuts, dtype: torch.dtype | None, limit: int | None) -> Par
     for found in folds[:limit]:
         name = found.names[0]
         entry, layout = resolved.catalog.entries[name], resolved.layouts[name]
-        per_worker = max(cuts.memory(name, dtype)) * len(found.names)
+        sizes = [size * len(found.names) for size in cuts.memory(name, dtype)]
         cells = (
             format_shape(entry.shape),
             _dtype(entry, dtype),
             str(layout),
             _shards(cuts.of(name)),
-            format_bytes(per_worker),
+            "–".join(map(format_bytes, sorted({min(sizes), max(sizes)}))),
         )
         rows.append((found, cells, not layout.cuts))
     heads = (
