@@ -32,6 +32,7 @@ from . import (  # noqa: F401
     programs,
     python_process,
     registries,
+    replaced_functions,
     shared_leaves,
     streams,
     switches,

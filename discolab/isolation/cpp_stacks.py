@@ -23,7 +23,11 @@ def _install(patches: Patches) -> None:
     if _MODE in os.environ or shutil.which(os.environ.get(_PROGRAM, "addr2line")):
         return
     os.environ[_MODE] = "dladdr"
-    patches.at_undo(lambda: os.environ.pop(_MODE, None))
+    patches.at_undo(_forget)
+
+
+def _forget() -> None:
+    os.environ.pop(_MODE, None)
 
 
 table.add(

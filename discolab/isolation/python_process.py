@@ -243,8 +243,8 @@ _SHARED = {
     "`os.sched_setaffinity` and `os.nice`, `sys.stdin`": "The kernel keeps the first two for each "
     "thread, and a worker's threads to come inherit them; also the next script does. Nobody can "
     "type to a worker.",
-    "attributes of `builtins`": "One for all; `get_ipython` is there on a worker thread too. "
-    "Functions that a script puts there go at its end.",
+    "attributes of `builtins` that are no functions": "One for all; `get_ipython` is there on a "
+    "worker thread too.",
     "`sys.excepthook`, `threading.excepthook`, `faulthandler`": "One for all; what they print in "
     "a worker's thread bears its rank.",
 }
