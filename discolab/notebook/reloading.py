@@ -35,10 +35,17 @@ class Reloading:
         sessions.at_set_up.append(self._begin)
 
     def cell_ends(self) -> None:
-        """Follow the shell's reloader from the cell on that loads IPython's extension."""
+        """Follow the shell's reloader from the cell on that loads IPython's extension.
+
+        What it keeps of a module's source decides whether it executes an edited module anew or only
+        its functions; all must have it since the cell that has imported the module.
+        """
         magics = self._sessions.shell.magics_manager.registry.get("AutoreloadMagics")
         reloader = getattr(magics, "_reloader", None)
-        if reloader is None or reloader is self._followed:
+        if reloader is None:
+            return
+        _keep_sources(reloader)
+        if reloader is self._followed:
             return
         self.uninstall()
         self._followed = reloader
@@ -81,6 +88,11 @@ def settings_of(reloader: Any, check_all: bool) -> dict[str, Any]:
     }
 
 
+def _keep_sources(reloader: Any) -> None:
+    if hasattr(reloader, "deduper_reloader"):
+        reloader.deduper_reloader.update_sources()
+
+
 # -- on the worker -------------------------------------------------------------------------
 
 
@@ -108,7 +120,7 @@ def reload_edited(settings: dict[str, Any] | None) -> None:
 
 
 def _note_imported() -> None:
-    """Note when the files of modules were edited that the cell has imported, at its end."""
+    """Note at a cell's end which modules it has imported, as they are."""
     worker = current_worker()
     own = _names_of_own(worker)
     if not own:
@@ -120,6 +132,7 @@ def _note_imported() -> None:
             _, time = reloader.filename_and_mtime(sys.modules.get(name))
             if time is not None:
                 times[name] = time
+    _keep_sources(reloader)
 
 
 def _reloader_of(worker: Worker) -> Any:

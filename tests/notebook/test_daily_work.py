@@ -282,10 +282,10 @@ def test_autoreload_reloads_on_all_workers(two: Kernel, tmp_path: Path) -> None:
             os.utime(file, (later := time.time() + next(age), later))
 
     def now() -> str:
-        """What functions give that the cell has by name, by import, and what the modules keep."""
-        return two.ok(f"%%disco\n{add}; print(dl_ours.f(), g(), dl_own.f(), h(), count())").stdout
+        """What functions give that the cell has by name and by import, and what modules keep."""
+        shown = "dl_ours.f(), g(), dl_own.f(), h(), dl_ours.count > 5, dl_own.count"
+        return two.ok(f"%%disco\ndl_own.count += 1; print({shown})").stdout
 
-    add = "dl_ours.count += 1; dl_own.count += 1"
     edit(1)
     two.ok(f"import sys; sys.path.append({str(tmp_path / 'ours')!r})")
     two.ok("%load_ext autoreload\n%autoreload 2")
@@ -295,17 +295,16 @@ sys.path.insert(0, {str(tmp_path / "own")!r})
 import dl_ours, dl_own
 from dl_ours import f as g
 from dl_own import f as h
-count = lambda: dl_own.count""")
-    assert now() == "[0-1] 1 1 1 1 1\n"
+dl_ours.count = dl_own.count = 6""")
     edit(2)
-    assert now() == "[0-1] 2 2 2 2 2\n"
+    assert now() == "[0-1] 2 2 2 2 True 7\n"
     edit(3, "nonsense(")
     failed = two.run("%%disco\nprint(g(), h())")
     assert failed.stdout == "[0-1] 2 2\n"
     assert "autoreload of dl_own failed" in failed.stderr
     two.ok("%autoreload 0")
-    assert now() == "[0-1] 2 2 2 2 3\n"
+    assert now() == "[0-1] 2 2 2 2 True 8\n"
     edit(4)
-    assert now() == "[0-1] 2 2 2 2 4\n"
+    assert now() == "[0-1] 2 2 2 2 True 9\n"
     two.ok("%autoreload")
-    assert now() == "[0-1] 4 4 4 4 5\n"
+    assert now() == "[0-1] 4 4 4 4 True 10\n"
