@@ -290,7 +290,8 @@ class RemoteSession(Session):
         if state is None:
             return WorkerStatus(rank, device, "starting", why, 0.0, 0)
         queued = max(0, channel.sent - state.received)
-        return WorkerStatus(rank, device, state.state, why or state.detail, state.seconds, queued)
+        seconds = state.seconds + (silent if why else 0.0)  # it was so when it told that last
+        return WorkerStatus(rank, device, state.state, why or state.detail, seconds, queued)
 
     def workers_here(self) -> Mapping[int, Worker]:
         """Worker 0."""

@@ -18,6 +18,7 @@ from .parts import Column, Line, Part, Role, Row, Table, Text, VStack, fold_rows
 from .pictures import picture_of
 
 _LONGEST = 120  # characters of a cell
+_FROZEN = "has given no sign of life"  # whatever it did before
 _COLUMNS = (
     Column("#", "right"),
     Column("collective"),
@@ -77,7 +78,7 @@ def verdict(found: Diagnosis) -> Text:
     dead = [status.rank for status in found.workers if status.state == "dead"]
     if dead:
         return Text(f"{format_workers(dead)} died: %disco_restart starts new ones", "error")
-    waiting = [status.rank for status in found.workers if status.state == "waiting"]
+    waiting = [s.rank for s in found.workers if s.state == "waiting" and _FROZEN not in s.detail]
     verb = "waits" if len(waiting) == 1 else "wait"
     # as in a remote call: below it says for what
     who = f"{format_workers(waiting)} {verb} outside any collective" if waiting else "nobody waits"

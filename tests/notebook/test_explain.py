@@ -645,6 +645,9 @@ def test_a_dead_worker(three: Kernel) -> None:
     assert told[0].startswith("1. earlier: all_reduce #1 of float32[1] in workers 0-2 can't compl")
     account = r"\d. worker 1: has died; another worker has its place now · Cell In\[\d+\]"
     assert any(re.fullmatch(account, line) for line in told), told
+    doctor = three.ok("%disco_doctor").text
+    assert "1  was lost; another worker has its place now" in doctor
+    assert "finished without it" not in doctor
     three.fails("%%disco\ntime.time()")
     told = lines(three)
     assert re.fullmatch(r"2. time: not on worker 1 since its restart, made .* · C.*\]", told[1]), (

@@ -245,6 +245,8 @@ def _absent(
         words = f"failed before it: {failure.headline.splitlines()[0]}"
     elif worker.ended:
         words = "has ended"
+    elif ordinal < worker.joined_at:
+        words = "was lost; another worker has its place now"
     elif worker.executed > ordinal:
         words = "finished without it"
     else:
