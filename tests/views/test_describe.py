@@ -273,6 +273,15 @@ def test_nothing_is_disturbed() -> None:
         assert not torch.is_grad_enabled()
 
 
+def test_masks_of_numpy_are_a_part_of_what_is_compared() -> None:
+    values, records = np.arange(3.0), []
+    for mask in ([0, 0, 0], [0, 1, 0], [0, 1, 0]):
+        records.append(describe(np.ma.masked_array(values, mask)))  # type: ignore[no-untyped-call]
+    digests = [record["digest"] for record in records]
+    assert digests[0] != digests[1] == digests[2]
+    assert "also of those below the mask" in str(records[0]["note"])
+
+
 def test_numpy() -> None:
     array = np.arange(6, dtype="f8").reshape(2, 3)
     record: Any = describe(array)

@@ -1,6 +1,7 @@
 """The DRef view: golden texts for what a user meets, and that text and HTML agree."""
 
 import re
+import warnings
 from collections.abc import Iterable
 from html import unescape
 from typing import Any
@@ -141,6 +142,12 @@ def test_values_that_differ() -> None:
         "DRef w · float32[4] on worker 0, None on workers 1,2\n"
     )
     assert "float32, shapes differ, on 2 workers" in text([torch.ones(2, 3), torch.ones(3, 2)])
+    sparse = [torch.eye(size).to_sparse() for size in (2, 3)]
+    assert "float32 sparse_coo, shapes differ, on 2 workers" in text(sparse)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch: in beta state
+        layouts = text([torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr()])
+    assert "float32[3, 3] sparse_coo on worker 0, float32[3, 3] sparse_csr on worker 1" in layouts
     assert "equal within each of 2 groups" in text([1, 1, 2, 2], num_groups=2)
     odd = text([7 if rank == 20 else 1 for rank in range(32)])
     assert "differ: 2 classes (worker 20)" in odd

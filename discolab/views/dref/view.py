@@ -281,7 +281,7 @@ def _value_words(summary: ValueSummary) -> str:
     groups = grouped(summaries)
     if len(groups) == 1:
         return f"{groups[0][0]} on {where}"
-    kinds = {format_tensor({**record, "shape": []})[:-2] for record in good.values()}
+    kinds = {format_tensor({**r, "shape": []}).replace("[]", "", 1) for r in good.values()}
     if summary.tensors and len(kinds) == 1:
         return f"{kinds.pop()}, shapes differ, on {where}"
     types = {str(record.get("type", record.get("kind"))) for record in good.values()}

@@ -120,6 +120,11 @@ def describe_array(array: numpy.ndarray[Any, Any], stats: Stats, pictures: bool 
             return _content(torch.from_numpy(native), stats, pictures)
 
     attempt(record, "statistics", read)
+    masks = sys.modules.get("numpy.ma")
+    if masks is not None and isinstance(array, masks.MaskedArray) and "digest" in record:
+        record["note"] = "masked: statistics are of all values, also of those below the mask"
+        mask = _digest([torch.from_numpy(masks.getmaskarray(array).copy())])
+        record["digest"] = f"{int(cast(str, record['digest']), 16) ^ int(mask, 16):016x}"
     return record
 
 
