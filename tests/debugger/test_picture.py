@@ -289,6 +289,18 @@ def test_large_tensors_are_not_said_to_be_equal() -> None:
     assert row(other, "w").startswith("≠  w")
 
 
+def test_what_one_worker_alone_has_is_not_told_of_all() -> None:
+    """As the name of a thread, of which nothing is compared."""
+    records = {
+        rank: {"kind": "object", "type": "Thread", "repr": f"<Thread({name})>", "cut": True}
+        for rank, name in enumerate("ab")
+    }
+    named = [replace(paused(rank), variables={"t": record}) for rank, record in records.items()]
+    assert row(repr(stop(*named)), "t") == "t     all: <Thread object> · not compared"
+    alike = [replace(paused(rank), variables={"t": records[0]}) for rank in records]
+    assert "<Thread(a)> · not compared" in row(repr(stop(*alike)), "t")
+
+
 def test_tensors_that_differ_but_read_alike_are_told_apart() -> None:
     first, second = torch.zeros(4, 4), torch.zeros(4, 4)
     first[0, 0] = second[0, 1] = 1

@@ -108,6 +108,8 @@ def _spans(
         if twice[text.text] > 1 and _known(record):
             notes.append(f"digest {chr(ord('A') + number % 26)}")
         note = " · ".join(filter(None, notes))
+        if len({str(held[rank].get("repr")) for rank in members}) > 1:  # each has its own address
+            text = Text(f"<{record.get('type')} object>")
         if not text.text:
             text, note = Text(note), ""
         spans.append(Span(tuple(members), text, None, note))
