@@ -93,11 +93,8 @@ def own_globals(module: ModuleType, patches: Patches, *more: str) -> None:
         which a worker begins with a copy.
     """
     shared = vars(module)
-    plain = [value for value in shared.copy().values() if _is_of(value, shared)]
-    classes = [v for v in shared.copy().values() if _is_class_of(v, module)]
-    plain += [function for owner in classes for _, _, function in _methods(owner)]
-    written = {name for function in plain for name in _written(function, shared)}
-    names = frozenset(written | {*more})
+    classes = _classes(module)
+    names = frozenset(written_names(module) | {*more})
     key = f"{OF_SCRIPT}variables of {module.__name__}"
     here = functools.partial(own_value, key, lambda: make())
 
@@ -246,6 +243,18 @@ class _Method:
 
 def _is_class_of(value: Any, module: ModuleType) -> bool:
     return isinstance(value, type) and value.__module__ == module.__name__
+
+
+def written_names(module: ModuleType) -> set[str]:
+    """The variables of a module that its functions and methods set."""
+    shared = vars(module)
+    plain = [value for value in shared.copy().values() if _is_of(value, shared)]
+    plain += [function for owner in _classes(module) for _, _, function in _methods(owner)]
+    return {name for function in plain for name in _written(function, shared)}
+
+
+def _classes(module: ModuleType) -> list[type]:
+    return [value for value in vars(module).copy().values() if _is_class_of(value, module)]
 
 
 def _methods(owner: type) -> Iterator[tuple[str, Callable[[Any], Any], FunctionType]]:

@@ -27,6 +27,7 @@ from .programs import Programs
 from .reloading import Reloading
 from .running import Running
 from .sessions import Sessions
+from .shared_variables import SharedVariables
 from .snapshotting import Snapshotting
 from .variables import Variables
 from .worker_shell import set_up
@@ -54,6 +55,7 @@ class Lab:
         self.sessions = Sessions(shell, self._config, self._output, self._cells)
         self._running = Running(self.sessions)
         self._reloading = Reloading(self.sessions)
+        self._shared_variables = SharedVariables(self.sessions)
         self.variables = Variables(self.sessions)
         self.loading = Loading(self.sessions)
         self.snapshotting = Snapshotting(self.sessions, self.loading)
@@ -136,6 +138,7 @@ class Lab:
         self.panels.cell_ends()
         self.panels.flush_panels()
         self._running.tell_ends(ends)
+        self._shared_variables.tell()
         self.variables.tell_of_namesake(getattr(result, "error_in_exec", None))
 
     def cell_name(self, filename: str) -> str | None:

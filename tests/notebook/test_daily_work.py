@@ -308,3 +308,30 @@ dl_ours.count = dl_own.count = 6""")
     assert now() == "[0-1] 2 2 2 2 True 9\n"
     two.ok("%autoreload")
     assert now() == "[0-1] 4 4 4 4 True 10\n"
+
+
+def test_a_module_that_keeps_a_rank_for_all_is_told_of(two: Kernel, tmp_path: Path) -> None:
+    threads = "threads" in two.ok("sess.engine").text
+    for name in ("shared", "own"):
+        (tmp_path / name).mkdir()
+        for module in ("keeps", "calls"):
+            (tmp_path / name / f"dl_{module}_{name}.py").write_text(
+                "RANK = None\ndef init(rank):\n    global RANK\n    RANK = rank\n"
+                if module == "keeps"
+                else f"import dl_keeps_{name}\ndef rank(): return dl_keeps_{name}.RANK\n"
+            )
+    use = "from dl_calls_{0} import rank as of\nimport dl_keeps_{0}\ndl_keeps_{0}.init(rank)\n"
+    use += "dist.barrier()\nprint(of())"
+    two.ok(f"import os; before = os.getcwd(); os.chdir({str(tmp_path / 'shared')!r})")
+    two.ok(f"%%disco\nimport sys; sys.path.insert(0, {str(tmp_path / 'own')!r})")
+    own = two.ok(f"%%disco\n{use.format('own')}")
+    assert (own.stdout, own.stderr) == ("[0] 0\n[1] 1\n", "")
+    if threads:
+        shared = two.ok(f"%%disco\n{use.format('shared')}")
+        advice = f"sys.path.insert(0, {str(tmp_path / 'shared')!r}) in a %%disco cell"
+        assert shared.stdout in ("[0-1] 0\n", "[0-1] 1\n")
+        assert shared.stderr.startswith("dl_keeps_shared: its functions set RANK, which workers ")
+        assert advice in shared.stderr
+        assert shared.stderr.count("\n") == 1
+        assert two.ok("%%disco\nimport dl_calls_shared").stderr == ""  # told once
+    two.ok("os.chdir(before)")
