@@ -279,8 +279,14 @@ class CellRun:
         return self.ref if any(self._ticket.values.values()) else None
 
     def interrupted(self) -> CellInterrupted:
-        """What to raise where the workers were interrupted: says where each was."""
-        return CellInterrupted(self._stops(), self._going_on())
+        """What to raise where the workers were interrupted: says where each was.
+
+        What had failed by itself is told by that, and no more by the next wait, of another cell.
+        """
+        failures = self._stops()
+        if not all(failure.interrupted for failure in failures):
+            self.session.report(failures)
+        return CellInterrupted(failures, self._going_on())
 
     def _going_on(self) -> list[str]:
         """What workers do that have not stopped."""

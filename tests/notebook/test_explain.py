@@ -236,6 +236,11 @@ def test_who_has_failed_is_not_told_as_stopped(three: Kernel) -> None:
         r"worker 0 had failed: ValueError: x at \1, line 3",
         words,
     )
+    three.fails("1 / 0")  # the last error kept the cell that was stopped, whose register goes now
+    three.ok("import gc; gc.collect()")
+    later = three.fails("%%disco\nif rank == 1: raise KeyError('later')\nccl.barrier()")
+    assert later.error["evalue"] == "worker 1 failed in the cell: KeyError: 'later'"
+    assert "ValueError" not in later.traceback
 
 
 def test_it_was_stopped(three: Kernel) -> None:
