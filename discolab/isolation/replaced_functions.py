@@ -159,14 +159,20 @@ def _change(module: ModuleType, patches: Patches) -> None:
 
 MODULES = (
     "builtins",
+    "torch.autograd",
     "torch.distributed",
-    "torch.distributed.distributed_c10d",
     "torch.distributed._functional_collectives",
+    "torch.distributed.checkpoint",
+    "torch.distributed.distributed_c10d",
+    "torch.distributed.fsdp",
     "torch.distributed.nn.functional",
+    "torch.distributed.tensor",
     "torch.nn.functional",
     "torch.nn.init",
+    "torch.nn.utils",
     "torch.utils.checkpoint",
 )
+"""Those of which programs replace functions; not `torch`, which is asked most often."""
 
 table.add(
     Row(
