@@ -21,6 +21,8 @@ from .reads import distances, is_set, read_at, root_of, tree_of
 _MOST_DIFFERENCES = 3
 _MOST_NAMES = 3
 _RECENT, _OLD = 100, 200  # weights of what the lines that failed do not read
+_USES = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Call)
+_RANKS = ("rank", "get_rank", "get_local_rank", "local_rank", "global_rank")
 _SEEDS = {"manual_seed", "manual_seed_all", "seed"}  # called with the rank, each is to draw its own
 
 Values = dict[int, dict[str, Print]]
@@ -382,17 +384,29 @@ def _drawn_apart(moments: Sequence[Moment], weigh: _Weights) -> list[Told]:
 
 def _meant_to_differ(file: str) -> set[str]:
     """The names that a cell makes of `rank`, and the functions that it calls with it."""
-    found: set[str] = set()
-    for node in ast.walk(tree_of(file)):
-        if not isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Call):
-            continue
-        inner = list(ast.walk(node))
-        if not any(isinstance(one, ast.Name) and one.id == "rank" for one in inner):
-            continue
-        if isinstance(node, ast.Call):
-            found.add(ast.unparse(node.func).rpartition(".")[2])
-        found |= {one.id for one in inner if isinstance(one, ast.Name) and is_set(one)}
-    return found
+    called, made = set[str](), set[str]()
+    nodes = [node for node in ast.walk(tree_of(file)) if isinstance(node, _USES)]
+    for _ in range(2):  # once more for what is made of such a name, as by `r = dist.get_rank()`
+        for node in nodes:
+            inner = list(ast.walk(node))
+            if not any(_is_of_rank(one, made) for one in inner):
+                continue
+            if isinstance(node, ast.Call):
+                called.add(ast.unparse(node.func).rpartition(".")[2])
+            made |= {one.id for one in inner if isinstance(one, ast.Name) and is_set(one)}
+    return called | made
+
+
+def _is_of_rank(node: ast.AST, made: set[str]) -> bool:
+    """Whether this reads the worker's number, or what was `made` of it."""
+    match node:
+        case ast.Name(id):
+            return id == "rank" or (id in made and not is_set(node))
+        case ast.Attribute(_, attr):
+            return attr in _RANKS
+        case ast.Constant(value):
+            return value in ("RANK", "LOCAL_RANK")
+    return False
 
 
 # -- in words --------------------------------------------------------------------------------------

@@ -492,6 +492,10 @@ def test_numbers_that_are_meant_to_differ_are_not_asked_about(three: Kernel) -> 
     three.ok("%%disco\ntorch.manual_seed(rank)\nw = torch.randn(3)")
     three.ok("%%disco\nv = torch.randn(3)")
     assert not [line for line in lines(three) if "missing?" in line]
+    three.ok("%disco_restart")
+    three.ok("%%disco\na = 1")
+    three.ok("%%disco\nr = dist.get_rank()\ntwice = 2 * r\ntorch.randn(3)")
+    assert not [line for line in lines(three) if "missing?" in line]
 
 
 def test_out_of_memory(three: Kernel) -> None:
