@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from ..runtime.interrupts import shield
 from ..runtime.worker import current_worker_or_none
 from . import table
 from .patches import ModuleWithProperties, Patches
@@ -217,13 +218,15 @@ def _builtins_of_export(module: ModuleType, patches: Patches) -> None:
             (builtins, "min", min, choose(real_callable=min, tensor_callable=torch.minimum)),
             (math, "pow", math.pow, operator.pow),
         ]
-        for owner, name, before, new in overrides:
-            setattr(owner, name, _on_this_thread(new, before, before))
         try:
+            with shield():
+                for owner, name, before, new in overrides:
+                    setattr(owner, name, _on_this_thread(new, before, before))
             yield
         finally:
-            for owner, name, before, _ in overrides:
-                setattr(owner, name, before)
+            with shield():  # an interrupt would leave them for all
+                for owner, name, before, _ in overrides:
+                    setattr(owner, name, before)
 
     patches.replace(module, "_override_builtin_ops", lambda _: override_here, everywhere=True)
 
