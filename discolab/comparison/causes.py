@@ -344,7 +344,9 @@ def _added(e: Evidence) -> Iterator[str]:
             off = e.local[rank] - e.expected[rank]
             k = float(off.dot(term)) / size if size > 0 and math.isfinite(size) else 0.0
             k = k if math.isfinite(k) else 0.0
-            near = round(k) if abs(k) > 0.5 else round(k * e.count) / e.count
+            near: float = round(k)
+            if not near or abs(k - near) > 2e-2:  # rounding decides on which side of ½ one is
+                near = round(k * e.count) / e.count
             if not near or abs(k - near) > 2e-2 or not e.close(off, near * term, 8.0):
                 # the allowance is for rounding of the sums, so as for the values themselves
                 allowed = 8 * (e.atol + e.rtol * e.expected[rank].abs())
