@@ -226,6 +226,9 @@ def test_one_fails_in_a_cell_to_which_a_busy_one_has_not_come(three: Kernel) -> 
     assert told[0].startswith("1. worker 0 raised ValueError: x · Cell In[")
     assert told[1].startswith("2. worker 1 is waiting for time.sleep(60) in the cell")
     assert three.ok("sess.interrupt()").text == "[]"
+    # a wait that was given up leaves what it told to the next one
+    later = three.fails("sess.sync_all()").error["evalue"]
+    assert later == "worker 0 failed in the cell: ValueError: x"
 
 
 def test_who_has_failed_is_not_told_as_stopped(three: Kernel) -> None:
