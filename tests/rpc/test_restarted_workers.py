@@ -284,6 +284,7 @@ def test_an_optimizer_and_a_remote_module(trio: Session) -> None:
     # Else the optimizer imports it, and frames of that import (torch.fx.wrap keeps its own) keep
     # the call's arguments until garbage is collected, which takes long without the lock.
     trio.import_python_module("torch._dynamo")
+    trio.sync_all(timeout=60)
     new = trio.rpc.RemoteModule(2, torch.nn.Linear, args=(2, 1))
     mixed = [*new.remote_parameters(), *parameters]
     with pytest.raises(WorkerLostError):
