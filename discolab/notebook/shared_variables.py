@@ -27,6 +27,7 @@ class SharedVariables:
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
         self._told: set[str] = set()
+        self._looked_at: dict[str, Any] = {}  # the specs of modules, which a reload makes anew
         self._seen: tuple[int, ...] = ()
 
     def tell(self) -> None:
@@ -42,8 +43,12 @@ class SharedVariables:
             return
         self._seen = seen
         for module in _users_modules(worker.namespace for worker in workers):
-            if module.__name__ not in self._told and (names := sorted(written_names(module))):
-                self._told.add(module.__name__)
+            name, spec = module.__name__, module.__spec__
+            if name in self._told or (spec is not None and self._looked_at.get(name) is spec):
+                continue
+            self._looked_at[name] = spec
+            if names := sorted(written_names(module)):
+                self._told.add(name)
                 print(_words(module, names), file=sys.stderr)
 
 
