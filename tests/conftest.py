@@ -125,9 +125,11 @@ def no_leaked_threads() -> Iterator[None]:
     while left := _discolab_threads() - before - KEPT.threads:
         if time.monotonic() > deadline:
             names = ", ".join(sorted(t.name for t in left))
+            faulthandler.dump_traceback(all_threads=True)  # pytest shows it: for whom do they wait?
             pytest.fail(
                 f"threads still running {GRACE_SECONDS:g} s after the test: {names}; "
-                "shut the session down in the test, or in a fixture's clean-up"
+                "shut the session down in the test, or in a fixture's clean-up; all threads: "
+                + ", ".join(f"{t.name} {t.ident:#x}" for t in threading.enumerate())
             )
         time.sleep(0.01)
 
