@@ -26,7 +26,8 @@ Site = tuple[CodeType | str, int]  # code object or file name, and line
 Kind = tuple[torch.dtype, tuple[int, ...] | None]
 
 WAITING, DONE, FAILED = "waiting", "done", "failed"
-_DEPRECATED = ("typing_extensions", "warnings")  # torch's deprecated functions are wrapped by one
+# what wraps torch's deprecated functions; the last one since Python 3.14
+_DEPRECATED = ("typing_extensions", "warnings", "_py_warnings")
 _NOT_THE_USERS = (__name__.partition(".")[0] + ".", "torch.", "contextlib", *_DEPRECATED)
 _CALL_PACKED = Worker._call_packed.__code__
 _OF_SCRIPT = " of the script in call "

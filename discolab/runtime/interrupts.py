@@ -430,13 +430,15 @@ class Interruptible:
             also(self)
 
     def _send(self) -> bool:
-        """Send the exception, if there is need; False if it would leave a lock taken."""
+        """Send the exception, if there is need; False if it would leave a lock taken, or in a wait."""
         with shield(), self._guard:
             if not self.interrupts or self.ended:
                 return True
             if self.is_shielded():
                 self._late = True
                 return True
+            if self.waiting_for is not None and time.monotonic() < self._interrupted_at + CHOOSY:
+                return False  # the wait raises, and what cleans up has time
             before, self._async_sent = self._async_sent, True
             if not self.running or time.monotonic() < self._raised_at + CLEANS_UP:
                 return True

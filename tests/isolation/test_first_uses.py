@@ -12,6 +12,7 @@ from torch import nn
 from torch.ao.nn.intrinsic import quantized as quantized_layers
 from torch.jit import _recursive
 from torch.optim import optimizer as optimizers
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from discolab import Session, ccl, current_worker
 
@@ -54,6 +55,42 @@ def test_hooks_of_an_optimizer_are_called_once(
         return len(called)
 
     assert sess.call_packed(steps).debug_get_from_all() == [3] * 4
+
+
+def test_an_operator_is_one_object(sess: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where all workers ask for it first, and have torch dispatch it to Python, at once."""
+    for kind in (torch._ops.OpOverloadPacket, torch._ops.OpOverload):
+        monkeypatch.setattr(kind, "__init__", slowly(kind.__init__))
+    vars(torch.ops.aten).pop("special_erfcx", None)
+
+    class Noted(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    seen: list[Any] = []
+
+    def use() -> None:
+        ones = torch.ones(2)
+        ccl.barrier()
+        with Noted():
+            torch.special.erfcx(ones)
+        seen.append(torch.ops.aten.special_erfcx.default)
+
+    sess.call_packed(use).debug_get_from_all()
+    assert len(seen) == 8
+    assert {id(one) for one in seen} == {id(torch.ops.aten.special_erfcx.default)}
+
+
+def slowly(function: Callable[..., None]) -> Callable[..., None]:
+    def wait(made: Any, of: Any, *args: Any) -> None:
+        if "erfcx" in str(of):
+            time.sleep(0.01 * (1 + current_worker().rank))
+        function(made, of, *args)
+
+    return wait
 
 
 def test_quantized_linear_layers_know_what_they_are_made_from(sess: Session) -> None:
