@@ -230,8 +230,9 @@ _SHARED = {
     "`os.umask`, `time.tzset`, `logging.raiseExceptions`, `logging.lastResort`": "One for all; "
     "give `os.open` the mode, `datetime` the zone, and a logger a handler, where workers differ.",
     "modules, their variables and caches (`functools.lru_cache`)": "A module is one object for "
-    "all workers, but for those beside a script and in folders that a worker adds to `sys.path`. A "
-    "worker imports for all; scripts of two folders do not run at once. Functions and classes that "
+    "all workers, but for those beside a script, in folders that a worker adds to `sys.path`, and "
+    "in the notebook's folder, where workers import them first. A worker imports for all; scripts "
+    "of two folders do not run at once. Functions and classes that "
     "a script puts there, also into classes, go when the scripts of all workers have ended.",
     "`os.getpid`, locks of `fcntl.lockf`": "Workers are one process, to which such a lock belongs; "
     "name files by the rank, and lock them with `fcntl.flock`, as `filelock` does.",

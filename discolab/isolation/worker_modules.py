@@ -8,6 +8,10 @@ worker executes at its first import, from where its own `sys.path` has it. A mod
 notebook imports, or has imported before, is the notebook's alone. `torch.hub` adds the folder from
 which a worker loads to `sys.path` meanwhile.
 
+So it is with modules of the notebook's own folder that a worker imports first. What the notebook
+has imported from there before is one for all: workers are given objects of its classes, and
+would not know them as their own.
+
 A script begins without any; at its end cells have those again that they have imported. In cells
 what a worker has imported stays, as in Python: `_IMPORTED` has the names.
 
@@ -39,6 +43,7 @@ from typing import Any, cast
 
 from ..runtime.errors import SessionError
 from ..runtime.interrupts import plain_lock, reentrant_lock
+from ..runtime.user_code import is_library_file
 from ..runtime.worker import Worker, current_worker, current_worker_or_none, has_own_process
 from . import own_process_modules, table
 from .imports import whole_name
@@ -197,7 +202,7 @@ def _is_shared(spec: ModuleSpec, package: ModuleType | None, worker: Worker) -> 
         return False
     if isinstance(package, WorkerModule):
         return _module_of(package, worker) is _module_of(package, None)
-    return not is_beside(spec, _added())
+    return not is_beside(spec, [*_added(), *notebooks_folders()])
 
 
 def _spec_here(known: ModuleSpec, package: ModuleType | None) -> ModuleSpec:
@@ -252,7 +257,7 @@ def _looks_for(name: str) -> str:
     worker = current_worker_or_none()
     if worker is None or top in _names_known(worker):
         return ""
-    _in_use = _in_use or bool(_added())
+    _in_use = _in_use or bool(_added()) or (top not in sys.modules and _is_notebooks(top))
     return top
 
 
@@ -383,9 +388,14 @@ class _Finder:
         if target is not None and not isinstance(target, WorkerModule):
             return None  # `importlib.reload` of one that was there before its folder was added
         spec = PathFinder.find_spec(name, path, target)
-        if spec is None or not (parent or is_beside(spec, _added())):
+        if spec is None:
             return None
-        if not _is_source(spec):
+        if not (parent or is_beside(spec, _added())):
+            # of the notebook's folder, what workers import first
+            of_worker = current_worker_or_none() is not None and _is_source(spec)
+            if not (of_worker and is_beside(spec, notebooks_folders())):
+                return None
+        elif not _is_source(spec):
             _of_process[name] = place(spec)
             return None
         shells = copy.copy(spec)
@@ -412,6 +422,20 @@ def _added() -> list[str]:
     if _folder is None or (worker is not None and not _runs_script(worker)):
         return added_folders()
     return [_folder, *added_folders()]
+
+
+def notebooks_folders() -> list[str]:
+    """Where the notebook, or the program that has started the session, has modules of its own."""
+    folders, program = [os.getcwd()], vars(sys.modules["__main__"]).get("__file__")
+    if program and not is_library_file(program := os.path.abspath(program)):
+        folders.append(os.path.dirname(program))
+    path = {os.path.abspath(place) for place in vars(sys)["path"]}
+    return [folder for folder in folders if folder in path]
+
+
+def _is_notebooks(top: str) -> bool:
+    places = [os.path.join(folder, top) for folder in notebooks_folders()]
+    return any(os.path.isdir(place) or os.path.isfile(f"{place}.py") for place in places)
 
 
 def begin(folder: str) -> None:
@@ -459,6 +483,20 @@ def names_of_own(worker: Worker) -> list[str]:
         for name, shell in _shells().items()
         if _state(shell, "_cells").get(worker) not in (None, _module_of(shell, None))
     ]
+
+
+def names_imported(worker: Worker) -> list[str]:
+    """The first parts of names that cells of a worker thread have imported, and what these have."""
+    return list(worker.process_state.get(_IMPORTED, ()))
+
+
+def is_notebooks_class(kind: type, worker: Worker) -> bool:
+    """Whether a class is the notebook's, where the worker has executed its module for itself."""
+    shell = sys.modules.get(kind.__module__)
+    if not isinstance(shell, WorkerModule) or kind.__qualname__ != kind.__name__:
+        return False
+    here, notebooks = _module_of(shell, worker), _module_of(shell, None)
+    return here not in (None, notebooks) and vars(notebooks).get(kind.__name__) is kind
 
 
 def end() -> None:
@@ -592,8 +630,9 @@ table.add(
         "folders that it adds to `sys.path`, in a script or a cell: their variables, classes and "
         "caches, and what they set when they are imported, are that worker's; the notebook keeps "
         "what it has imported itself. A script's are forgotten at its end. So it is with a folder "
-        "from which a worker loads with `torch.hub`. What a worker's cells have imported stays, as "
-        "in Python.",
+        "from which a worker loads with `torch.hub`, and with what workers import first from the "
+        "notebook's own folder. What the notebook has imported from there before is one for all. "
+        "What a worker's cells have imported stays, as in Python.",
         test="tests/isolation/test_worker_modules.py::test_each_worker_has_modules_of_its_own",
         install=_install,
         leave=_leave,

@@ -563,6 +563,82 @@ def test_a_module_is_reloaded_for_who_asks(
     assert cell(sess, again + values) == [(22, 22)] * 2
 
 
+@pytest.fixture
+def beside(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The notebook's own folder, in which its kernel was started."""
+    monkeypatch.chdir(project)
+    sys.path.insert(0, "")
+    write(
+        project,
+        dl_kit__in____init__="import torch.distributed as dist\ndist.barrier()\nfrom . import more",
+        dl_kit__in__more="import os\nrank = int(os.environ['RANK'])",
+        dl_kit__in__deep="from . import more\nfound = [more.rank]",
+    )
+    return project
+
+
+@pytest.mark.conformance
+def test_modules_of_the_notebooks_folder_are_each_workers_own(
+    make: Callable[..., Session], beside: Path
+) -> None:
+    """Those that workers import first, as in processes: they keep ranks, groups, caches."""
+    sess = make(4, timeout=60)
+    text = """
+import pickle, dl_kit.deep, dl_state
+from dl_state import Item, count
+Item.rank = dl_state.RANK
+result = [count(), dl_state.counter, Item.rank, dl_kit.deep.found, dl_kit.more.rank,
+          type(pickle.loads(pickle.dumps(Item()))) is Item, dl_state.draw]
+"""
+    write(
+        beside,
+        dl_state="""
+        import os, torch
+        RANK, counter = int(os.environ["RANK"]), 0
+        torch.manual_seed(RANK)
+        draw = torch.rand(1).item()
+        class Item:
+            rank = None
+        def count():
+            global counter
+            counter += 1 + RANK
+            return counter
+        """,
+    )
+    expected = [[1 + r, 1 + r, r, [r], r, True] for r in range(4)]
+    found = cell(sess, text)
+    assert [values[:-1] for values in found] == expected
+    assert len({values[-1] for values in found}) == 4
+    assert [values[0] for values in cell(sess, text)] == [2 * (1 + r) for r in range(4)]
+    scripts = beside / "scripts"
+    scripts.mkdir()
+    assert [values[:-1] for values in run(sess, scripts, text)] == expected
+    assert cell(sess, "import dl_state\nresult = dl_state.counter") == [
+        2 * (1 + r) for r in range(4)
+    ]
+    if isinstance(sess, ThreadedSession):
+        sess.shutdown()
+        assert not [name for name in sys.modules if name.startswith("dl_")]
+
+
+@pytest.mark.one_process
+def test_what_the_notebook_has_imported_from_its_folder_is_one_for_all(
+    sess: Session, beside: Path
+) -> None:
+    """Workers know objects of its classes; what the notebook imports later is its own."""
+    write(beside, dl_before="class Item: pass", dl_after="class Item: pass\nvalue = 0")
+    before: Any = importlib.import_module("dl_before")
+    text = "import dl_before, dl_after\ndl_after.value += 1\nresult = dl_before.Item"
+    assert cell(sess, text) == [before.Item] * 4
+    after: Any = importlib.import_module("dl_after")
+    assert after.value == 0
+    assert cell(sess, "import dl_after\nresult = dl_after.value, dl_after.Item")[0][0] == 1
+    classes = {after.Item, *(item for _, item in cell(sess, "result = 0, dl_after.Item"))}
+    assert len(classes) == 5
+    sess.shutdown()
+    assert vars(sys.modules["dl_after"]) is vars(after)
+
+
 def test_a_relative_folder_of_a_worker_is_its_own(
     make: Callable[..., Session], by_rank: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

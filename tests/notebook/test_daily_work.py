@@ -312,7 +312,7 @@ dl_ours.count = dl_own.count = 6""")
 
 def test_a_module_that_keeps_a_rank_for_all_is_told_of(two: Kernel, tmp_path: Path) -> None:
     threads = "threads" in two.ok("sess.engine").text
-    for name in ("shared", "own"):
+    for name in ("shared", "own", "beside"):
         (tmp_path / name).mkdir()
         for module in ("keeps", "calls"):
             (tmp_path / name / f"dl_{module}_{name}.py").write_text(
@@ -322,16 +322,42 @@ def test_a_module_that_keeps_a_rank_for_all_is_told_of(two: Kernel, tmp_path: Pa
             )
     use = "from dl_calls_{0} import rank as of\nimport dl_keeps_{0}\ndl_keeps_{0}.init(rank)\n"
     use += "dist.barrier()\nprint(of())"
-    two.ok(f"import os; before = os.getcwd(); os.chdir({str(tmp_path / 'shared')!r})")
+    two.ok(f"import os, sys; before = os.getcwd(); os.chdir({str(tmp_path / 'beside')!r})")
+    two.ok(f"sys.path.append({str(tmp_path / 'shared')!r})")
     two.ok(f"%%disco\nimport sys; sys.path.insert(0, {str(tmp_path / 'own')!r})")
-    own = two.ok(f"%%disco\n{use.format('own')}")
-    assert (own.stdout, own.stderr) == ("[0] 0\n[1] 1\n", "")
+    for name in ("own", "beside"):
+        own = two.ok(f"%%disco\n{use.format(name)}")
+        assert (own.stdout, own.stderr) == ("[0] 0\n[1] 1\n", "")
+    two.ok("import dl_keeps_beside")
+    assert two.ok("%%disco\nprint(dl_keeps_beside.RANK)").stdout == "[0] 0\n[1] 1\n"
     if threads:
         shared = two.ok(f"%%disco\n{use.format('shared')}")
-        advice = f"sys.path.insert(0, {str(tmp_path / 'shared')!r}) in a %%disco cell"
         assert shared.stdout in ("[0-1] 0\n", "[0-1] 1\n")
         assert shared.stderr.startswith("dl_keeps_shared: its functions set RANK, which workers ")
-        assert advice in shared.stderr
+        assert "--engine processes" in shared.stderr
         assert shared.stderr.count("\n") == 1
         assert two.ok("%%disco\nimport dl_calls_shared").stderr == ""  # told once
+        (tmp_path / "beside" / "dl_reads.py").write_text(
+            "import os\nif True:\n    RANK: int = int(os.environ.get('RANK', 0))\n"
+            "DEVICE = f'cuda:{RANK}'\nSIZE = 2\ndef name():\n    text = os.environ['RANK']\n"
+        )
+        two.ok("import dl_reads")
+        reads = two.ok("%%disco\nfrom dl_reads import SIZE, RANK\nprint(RANK)")
+        assert reads.stdout == "[0-1] 0\n"
+        assert reads.stderr.startswith("dl_reads: a rank was read for RANK, DEVICE as it was imp")
+        assert "import it in %%disco cells alone" in reads.stderr
+        (tmp_path / "beside" / "dl_kinds.py").write_text("class Item: pass\n")
+        two.ok("%%disco\nimport dl_kinds")
+        known = "import dl_kinds\nprint(isinstance(item, dl_kinds.Item))"
+        given = two.ok(
+            "import dl_kinds, discolab\nsess.push({'item': discolab.Pickled(dl_kinds.Item())})"
+        )
+        looked = two.ok(f"%%disco\n{known}")  # by then the push has been done
+        assert looked.stdout == "[0-1] False\n"
+        told = given.stderr + looked.stderr
+        assert told.startswith("item is of the notebook's class Item: workers have executed")
+        assert told.count("\n") == 1
+        two.ok("%disco_restart\nsess.push({'item': discolab.Pickled(dl_kinds.Item())})")
+        assert two.ok(f"%%disco\n{known}").stdout == "[0-1] True\n"
+    two.ok(f"sys.path.remove({str(tmp_path / 'shared')!r})")
     two.ok("os.chdir(before)")
