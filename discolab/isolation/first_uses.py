@@ -25,7 +25,6 @@ from .patches import Patches
 from .table import Row, Treatment
 from .turns import Exclusive, in_turn
 
-
 _makes = reentrant_lock()
 
 

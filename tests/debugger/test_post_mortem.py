@@ -207,11 +207,15 @@ def test_the_end_of_the_workers_lets_frames_go(seen: list[Any]) -> None:
     assert alive(seen) == 0
 
 
+def is_in(sess: Session, state: str) -> list[bool]:
+    return [status.state == state for status in sess.status()]
+
+
 def test_one_that_hangs_is_not_waited_for(sess: Session) -> None:
     source = "import time\nif rank == 1: raise ValueError('early')\nwhile True: time.sleep(0.01)"
     ref = sess.call_packed(run_cell, source, "Cell In[7]", None)
-    while list(who_raised(sess)) != [1]:  # others may have raised in the cell before
-        pass
+    while list(who_raised(sess)) != [1] or sum(is_in(sess, "waiting")) < 3:
+        pass  # others may have raised in the cell before, or not have begun this one
     stop = post_mortem(sess)
     assert stop.workers[1].stack[-1].line == 2
     assert stop.workers[0].state == "running"

@@ -313,6 +313,7 @@ def test_a_user_that_dies_lets_go(fresh: Any, engine: str, tag: str) -> None:
     sess = fresh(4)
     ref = sess.rpc.remote(1, functions.counted, (tag, 5))
     other = sess.rpc.remote(1, functions.counted, (f"{tag}other", 6))
+    eventually(lambda: sess.rpc.rpc_sync(1, functions.alive, (tag,)) == 1)  # it has been made
     for name, given in (("a", ref), ("b", other)):
         sess.rpc.rpc_sync(2, functions.keep, (f"{tag}{name}", given))
         sess.rpc.rpc_sync(3, functions.keep, (f"{tag}{name}", given))

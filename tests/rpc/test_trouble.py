@@ -500,6 +500,7 @@ def test_calls_to_a_stopped_worker_end_after_the_heartbeat_wherever_they_come_fr
         pid = rpc.rpc_sync(2, functions.pid)
         assert rpc.rpc_sync(1, functions.call_on, (2, functions.my_rank)) == 2
         value = rpc.remote(2, functions.my_rank)
+        assert value.to_here() == 2  # it is there before the worker stands still
         os.kill(pid, signal.SIGSTOP)
         try:
             began = time.monotonic()
