@@ -19,7 +19,7 @@ from ..runtime.functions import worker_function
 from ..runtime.ranks import parse_ranks
 from ..runtime.session import Session
 from ..runtime.worker import current_worker
-from ..views.dref.ask import answers_of, axes_of, state_record
+from ..views.dref.ask import answers_of, layout_of, state_record
 from ..views.facts.describe import describe
 from ..views.pictures import Shown
 from ..views.registers.facts import fact_of
@@ -79,16 +79,7 @@ def show_variables(session: Session, name: str, globs: Sequence[str], stats: boo
             missing[rank] = state_record(states[rank])["message"] if states else "no answer"
         else:
             workers[rank] = WorkerVariables(*answer)
-    return Shown(
-        whos_parts(
-            name,
-            workers,
-            num_workers=session.num_workers,
-            num_groups=session.num_groups,
-            axes=axes_of(session),
-            missing=missing,
-        )
-    )
+    return Shown(whos_parts(name, workers, layout_of(session), missing))
 
 
 # -- the part of a `Lab` ---------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 
 from .dref.children import differ_but_for_values
 from .dref.contents import grouped
-from .dref.summary import ValueSummary, summarize_value
+from .dref.summary import LayoutFacts, ValueSummary, summarize_value
 from .formats import cut, format_bytes, format_ranks
 from .parts import Card, Column, Line, Part, Row, Table, Text
 from .summary import format_module, format_tensor, format_values, summarize
@@ -39,10 +39,7 @@ class Variables:
 def whos_parts(
     title: str,
     workers: Mapping[int, Variables],
-    *,
-    num_workers: int,
-    num_groups: int = 1,
-    axes: Mapping[str, int] | None = None,
+    known: LayoutFacts,
     missing: Mapping[int, str] | None = None,
 ) -> Part:
     """Draw the variables of all workers as parts.
@@ -53,8 +50,8 @@ def whos_parts(
         Whose they are: the session.
     workers
         By rank, as far as they have answered.
-    num_workers, num_groups, axes
-        As for `dref_parts`.
+    known
+        How they hold values, as far as the controller knows.
     missing
         What the others do: ``busy in the cell``.
 
@@ -63,7 +60,7 @@ def whos_parts(
     >>> from discolab.views import describe, render_text
     >>> one, two = ({"x": describe(3), "y": describe(rank)} for rank in range(2))
     >>> workers = {0: Variables(one), 1: Variables(two)}
-    >>> print(render_text(whos_parts("sess", workers, num_workers=2)))
+    >>> print(render_text(whos_parts("sess", workers, LayoutFacts(num_workers=2))))
     sess · 2 variables on 2 workers
       name  type  contents     value
       x     int   ✓ equal      3
@@ -71,12 +68,11 @@ def whos_parts(
     """
     names = sorted({name for variables in workers.values() for name in variables.records})
     count = f"{len(names):,} variable{'' if len(names) == 1 else 's'}" if names else "no variables"
-    plural = "" if num_workers == 1 else "s"
-    head = Line((Text(title, "title"), Text(f" · {count} on {num_workers} worker{plural}")))
+    plural = "" if known.num_workers == 1 else "s"
+    head = Line((Text(title, "title"), Text(f" · {count} on {known.num_workers} worker{plural}")))
     parts: list[Part] = []
     if names:
-        layout = (num_workers, num_groups, axes)
-        rows = [_row(name, workers, *layout) for name in names[:_MOST_ROWS]]
+        rows = [_row(name, workers, known) for name in names[:_MOST_ROWS]]
         kept = [title for title in _TITLES if any(row[title].text for row in rows)]
         columns = [Column(title, "right" if title == "bytes" else "left") for title in kept]
         cells = [Row(tuple(row[title] for title in kept)) for row in rows]
@@ -90,19 +86,11 @@ def whos_parts(
     return Card(head, tuple(parts)) if parts else head
 
 
-def _row(
-    name: str,
-    workers: Mapping[int, Variables],
-    num_workers: int,
-    num_groups: int,
-    axes: Mapping[str, int] | None,
-) -> dict[str, Text]:
+def _row(name: str, workers: Mapping[int, Variables], known: LayoutFacts) -> dict[str, Text]:
     records = {rank: v.records[name] for rank, v in workers.items() if name in v.records}
     sizes = {v.nbytes.get(name, 0) for rank, v in workers.items() if rank in records}
     try:
-        summary = summarize_value(
-            records, name=name, num_workers=num_workers, num_groups=num_groups, axes=axes
-        )
+        summary = summarize_value(records, name, known)
         kind, layout = _type(summary), _layout(summary)
         contents = _contents(summary, sorted(workers))
         value = _values(records)

@@ -13,6 +13,7 @@ import torch
 from discolab.engines import ThreadedSession
 from discolab.runtime.worker import current_worker
 from discolab.views import describe, dref_parts, render_html, render_text, view
+from discolab.views.dref.summary import LayoutFacts
 from discolab.views.whos_view import Variables, whos_parts
 
 
@@ -163,7 +164,9 @@ def test_modules_with_equal_parameters_that_are_set_up_differently_are_told() ->
     frozen = [filled(1).requires_grad_(rank != 1) for rank in range(3)]
     for values, words in ((rates, "≠ set"), (modes, "≠ set"), (frozen, "≠ set"), (rates[:2], "✓")):
         variables = {rank: Variables({"m": describe(one)}) for rank, one in enumerate(values)}
-        assert words in render_text(whos_parts("s", variables, num_workers=len(values)))
+        assert words in render_text(
+            whos_parts("s", variables, LayoutFacts(num_workers=len(values)))
+        )
 
 
 def test_equal_ragged_tensors_are_equal() -> None:

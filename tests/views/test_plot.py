@@ -13,6 +13,7 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 import discolab
 from discolab import ArgumentError, DRef, SessionClosedError, ThreadedSession, current_worker
 from discolab.views import render_html, render_text
+from discolab.views.dref.summary import LayoutFacts
 from discolab.views.plot.picture import NOT_FINITE, Picture, shade
 from discolab.views.plot.plot_view import format_point
 from discolab.views.plot.plotting import Reader, check_options, parts_of
@@ -160,7 +161,7 @@ def test_of_a_large_region_a_sample_is_read(monkeypatch: pytest.MonkeyPatch) -> 
 def test_no_worker_sends_more_than_a_hundred_kilobytes() -> None:
     for shape in ((3000, 2000), (1, 10**6), (10**6, 1), (7, 10**5), (400, 301)):
         facts = {0: {"kind": "tensor", "shape": list(shape), "dtype": "float32"}}
-        sheet = make_sheet(facts, num_workers=1)
+        sheet = make_sheet(facts, LayoutFacts(num_workers=1))
         blocks = choose_blocks(sheet, sheet.window, (2000, 2000), 12_000)
         cut = sheet.shards[0].cut(sheet.window, blocks)
         assert cut is not None

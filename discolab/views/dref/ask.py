@@ -29,6 +29,7 @@ from ..facts.describe import (
 from ..facts.guard import FAILURES
 from ..formats import format_seconds
 from .contents import NO_VALUE, content_key, row_verdict
+from .summary import LayoutFacts
 
 _MOST_OVERFLOW_ROWS = 500
 
@@ -120,28 +121,21 @@ def answers_of(asked: DRef, patience: float, ranks: Sequence[int] | None = None)
     return dict(ticket.values)
 
 
-def layout_of(ref: DRef) -> dict[str, Any]:
-    """What the controller knows of how workers hold a DRef, as `summarize_value` takes it."""
-    session = ref.session
-    placed = session._mesh  # the mesh that placements are for, if they fit its axes
-    mesh_shape = None
-    if placed is not None and isinstance(ref.placements, list | tuple):
-        mesh_shape = placed.sizes if len(placed.sizes) == len(ref.placements) > 1 else None
-    return {
-        "num_workers": session.num_workers,
-        "placements": ref.placements,
-        "num_groups": session.num_groups,
-        "mesh_shape": mesh_shape,
-        "axes": axes_of(session),
-    }
-
-
-def axes_of(session: Session) -> dict[str, int] | None:
-    """The sizes of the current mesh by axis, if it is of all workers in their order."""
-    mesh = session.current_mesh
-    if mesh is None or list(mesh.ranks) != list(range(session.num_workers)):
-        return None
-    return dict(zip(mesh.axes, mesh.sizes, strict=True))
+def layout_of(session: Session, ref: DRef | None = None) -> LayoutFacts:
+    """What the controller knows of how workers hold a value: that of a DRef, or any other."""
+    mesh, placed = session.current_mesh, session._mesh
+    in_order = mesh is not None and list(mesh.ranks) == list(range(session.num_workers))
+    placements = None if ref is None else ref.placements
+    mesh_shape = None  # of the mesh that placements are for, if they fit its axes
+    if placed is not None and isinstance(placements, list | tuple):
+        mesh_shape = placed.sizes if len(placed.sizes) == len(placements) > 1 else None
+    return LayoutFacts(
+        num_workers=session.num_workers,
+        placements=placements,
+        num_groups=session.num_groups,
+        mesh_shape=mesh_shape,
+        axes=dict(zip(mesh.axes, mesh.sizes, strict=True)) if mesh and in_order else None,
+    )
 
 
 # -- workers that gave no value --------------------------------------------------------------------

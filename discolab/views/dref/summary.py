@@ -7,7 +7,7 @@ ValueError says so, and nothing is drawn joined. Where nobody says it, `inferenc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,6 +21,17 @@ from ..summary import summarize
 from .contents import NO_VALUE, content_classes, group_ranks, grouped, structure_key
 
 _NAME_LIMIT = 80
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutFacts:
+    """What the controller knows of how workers hold a value; see `view.dref_parts`."""
+
+    num_workers: int
+    placements: Any = None
+    num_groups: int = 1
+    mesh_shape: Sequence[int] | None = None
+    axes: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -115,16 +126,10 @@ class ValueSummary:
 
 
 def summarize_value(
-    records: Mapping[int, Mapping[str, Any]],
-    *,
-    name: str | None,
-    num_workers: int,
-    placements: Any = None,
-    num_groups: int = 1,
-    mesh_shape: Sequence[int] | None = None,
-    axes: Mapping[str, int] | None = None,
+    records: Mapping[int, Mapping[str, Any]], name: str | None, known: LayoutFacts
 ) -> ValueSummary:
     """Sort out the records of all workers; parameters as `view.dref_parts`."""
+    num_workers, num_groups = known.num_workers, known.num_groups
     full = {rank: records.get(rank, {"kind": "missing"}) for rank in range(num_workers)}
     bad = {rank: record for rank, record in full.items() if record.get("kind") in NO_VALUE}
     good = {rank: record for rank, record in full.items() if rank not in bad}
@@ -132,17 +137,7 @@ def summarize_value(
     note = None
     disagree = False
     try:
-        told = dtensor_layout(good)
-        if told:
-            known = _shapes(good, num_workers)
-            plans = own_plans(good, known, told)
-            words = contradiction(placements, told, len(known[0]))
-            note = Text(f"drawn as the DTensors say; {words}", "warning") if words else None
-        elif placements is not None and good:
-            known = _shapes(good, num_workers)
-            plans = said_plans(known, num_workers, placements, num_groups, mesh_shape)
-            words = over_all(plans, axes)
-            note = Text(words, "muted") if words else None
+        plans, note = stated_plans(good, lambda: _shapes(good, num_workers), known)
     except Exception as error:
         disagree = isinstance(error, DTensorsDisagreeError)
         note = Text(f"layout not drawn: {error}", "warning" if disagree or not bad else "muted")
@@ -152,11 +147,11 @@ def summarize_value(
     inferred = False
     shapes = _known_shapes(good)
     if not plans and note is None and not bad and shapes and shapes[0]:
-        plans = infer_maps(shapes, classes, num_groups, axes)
+        plans = infer_maps(shapes, classes, num_groups, known.axes)
         inferred = bool(plans)
         if not inferred and classes is not None:
             size = num_workers // max(num_groups, 1)
-            pattern = infer_axes(classes, axes or {"groups": num_groups, "workers": size})
+            pattern = infer_axes(classes, known.axes or {"groups": num_groups, "workers": size})
     return ValueSummary(
         title, num_workers, num_groups, good, bad, classes, plans, note, inferred, pattern, disagree
     )
@@ -197,7 +192,33 @@ class DTensorsDisagreeError(ValueError):
     """The DTensors of the workers are not shards of the same tensor."""
 
 
-def dtensor_layout(
+def stated_plans(
+    records: Mapping[int, Mapping[str, Any]],
+    shapes: Callable[[], Mapping[int, Sequence[int]]],
+    known: LayoutFacts,
+) -> tuple[tuple[ShardMap, ...], Text | None]:
+    """How tensors lie by what their DTensors say, or else ``.placements``; what to say of that.
+
+    There are no plans if nobody states a layout. `shapes` gives those of all workers.
+
+    Raises
+    ------
+    ValueError
+        If what is stated does not fit itself, the session or the shapes.
+    """
+    told = _dtensor_layout(records)
+    if told:
+        plans = _own_plans(records, shapes(), told)
+        words = _contradiction(known.placements, told, len(plans[0].logical))
+        return plans, Text(f"drawn as the DTensors say; {words}", "warning") if words else None
+    if known.placements is None or not records:
+        return (), None
+    plans = _said_plans(shapes(), known)
+    words = _over_all(plans, known.axes)
+    return plans, Text(words, "muted") if words else None
+
+
+def _dtensor_layout(
     records: Mapping[int, Mapping[str, Any]],
 ) -> dict[int, Mapping[str, Any]] | None:
     """What each DTensor says of itself; None unless all values are DTensors.
@@ -233,7 +254,7 @@ def _layout_words(sharding: Mapping[str, Any]) -> str:
     return f"{places} of a mesh {format_shape(list(sharding['mesh']))}"
 
 
-def own_plans(
+def _own_plans(
     records: Mapping[int, Mapping[str, Any]],
     shapes: Mapping[int, Sequence[int]],
     told: Mapping[int, Mapping[str, Any]],
@@ -263,7 +284,7 @@ def own_plans(
     return plans
 
 
-def contradiction(placements: Any, told: Mapping[int, Mapping[str, Any]], ndim: int) -> str:
+def _contradiction(placements: Any, told: Mapping[int, Mapping[str, Any]], ndim: int) -> str:
     """Say that ``.placements`` are not those of the DTensors; nothing if they are, or unset."""
     if placements is None:
         return ""
@@ -275,21 +296,16 @@ def contradiction(placements: Any, told: Mapping[int, Mapping[str, Any]], ndim: 
     return "" if said == own else f".placements say otherwise: {said.words(len(said.dims))}"
 
 
-def said_plans(
-    shapes: Mapping[int, Sequence[int]],
-    num_workers: int,
-    placements: Any,
-    num_groups: int,
-    mesh_shape: Sequence[int] | None,
-) -> tuple[ShardMap, ...]:
-    """The layout by ``.placements``; parameters as `dref_parts`.
+def _said_plans(shapes: Mapping[int, Sequence[int]], known: LayoutFacts) -> tuple[ShardMap, ...]:
+    """The layout by ``.placements``.
 
     Raises
     ------
     ValueError
         If they do not fit the session or the shapes.
     """
-    read = layout_of(read_placements(placements), len(next(iter(shapes.values()))))
+    num_workers, num_groups, mesh_shape = known.num_workers, known.num_groups, known.mesh_shape
+    read = layout_of(read_placements(known.placements), len(next(iter(shapes.values()))))
     axes = len(read.dims)
     if mesh_shape is None and axes == 1:
         groups = group_ranks(num_workers, num_groups)
@@ -303,7 +319,7 @@ def said_plans(
     return (join_shards(shapes, range(num_workers), read, mesh),)
 
 
-def over_all(plans: Sequence[ShardMap], axes: Mapping[str, int] | None) -> str:
+def _over_all(plans: Sequence[ShardMap], axes: Mapping[str, int] | None) -> str:
     """A word on one placement in a session with a mesh of several axes: it may be of one axis."""
     if len(plans) != 1 or len(plans[0].layout.dims) != 1 or len(axes or ()) < 2:
         return ""

@@ -26,7 +26,7 @@ from .contents import NO_VALUE, free_verdict, grouped, plan_verdict
 from .differences import difference_parts
 from .drawings import Drawing, Pictures, draw_apart, draw_plans, draw_replicas, take_pictures
 from .relations import question, relation_of
-from .summary import ValueSummary, summarize_value
+from .summary import LayoutFacts, ValueSummary, summarize_value
 from .tables import detail_parts, note_parts, place_parts, problem_parts, rank_table, role_of
 
 _PATIENCE = 0.8  # seconds, with what status takes less than one
@@ -53,9 +53,9 @@ def draw_dref(
     """
     deadline = time.monotonic() + patience
     records = ask_workers(ref, stats, deadline)
-    layout = layout_of(ref)
+    layout = layout_of(ref.session, ref)
     try:
-        summary = summarize_value(records, name=ref.name, **layout)
+        summary = summarize_value(records, ref.name, layout)
         summary = dataclasses.replace(summary, relation=relation_of(ref, summary, deadline))
         part = _draw(summary, difference_parts(ref, summary, deadline))
         restored = [
@@ -153,16 +153,14 @@ def dref_parts(
     DRef x: 3 on all 2 workers
     """
     try:
-        summary = summarize_value(
-            records,
-            name=name,
+        known = LayoutFacts(
             num_workers=num_workers,
             placements=placements,
             num_groups=num_groups,
             mesh_shape=mesh_shape,
             axes=axes,
         )
-        return _draw(summary, differences)
+        return _draw(summarize_value(records, name, known), differences)
     except Exception as error:  # a view never raises
         return _undrawn(name, error)
 

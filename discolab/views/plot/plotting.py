@@ -110,12 +110,7 @@ class Reader:
             if not self._facts:
                 first = next(iter(known.values()))
                 raise ArgumentError(f"plot: nothing to draw: worker 0 {first.get('message')}")
-        return make_sheet(
-            self._facts,
-            **layout_of(self.ref),
-            dims=self.dims,
-            index=self.index,
-        )
+        return make_sheet(self._facts, layout_of(session, self.ref), self.dims, self.index)
 
     def turn(self, dims: Any, index: Any) -> None:
         """Draw other dims, or cut elsewhere; as it was if that is refused."""

@@ -17,7 +17,7 @@ from ...layouts.join import ShardMap, join_shards
 from ...layouts.layout import REPLICATE
 from ...runtime.errors import ArgumentError
 from ..dref.contents import content_classes
-from ..dref.summary import contradiction, dtensor_layout, over_all, own_plans, said_plans
+from ..dref.summary import LayoutFacts, stated_plans
 from ..formats import format_ranks, format_shape
 from .regions import Cut
 
@@ -121,12 +121,7 @@ class Sheet:
 
 def make_sheet(
     records: Mapping[int, Mapping[str, Any]],
-    *,
-    num_workers: int,
-    placements: Any = None,
-    num_groups: int = 1,
-    mesh_shape: Sequence[int] | None = None,
-    axes: Mapping[str, int] | None = None,
+    known: LayoutFacts,
     dims: Sequence[int] | None = None,
     index: Any = None,
 ) -> Sheet:
@@ -137,8 +132,8 @@ def make_sheet(
     records : mapping of rank to record
         From `regions.read_facts`; of a worker that has not answered none, and then it is taken to
         hold what the others do.
-    num_workers, placements, num_groups, mesh_shape, axes
-        As for `dref_parts`.
+    known
+        How the workers hold it, as far as the controller knows.
     dims : two ints, or one, optional
         What runs down and across; None: the dims that are cut, then the last ones.
     index : mapping of dim to int, or sequence of int or None for each dim, optional
@@ -155,11 +150,11 @@ def make_sheet(
         held = ", ".join(sorted(set(others.values()))) or "nothing that could be asked"
         raise ArgumentError(f"plot draws tensors: the workers hold {held}")
     shapes = {rank: _shape(rank, record) for rank, record in tensors.items()}
-    lacking = tuple(rank for rank in range(num_workers) if rank not in records)
+    lacking = tuple(rank for rank in range(known.num_workers) if rank not in records)
     if len(set(shapes.values())) == 1:
         shapes.update(dict.fromkeys(lacking, next(iter(shapes.values()))))
     first = tensors[min(tensors)]
-    plans, note = _plans(tensors, shapes, num_workers, placements, num_groups, mesh_shape, axes)
+    plans, note = _plans(tensors, shapes, known)
     joined = plans[0] if len(plans) == 1 else None
     shape = joined.logical if joined else shapes[min(shapes)]
     cut_dims = [dim for dim in joined.layout.dims if dim is not None] if joined else []
@@ -193,34 +188,24 @@ def _shape(rank: int, record: Mapping[str, Any]) -> tuple[int, ...]:
 def _plans(
     tensors: Mapping[int, Mapping[str, Any]],
     shapes: Mapping[int, tuple[int, ...]],
-    num_workers: int,
-    placements: Any,
-    num_groups: int,
-    mesh_shape: Sequence[int] | None,
-    axes: Mapping[str, int] | None,
+    known: LayoutFacts,
 ) -> tuple[Sequence[ShardMap], str]:
     """The one plan that joins all tensors, else none or several; with what there is to say of it.
 
     The words say why the tensors are not joined, or what to know of how they are.
     """
-    complete = set(range(num_workers)) == set(shapes)
-    try:
-        told = dtensor_layout(tensors) if complete else None
-        if told:
-            found = own_plans(tensors, shapes, told)
-            words = contradiction(placements, told, len(found[0].logical))
-            if words:
-                return found, f"drawn as the DTensors say; {words}"
-            return found, _several(found)
-        if placements is not None and complete:
-            found = said_plans(shapes, num_workers, placements, num_groups, mesh_shape)
-            return found, _several(found) or over_all(found, axes)
-    except ValueError as error:
-        return [], str(error)
+    num_workers = known.num_workers
+    if set(range(num_workers)) == set(shapes):
+        try:
+            found, words = stated_plans(tensors, lambda: shapes, known)
+        except ValueError as error:
+            return [], str(error)
+        if found:
+            return found, words.text if words else _several(found)
     if num_workers == 1 and len(shapes) == 1:
         return [join_shards(shapes, [0], REPLICATE, (1,))], ""
     if len(tensors) < num_workers:
-        return [], _UNKNOWN if placements is None else ""
+        return [], _UNKNOWN if known.placements is None else ""
     plan = next(iter(infer_maps(shapes, content_classes(tensors))), None)
     return ([], _UNKNOWN) if plan is None else ([plan], "")
 
