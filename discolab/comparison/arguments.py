@@ -15,7 +15,7 @@ from ..loader.plan import matcher
 from ..runtime.dref import DRef
 from ..runtime.errors import ArgumentError
 from ..runtime.session import Session
-from .recorder import replaced
+from .recorder import leaves
 
 
 @dataclass(slots=True)
@@ -155,14 +155,11 @@ def inputs_of(
         if isinstance(value, DRef):
             value = _fetched(session, value, layout(name), name, timeout)
 
-        def cut(leaf: str, tensor: torch.Tensor) -> torch.Tensor:
+        for leaf, tensor in leaves(value, name):
             given = layout(leaf)
             if given is not None and tensor.dim() and not given.is_partial:
                 given.part_of(tensor, 0)  # raises if it does not fit
                 found.cuts[leaf] = given
-            return tensor
-
-        replaced(value, name, cut, rebuild=False)
         return value
 
     found.args = tuple(whole(str(i), value) for i, value in enumerate(args))

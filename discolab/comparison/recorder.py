@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
@@ -489,32 +489,27 @@ def _extra(module: torch.nn.Module) -> str:
 
 def leaves(value: Any, name: str = "") -> list[tuple[str, torch.Tensor]]:
     """The tensors in a value; names like ``0`` and ``hidden.1``, empty if it is a tensor."""
-    tensors: list[tuple[str, torch.Tensor]] = []
-
-    def take(leaf: str, tensor: torch.Tensor) -> torch.Tensor:
-        tensors.append((leaf, tensor))
-        return tensor
-
-    replaced(value, name, take, rebuild=False)
-    return tensors
+    return [(leaf, one) for leaf, one in _walk(value, name) if isinstance(one, torch.Tensor)]
 
 
-def plain_leaves(value: Any, name: str = "") -> list[tuple[str, Any]]:
+def plain_leaves(value: Any) -> list[tuple[str, Any]]:
     """All in a value that is no tensor and no container; names as of `leaves`."""
-    inner = f"{name}." if name else ""
-    if isinstance(value, torch.Tensor):
-        return []
+    return [(leaf, one) for leaf, one in _walk(value, "") if not isinstance(one, torch.Tensor)]
+
+
+def _walk(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    items: Iterable[tuple[Any, Any]]
     if isinstance(value, Mapping):
-        return [item for key, v in value.items() for item in plain_leaves(v, f"{inner}{key}")]
-    if isinstance(value, list | tuple):
-        return [item for i, v in enumerate(value) for item in plain_leaves(v, f"{inner}{i}")]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [
-            item
-            for field_ in dataclasses.fields(value)
-            for item in plain_leaves(getattr(value, field_.name, None), f"{inner}{field_.name}")
-        ]
-    return [(name, value)]
+        items = value.items()
+    elif isinstance(value, list | tuple):
+        items = enumerate(value)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type | torch.Tensor):
+        items = ((f.name, getattr(value, f.name, None)) for f in dataclasses.fields(value))
+    else:
+        yield name, value
+        return
+    for key, item in items:
+        yield from _walk(item, f"{name}.{key}" if name else str(key))
 
 
 def is_huge(number: float) -> bool:
@@ -522,28 +517,23 @@ def is_huge(number: float) -> bool:
     return isinstance(number, int) and abs(number) >= 2**63
 
 
-def replaced(
-    value: Any, name: str, change: Callable[[str, torch.Tensor], torch.Tensor], rebuild: bool = True
-) -> Any:
+def replaced(value: Any, name: str, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Any:
     """A value with all its tensors changed; what is in a container of an unknown type is not."""
     if isinstance(value, torch.Tensor):
         return change(name, value)
     inner = f"{name}." if name else ""
     if isinstance(value, Mapping):
-        items = {key: replaced(v, f"{inner}{key}", change, rebuild) for key, v in value.items()}
-        if not rebuild or all(items[key] is v for key, v in value.items()):
+        items = {key: replaced(v, f"{inner}{key}", change) for key, v in value.items()}
+        if all(items[key] is v for key, v in value.items()):
             return value
         return items if type(value) is dict else _like_mapping(value, items)
     if isinstance(value, list | tuple):
-        parts = [replaced(v, f"{inner}{i}", change, rebuild) for i, v in enumerate(value)]
-        if not rebuild or all(a is b for a, b in zip(parts, value, strict=True)):
+        parts = [replaced(v, f"{inner}{i}", change) for i, v in enumerate(value)]
+        if all(a is b for a, b in zip(parts, value, strict=True)):
             return value
         if hasattr(value, "_fields"):
             return type(value)(*parts)
         return type(value)(parts)
-    if not rebuild and dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for part in dataclasses.fields(value):
-            replaced(getattr(value, part.name, None), f"{inner}{part.name}", change, rebuild)
     return value
 
 
