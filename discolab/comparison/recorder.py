@@ -19,6 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
+from ..layouts.text import read_placements
 from ..runtime.interrupts import plain_lock
 from ..views.facts.tensors import is_dtensor
 
@@ -444,10 +445,7 @@ def local_of(tensor: torch.Tensor) -> tuple[torch.Tensor, Sharding | None]:
     whole: Any = tensor
     mesh = whole.device_mesh
     sharding = (
-        tuple(
-            (type(p).__name__, getattr(p, "dim", getattr(p, "reduce_op", "")))
-            for p in whole.placements
-        ),
+        tuple(read_placements(whole.placements)),
         tuple(mesh.mesh.shape),
         tuple(mesh.mesh.flatten().tolist()),
         tuple(whole.shape),

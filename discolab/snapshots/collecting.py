@@ -16,7 +16,6 @@ import io
 import pickle
 import platform
 import random
-import sys
 import threading
 import warnings
 from collections import Counter
@@ -40,6 +39,7 @@ from ..runtime.functions import worker_function
 from ..runtime.mesh import Mesh
 from ..runtime.serialize import reduce_module
 from ..runtime.worker import Worker, current_worker
+from ..views.facts.tensors import is_dtensor
 from . import rebuilding
 from .manifest import Bundle, Memory, Saved, Shard, TorchMesh
 
@@ -460,7 +460,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return (build, args, (state, slots), *rest)
 
     def _reduce_tensor(self, tensor: torch.Tensor) -> Any:
-        if _is_dtensor(tensor):
+        if is_dtensor(tensor):
             reduced = self._reduce_dtensor(tensor)
         elif tensor.device.type == "meta":
             return tensor.__reduce_ex__(5)
@@ -524,12 +524,6 @@ def _holds_class(cell: CellType) -> bool:
 
 def _is_strided(tensor: torch.Tensor) -> bool:
     return tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_nested)
-
-
-def _is_dtensor(value: Any) -> bool:
-    module = sys.modules.get("torch.distributed.tensor")
-    kind = getattr(module, "DTensor", None)
-    return kind is not None and isinstance(value, kind)
 
 
 def _is_process_group(value: Any) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import torch
 
+from ...layouts.text import read_placements
 from ...runtime.functions import worker_function
 from ...runtime.worker import current_worker, current_worker_or_none
 from .guard import FAILURES, Record, attempt, plain, type_name
@@ -161,23 +162,15 @@ def _describe_dtensor(tensor: Any, stats: Stats, pictures: bool) -> Record:
 def sharding_of(tensor: Any) -> Record:
     """What a drawing needs of a DTensor: its placements, and its mesh's sizes and ranks."""
     mesh = tensor.device_mesh.mesh
-    placements = [
-        [type(place).__name__, getattr(place, "dim", getattr(place, "reduce_op", ""))]
-        for place in tensor.placements
-    ]
     return {
-        "placements": placements,
+        "placements": list(map(list, read_placements(tensor.placements))),
         "mesh": list(mesh.shape),
         "ranks": mesh.flatten().tolist(),
     }
 
 
 def _placements(placements: Any) -> str:
-    words = []
-    for place in placements:
-        detail = getattr(place, "dim", getattr(place, "reduce_op", ""))
-        words.append(f"{type(place).__name__}({detail})")
-    return ", ".join(words)
+    return ", ".join(f"{name}({detail})" for name, detail in read_placements(placements))
 
 
 def _layout(tensor: torch.Tensor) -> Record:
