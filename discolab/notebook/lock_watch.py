@@ -161,12 +161,8 @@ class LockWatch:
             self._threads = {t.ident: t.native_id for t in threading.enumerate()}  # type: ignore[misc]
         thread = self._threads.get(worker.thread_id)
         try:
-            with open(f"/proc/self/task/{thread}/schedstat", encoding="ascii") as file:
-                used = int(file.read().split()[0])
-            with open(
-                f"/proc/self/task/{thread}/status", encoding="ascii", errors="replace"
-            ) as file:
-                words = file.read().partition("\nvoluntary_ctxt_switches:")[2].split()
+            used = int(_read(thread, "schedstat").split()[0])
+            words = _read(thread, "status").partition("\nvoluntary_ctxt_switches:")[2].split()
             return _Mark(executed, used / 1e9, int(words[0]))
         except (OSError, ValueError, IndexError):
             return None

@@ -1,10 +1,9 @@
 """What a worker's device and process are doing: memory, time on the CPU, the GPU by NVML.
 
 `sample` is a probe, so it works while workers compute or hang. It reads what there is and changes
-nothing: CUDA is never initialised by a look, and what is not there is None or -1. It reads files of
-``/proc`` where there are any; elsewhere it asks psutil, if installed. NVML is asked through pynvml,
-if that is installed; which GPU of NVML a device of torch is, or that it is none, is remembered in
-`_handles` for the life of the process.
+nothing: CUDA is never initialised by a look, and what is not there is None or -1. NVML is asked
+through pynvml, if that is installed; which GPU of NVML a device of torch is, or that it is none, is
+remembered in `_handles` for the life of the process.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from ..runtime.services import probe
 from ..runtime.worker import Worker
 from .recorder import recorder_of
 
-_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _handles: dict[str, tuple[Any, Any, str]] = {}  # by device: pynvml or None, handle, UUID
 
 
@@ -118,33 +116,23 @@ def _thread_time(thread: int) -> int:
         return int(text.split()[0])
     except (OSError, ValueError, IndexError):
         pass
-    process = _psutil_process()
+    import psutil
+
     try:
-        times = {one.id: one.user_time + one.system_time for one in process.threads()}
+        times = {one.id: one.user_time + one.system_time for one in psutil.Process().threads()}
         return int(times[thread] * 1e9)
-    except Exception:
+    except (psutil.Error, KeyError):
         return -1
 
 
 def _resident() -> int:
     """Bytes of memory that this process holds; -1 if unknown."""
+    import psutil
+
     try:
-        return int(Path("/proc/self/statm").read_bytes().split()[1]) * _PAGE
-    except (OSError, ValueError, IndexError):
-        pass
-    try:
-        return int(_psutil_process().memory_info().rss)
-    except Exception:
+        return int(psutil.Process().memory_info().rss)
+    except psutil.Error:
         return -1
-
-
-@functools.lru_cache(maxsize=1)
-def _psutil_process() -> Any:
-    try:
-        import psutil
-    except ImportError:
-        return None
-    return psutil.Process()
 
 
 def _memory(device: torch.device) -> dict[str, int] | None:
