@@ -14,7 +14,6 @@ of one moment at a time. The present is what was recorded last when it was made.
 from __future__ import annotations
 
 import difflib
-import linecache
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from . import recording
 from .controller import DebuggerError, Ranks
 from .recording import Facts, Place, Step, Value
 from .records import Spot
-from .stops import Stop, WorkerAt
+from .stops import Stop, WorkerAt, sources_of
 
 ANSWER = 5.0  # seconds that workers in other processes are given
 _NOTHING = "nothing was recorded: run a cell with %%disco --trace (or --trace NAMES) first"
@@ -281,17 +280,13 @@ class Playback:
             self._worker_at(rank, last.get(rank), told.get(rank))
             for rank in range(self.session.num_workers)
         )
-        files = dict.fromkeys(spot.file for worker in workers for spot in worker.stack)
-        sources = {
-            file: tuple(line.rstrip("\n") for line in linecache.getlines(file)) for file in files
-        }
         return Stop(
             self.name,
             self.position + 1,
             self._reason(),
             workers,
             self._groups(last),
-            sources=sources,
+            sources=sources_of(workers),
             is_past=True,
         )
 

@@ -12,7 +12,6 @@ thread; one that computes or hangs is not waited for.
 
 from __future__ import annotations
 
-import linecache
 import threading
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +37,7 @@ from .agent import ALONE
 from .controller import DebuggerError
 from .frames import evaluate, stack_of_frames, variables
 from .records import Spot
-from .stops import Evaluated, Stop, WorkerAt
+from .stops import Evaluated, Stop, WorkerAt, sources_of
 
 _SHARED = "discolab.debugger.raised"  # in `Worker.shared`: rank -> Raised, weakly
 _MOST_FRAMES = 60  # kept of an endless recursion: these innermost ones
@@ -202,7 +201,6 @@ def raised_on(worker: Worker) -> Any:
 
 
 _PATIENCE = 5.0  # seconds
-_MOST_LINES = 50_000  # of a file that is shown from
 
 
 def who_raised(session: Session) -> dict[int, Any]:
@@ -247,7 +245,6 @@ def post_mortem(
         _worker_at(rank, failed.get(rank), found.get(rank), state)
         for rank, state in enumerate(_states(session))
     )
-    files = {spot.file for worker in workers for spot in worker.stack}
     return Stop(
         name=display_name(next(iter(chosen.values()))[0]),
         number=0,
@@ -255,7 +252,7 @@ def post_mortem(
         workers=workers,
         groups=_groups(workers),
         frame=frame,
-        sources={file: _lines(file) for file in sorted(files)},
+        sources=sources_of(workers),
     )
 
 
@@ -363,10 +360,6 @@ def _reason(failed: Mapping[int, Any], workers: Sequence[WorkerAt]) -> str:
 
 def _here(worker: WorkerAt) -> str:
     return place(worker.stack[-1].file, worker.stack[-1].line) if worker.stack else ""
-
-
-def _lines(file: str) -> tuple[str, ...]:
-    return tuple(line.rstrip("\n") for line in linecache.getlines(file)[:_MOST_LINES])
 
 
 def _groups(workers: Sequence[WorkerAt]) -> tuple[tuple[int, ...], ...]:

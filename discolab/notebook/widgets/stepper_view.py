@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +9,7 @@ from ...debugger import Debugger, Stop
 from ...debugger.breaks import Break
 from ...debugger.inspecting import seen
 from ...debugger.records import Spot
+from ...debugger.stops import sources_of
 from ...runtime.errors import DiscoError
 
 _PATIENCE = 0.05  # seconds that workers that run are given to answer
@@ -67,9 +67,7 @@ def places_now(debugger: Debugger) -> Stop | None:
         if worker.state == "running" and status is not None and status.state == "waiting":
             worker = replace(worker, words=f"waits {status.detail}")
         workers.append(worker)
-    files = {spot.file for worker in workers for spot in worker.stack}
-    lines = {file: tuple(map(str.rstrip, linecache.getlines(file))) for file in files}
-    return replace(stop, workers=tuple(workers), sources=lines)
+    return replace(stop, workers=tuple(workers), sources=sources_of(workers))
 
 
 def state_of(stop: Stop | None) -> str:
