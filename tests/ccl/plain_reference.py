@@ -15,7 +15,8 @@ import torch
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-DTYPES = (*FLOATS, *INTEGERS, "complex64", "bool")
+DTYPES = (*FLOATS, *INTEGERS, "complex64", "complex128", "bool")
+MOVED = (*DTYPES, "float8_e4m3fn", "float8_e5m2")
 ARITHMETIC = ("sum", "prod", "min", "max", "avg")
 BITWISE = {"band": operator.and_, "bor": operator.or_, "bxor": operator.xor}
 REDUCING = ("all_reduce", "all_reduce_", "reduce", "reduce_scatter")
@@ -179,5 +180,5 @@ def defined(word: str, dtype: str) -> bool:
     if word in BITWISE:
         return dtype in INTEGERS or dtype == "bool"
     return not (dtype == "bool" and word == "avg") and not (
-        dtype == "complex64" and word in ("min", "max")
+        dtype in ("complex64", "complex128") and word in ("min", "max")
     )
