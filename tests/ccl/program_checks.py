@@ -17,7 +17,7 @@ from discolab import Session, ccl
 from discolab.ccl.board.ledger import ledger_of
 from discolab.runtime import Failure, WaitTimeoutError, WorkerError, current_worker
 
-from .program_oracle import Outcome, Program
+from .program_oracle import Outcome, Program, foretell
 from .random_programs import Faulty, execute
 
 WATCHDOG = 10.0  # seconds; what takes longer hangs
@@ -45,14 +45,20 @@ def same(got: Any, want: Any) -> bool:
 
 
 def run(
-    sess: Session, program: Program, queued: bool, watchdog: float = WATCHDOG
+    sess: Session,
+    program: Program,
+    queued: bool,
+    watchdog: float = WATCHDOG,
+    beside: Program | None = None,
 ) -> dict[int, Any]:
     """What each worker gives; the session must then be as good as new.
 
-    With `queued` the next call is on its way before this one is over. What takes longer than
-    `watchdog` seconds hangs.
+    With `queued` the next call is on its way before this one is over, and so is `beside`, a program
+    that is right, both before and after it. What takes longer than `watchdog` seconds hangs.
     """
+    neighbours = [sess.call_packed(partial(execute, beside))] if beside else []
     ref = sess.call_packed(partial(execute, program))
+    neighbours += [sess.call_packed(partial(execute, beside))] if beside else []
     after = sess.call_packed(fine) if queued else None
     try:
         got = sess.peek(ref, timeout=watchdog)
@@ -70,6 +76,9 @@ def run(
     after = sess.call_packed(fine) if after is None else after
     n = sess.num_workers
     assert after.debug_get_from_all() == [n * (n + 1) / 2] * n
+    for neighbour in neighbours:
+        assert beside is not None
+        check_results(sess.peek(neighbour), foretell(beside))
     sess.sync_all()
     return got
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from itertools import count
 
 import pytest
 
@@ -22,7 +23,7 @@ from discolab.engines import ThreadedSession
 from discolab.runtime import Failure, WaitTimeoutError, WorkerError
 
 from .program_checks import WATCHDOG, check_culprit, check_rest, check_results, listing, run
-from .program_oracle import Entry, foretell
+from .program_oracle import Entry, Program, foretell
 from .random_programs import FAULTS, clean_program, faulty_program
 
 PROGRAMS = 500  # of each kind
@@ -73,6 +74,12 @@ def each(sess: Session) -> int:
 # -- the programs -----------------------------------------------------------------------------
 
 
+def collectives(seed: int, sess: Session) -> Program:
+    """A program that is right and sends nothing: what the one beside it leaves is not for it."""
+    drawn = (clean_program(seed + 1000 * n, sess.num_workers, sess.num_groups) for n in count())
+    return next(p for p in drawn if not any(e.do in ("send", "recv") for own in p for e in own))
+
+
 def test_faulty_programs(lab: Session, how_many: Callable[..., int]) -> None:
     for seed in range(how_many(each(lab))):
         fault = FAULTS[seed % len(FAULTS)]
@@ -80,7 +87,8 @@ def test_faulty_programs(lab: Session, how_many: Callable[..., int]) -> None:
             fault = "exception"
         case = faulty_program(seed, lab.num_workers, lab.num_groups, fault)
         try:
-            got = run(lab, case.program, queued=seed % 3 == 0)
+            beside = collectives(seed, lab) if seed % 3 == 0 else None
+            got = run(lab, case.program, beside is not None, beside=beside)
             failed = {rank for rank, found in got.items() if isinstance(found, Failure)}
             assert set(case.outcome.failed) <= failed
             assert failed <= set(case.outcome.failed) | case.outcome.may_fail
