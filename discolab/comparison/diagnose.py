@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from ..layouts.infer import copies_on, partial_layouts
 from ..views.formats import format_workers
 from .causes import (
     Evidence,
@@ -401,15 +400,7 @@ def _equal_terms(matcher: Matcher, points: Sequence[Point], place: int) -> bool:
 
 def _alike(matcher: Matcher, point: Point) -> bool:
     """Whether all workers whose terms make one value hold the same."""
-    (taken,) = matcher.workers.samples([point.theirs])
-    pair = matcher.pairs[point.key]
-    sums = (
-        s for copies in copies_on(pair.layouts, matcher.meshes) for s in partial_layouts(copies)
-    )
-    layout = next((each for each in sums if each.words == point.layout), None)
-    ranks = tuple(rank for rank in taken if rank in pair.held)
-    teams = [ranks] if layout is None else layout.teams(ranks)
-    return all(_same(taken[rank], taken[team[0]]) for team in teams for rank in team)
+    return all(_same(part, team[0]) for team in matcher.teams(point) for part in team)
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -294,14 +294,13 @@ class Matcher:
     def _as_mean(self, pair: Pair) -> Point | None:
         """A value as the mean of what workers hold, if that is the reference's."""
         (parts,) = self.workers.samples([pair.point.theirs])
-        for copies in copies_on(pair.layouts, self.meshes):
-            for total in partial_layouts(copies):
-                ops = tuple("avg" if op else "" for op in total.partial)
-                mean = replace(total, layout=replace(total.layout, partial=ops), source=_OF_BATCH)
-                point = self._judged_sum(pair, mean, {r: parts[r] for r in pair.held})
-                if point.agrees:
-                    pair.layouts.append(mean)
-                    return point
+        for total in self._sums(pair):
+            ops = tuple("avg" if op else "" for op in total.partial)
+            mean = replace(total, layout=replace(total.layout, partial=ops), source=_OF_BATCH)
+            point = self._judged_sum(pair, mean, {r: parts[r] for r in pair.held})
+            if point.agrees:
+                pair.layouts.append(mean)
+                return point
         return None
 
     def has_loss_of_parts(self, points: Sequence[Point]) -> bool:
@@ -593,12 +592,7 @@ class Matcher:
         """Those of which workers hold the terms; known by samples, so that nothing large moves."""
         wanted = []
         for pair, point in again:
-            sums = [
-                partial
-                for layout in copies_on(pair.layouts, self.meshes)
-                for partial in partial_layouts(layout)
-            ]
-            if sums:
+            if sums := self._sums(pair):
                 wanted.append((pair, point, sums))
         if not wanted:
             return
@@ -633,21 +627,28 @@ class Matcher:
 
     def terms_are_parts(self, point: Point) -> bool:
         """Whether of each element of a sum one worker has all, and the others have zeros."""
+        return all(
+            bool((torch.stack([part != 0 for part in team]).sum(0) <= 1).all())
+            for team in self.teams(point)
+        )
+
+    def teams(self, point: Point) -> list[list[torch.Tensor]]:
+        """Samples of what workers hold, in teams of those whose terms make one value."""
         (held,) = self.workers.samples([point.theirs])
         pair = self.pairs[point.key]
-        sums = [s for each in copies_on(pair.layouts, self.meshes) for s in partial_layouts(each)]
-        layout = next((each for each in sums if each.words == point.layout), None)
+        layout = next((each for each in self._sums(pair) if each.words == point.layout), None)
         ranks = tuple(rank for rank in held if rank in pair.held)
         teams = [ranks] if layout is None else layout.teams(ranks)
-        return all(
-            bool((torch.stack([held[rank] != 0 for rank in team]).sum(0) <= 1).all())
-            for team in teams
-        )
+        return [[held[rank] for rank in team] for team in teams]
+
+    def _sums(self, pair: Pair) -> list[ShardLayout]:
+        """The layouts in which workers may hold terms of a value."""
+        return [s for each in copies_on(pair.layouts, self.meshes) for s in partial_layouts(each)]
 
     def layout_of_terms(self, pair: Pair) -> ShardLayout:
         """Over which workers a value is summed, if they hold terms of it."""
         near = self._nearer.get(pair.identity)
-        sums = [s for each in copies_on(pair.layouts, self.meshes) for s in partial_layouts(each)]
+        sums = self._sums(pair)
         named = (each for each in sums if near is not None and each.words == near.layout)
         return next(named, sums[0])
 
