@@ -22,7 +22,7 @@ from typing import Any
 
 from ..runtime.errors import ArgumentError
 from ..runtime.failures import name_ranks
-from ..runtime.sources import display_name, is_cell, place
+from ..runtime.sources import display_name, installed_path, is_cell, place
 
 _HERE = re.compile(r"(?P<line>\d+)(?:\s+if\b(?P<condition>.*))?", re.DOTALL)
 _THERE = re.compile(
@@ -39,7 +39,6 @@ _COMPARED: Mapping[str, Callable[[int, int], bool]] = {
 }
 _SHOWN = re.compile(r"\{([^{}]*)\}")
 _FORMS = "LINE, FILE:LINE or a function's name, and maybe: if CONDITION"
-_PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
 
 
 @dataclass(frozen=True)
@@ -84,8 +83,8 @@ class Break:
         if file == filename or (is_cell(filename) and display_name(filename) == file):
             return True
         if os.path.isabs(file):  # an installed package may be in another folder on another host
-            inner = _PACKAGES.sub("", file)
-            return inner != file and inner == _PACKAGES.sub("", filename)
+            inner = installed_path(file)
+            return inner != file and inner == installed_path(filename)
         return filename.replace("\\", "/").endswith("/" + file.replace("\\", "/"))
 
     def packed(self) -> tuple[Any, ...]:
@@ -180,9 +179,7 @@ def check_log(log: str) -> None:
             raise ArgumentError(f"{{{expression}}} in a log can't be compiled: {why}") from None
 
 
-def parse_break(
-    text: str, default_file: str | None = None, *, number: int = 0, is_file: bool = False
-) -> Break:
+def parse_break(text: str, default_file: str | None = None, *, is_file: bool = False) -> Break:
     """Read a breakpoint: ``12 if loss > 9``, ``model.py:30``, ``Cell In[3]:12``.
 
     Parameters
@@ -191,8 +188,6 @@ def parse_break(
         A line, or a file and a line, and maybe a condition. Of a path the last parts are enough.
     default_file
         The file of a line alone.
-    number
-        What the breakpoint is called.
     is_file
         Whether `default_file` is as code objects have it: of cells several may have one name.
 
@@ -216,7 +211,7 @@ def parse_break(
     own = is_file and not parts.get("file")
     file, line = named if own else find_file(named), int(parts["line"])
     _check_line(file, line)
-    return Break(number, file, line, condition or "")
+    return Break(0, file, line, condition or "")
 
 
 def find_file(name: str) -> str:

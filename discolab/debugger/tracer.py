@@ -67,17 +67,11 @@ class Tracer:
         Of the breakpoints, when they were last looked at.
     """
 
-    def __init__(
-        self,
-        worker: Worker,
-        agent: DebugAgent,
-        on_line: Hook | None = None,
-        on_return: Hook | None = None,
-    ) -> None:
+    def __init__(self, worker: Worker, agent: DebugAgent) -> None:
         self.worker = worker
         self.agent = agent
-        self.on_line = on_line
-        self.on_return = on_return
+        self.on_line: Hook | None = None
+        self.on_return: Hook | None = None
         self.attentive = False
         self.version = -1
         self._plans = Plans(agent.breaks)
@@ -346,7 +340,7 @@ class Tracer:
 
     # -- stopping ----------------------------------------------------------------------------
 
-    def stop_at(self, frame: FrameType, reason: str, detail: str = "", raising: str = "") -> None:
+    def stop_at(self, frame: FrameType, reason: str, detail: str = "") -> None:
         """Stop now in `frame`, not at the beginning of a line, and go on as told.
 
         Within what the debugger itself evaluates nothing happens.
@@ -365,7 +359,7 @@ class Tracer:
         stands = shown[-1] if shown else frame
         watch = watch_of(stands) or self._watch(stands, self._plans.decide(stands))
         try:
-            self._stop(watch, stands, reason, detail, raising=raising)
+            self._stop(watch, stands, reason, detail)
         finally:  # also if it is ended: code that catches that is stopped at its next line
             sys.settrace(self._entering())
 
@@ -377,12 +371,11 @@ class Tracer:
         detail: str = "",
         fired: bool = True,
         error: str = "",
-        raising: str = "",
     ) -> None:
         """Stand here until told to go on."""
         where = frame.f_code.co_filename, frame.f_lineno
         hit = self._arrivals[where] = self._arrivals.get(where, 0) + 1
-        raising = raising or raising_in(frame, sys.exc_info()[1]) or watch.raising
+        raising = raising_in(frame, sys.exc_info()[1]) or watch.raising
         stack = frames.stack_of(frame)
         executed = self.worker.executed
         arrival = Arrival(stack, reason, detail, fired, error, hit, executed, raising)

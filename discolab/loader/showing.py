@@ -136,9 +136,6 @@ def show(
     return Shown.of(resolved, wanted, limit)
 
 
-dry_run = show
-
-
 def as_dtype(dtype: Any) -> torch.dtype | None:
     """A dtype from what people type: also ``bf16``, ``fp16``, ``f32``; None stays None.
 

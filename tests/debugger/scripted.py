@@ -82,7 +82,8 @@ class Program:
     ) -> ScriptedPort:
         self.port = ScriptedPort(says, then)
         self.port.breaks.replace([one.packed() for one in breaks])
-        self.tracer = Tracer(self.worker, self.port, **hooks)
+        self.tracer = Tracer(self.worker, self.port)
+        vars(self.tracer).update(hooks)
         self.tracer.run(self.execute, mode)
         return self.port
 

@@ -42,26 +42,16 @@ class DistWork(dist.Work):
         The operation.
     tensors
         What `result` and the future hold: the outputs.
-    finish
-        Called once after the wait, for what is left to do on this worker.
     """
 
-    def __init__(
-        self,
-        work: Work,
-        tensors: Sequence[torch.Tensor],
-        finish: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, work: Work, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__()
-        self._work, self.tensors, self._finish = work, list(tensors), finish
+        self._work, self.tensors = work, list(tensors)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until it is over; True, or raises what went wrong."""
         with _unseen():
             self._work.wait(seconds(timeout))
-            if self._finish is not None:
-                finish, self._finish = self._finish, None
-                finish()
         return True
 
     def synchronize(self) -> None:

@@ -138,23 +138,19 @@ def _equal(classes: Mapping[int, str], num_workers: int) -> Text:
     return Text(f"equal on {format_workers(sorted(classes))}", "muted")
 
 
-def free_verdict(
-    classes: Mapping[int, str], num_workers: int, num_groups: int, distinct: str = "all distinct"
-) -> Text:
+def free_verdict(classes: Mapping[int, str], num_workers: int, num_groups: int) -> Text:
     """Say how contents compare when no placements are known.
 
     Parameters
     ----------
     classes : mapping of rank to letter
     num_workers, num_groups : int
-    distinct : str
-        What to call contents of which no two are equal.
     """
     kinds = len(set(classes.values()))
     if kinds == 1:
         return _equal(classes, num_workers)
     if kinds == len(classes):
-        return Text(distinct, "muted")
+        return Text("all distinct", "muted")
     if num_groups > 1 and len(classes) == num_workers:
         groups = group_ranks(num_workers, num_groups)
         if not any(odd_ranks(classes, ranks) for ranks in groups):
