@@ -10,9 +10,11 @@ checks its index, and nothing is unpickled before all of that and the manifest a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from functools import lru_cache
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from ..loader.catalog import Catalog
 from ..loader.errors import CheckpointError
@@ -198,7 +200,7 @@ def manifest_of(catalog: Catalog) -> Manifest:
                 f"is a snapshot of version {version!r}, and this discolab reads {VERSION}: take "
                 f"the discolab that made it ({given.get('made_by', {}).get('discolab', '?')})",
             )
-        manifest = _read(given)
+        manifest: Manifest = _reader(Manifest)(given)
         _check(catalog, manifest)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as exc:
         raise CheckpointError(
@@ -210,73 +212,24 @@ def manifest_of(catalog: Catalog) -> Manifest:
 # -- JSON, not believed ------------------------------------------------------------------------
 
 
-def _read(given: Mapping[str, Any]) -> Manifest:
-    return Manifest(
-        workers=tuple(map(_saved, _list(given["workers"]))),
-        groups=_size(given["groups"]),
-        engine=_text(given["engine"]),
-        mesh=None
-        if given["mesh"] is None
-        else {_text(axis): _size(n) for axis, n in given["mesh"].items()},
-        meshes=tuple(map(_mesh, _list(given["meshes"]))),
-        refs={_text(n): None if t is None else _text(t) for n, t in given["refs"].items()},
-        date=float(given["date"]),
-        made_by={_text(name): _text(value) for name, value in given["made_by"].items()},
-    )
-
-
-def _saved(given: Mapping[str, Any]) -> Saved:
-    return Saved(
-        node=_text(given["node"]),
-        memories=tuple(map(_memory, _list(given["memories"]))),
-        bundles=tuple(map(_bundle, _list(given["bundles"]))),
-        left_out={_text(n): _text(why) for n, why in given["left_out"].items()},
-        notes={_text(n): _text(why) for n, why in given["notes"].items()},
-    )
-
-
-def _memory(given: Mapping[str, Any]) -> Memory:
-    shard = given["shard"]
-    return Memory(
-        _size(given["nbytes"]),
-        bool(given["of_array"]),
-        bool(given["on_device"]),
-        None if shard is None else _shard(shard),
-    )
-
-
-def _shard(given: Mapping[str, Any]) -> Shard:
-    whole, axes = given["whole"], given["axes"]
-    return Shard(
-        _text(given["dtype"]),
-        _sizes(given["shape"]),
-        _text(given["layout"]),
-        None if whole is None else _sizes(whole),
-        _sizes(given["sizes"]),
-        _size(given["groups"]),
-        None if axes is None else tuple(map(_text, _list(axes))),
-    )
-
-
-def _bundle(given: Mapping[str, Any]) -> Bundle:
-    return Bundle(
-        tuple(map(_text, _list(given["variables"]))),
-        tuple(map(_text, _list(given["refs"]))),
-        _size(given["nbytes"]),
-        _text(given["digest"]),
-        _sizes(given["memories"]),
-        _sizes(given["meshes"]),
-    )
-
-
-def _mesh(given: Mapping[str, Any]) -> TorchMesh:
-    axes = given["axes"]
-    return TorchMesh(
-        _text(given["device"]),
-        _sizes(given["ranks"]),
-        _sizes(given["sizes"]),
-        None if axes is None else tuple(map(_text, _list(axes))),
-    )
+@lru_cache
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """What makes a value of this type of what JSON gives."""
+    origin, args = get_origin(kind), get_args(kind)
+    make: Callable[..., Any] = {str: _text, int: _size}.get(kind, kind)
+    if is_dataclass(kind):
+        parts = {name: _reader(part) for name, part in get_type_hints(kind).items()}
+        return lambda given: make(**{name: part(given[name]) for name, part in parts.items()})
+    if isinstance(kind, UnionType):
+        read = _reader(args[0])
+        return lambda given: None if given is None else read(given)
+    if origin is tuple:
+        read = _reader(args[0])
+        return lambda given: tuple(map(read, _list(given)))
+    if origin is Mapping:
+        read = _reader(args[1])
+        return lambda given: {_text(name): read(value) for name, value in given.items()}
+    return make
 
 
 def _list(value: Any) -> Sequence[Any]:
@@ -295,10 +248,6 @@ def _size(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 1 << 62:
         raise ValueError(f"a size is needed, got {value!r:.40}")
     return value
-
-
-def _sizes(value: Any) -> tuple[int, ...]:
-    return tuple(map(_size, _list(value)))
 
 
 def _check(catalog: Catalog, manifest: Manifest) -> None:
