@@ -1,26 +1,33 @@
 """DistributedOptimizer: one step for parameters that lie on several ranks.
 
-Each owner of parameters has a `LocalOptimizer` with a torch optimizer of its own. Its `lock` guards
-`Tensor.grad` of its parameters, which hold a context's gradients only for the time of a step.
+Each owner of parameters has a `LocalOptimizer` with a torch optimizer of its own. Several may be
+for the same parameters, as those that trainers make for a parameter server, so an owner has one
+lock for all of them, in `_locks`. It guards its parameters and their `Tensor.grad`, which hold a
+context's gradients only for the time of a step. `_lock` guards `_locks`.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..runtime.errors import ArgumentError, WorkerError
-from ..runtime.interrupts import plain_lock
+from ..runtime.interrupts import plain_lock, reentrant_lock
 from .autograd import Context, context_for, get_gradients
+from .context import place_here
 from .futures import Future, call_later
 from .names import format_rank
-from .node import rank_on
+from .node import Node, rank_on
 from .rref import RRef
 
 Tensor = torch.Tensor
 _LOOK = 0.05  # seconds between two looks at interrupts
+
+_lock = plain_lock()
+_locks: weakref.WeakKeyDictionary[Node, dict[int, Any]] = weakref.WeakKeyDictionary()
 
 
 class DistributedOptimizer:
@@ -124,14 +131,16 @@ class LocalOptimizer:
     ) -> None:
         self.parameters = parameters
         self.optimizer = optimizer_class(parameters, *args, **kwargs)
-        self.lock = plain_lock()
+        node, rank = place_here()
+        with _lock:
+            self.lock = _locks.setdefault(node, {}).setdefault(rank, reentrant_lock())
 
     def step(self, context: Context) -> None:
         """Apply that context's gradients."""
         gradients = get_gradients(context)
-        while not self.lock.acquire(timeout=_LOOK):
-            pass  # an interrupt comes here
         try:
+            while not self.lock.acquire(timeout=_LOOK):
+                pass  # an interrupt comes here
             before = [parameter.grad for parameter in self.parameters]
             try:
                 for parameter in self.parameters:
@@ -141,7 +150,8 @@ class LocalOptimizer:
                 for parameter, grad in zip(self.parameters, before, strict=True):
                     parameter.grad = grad
         finally:
-            self.lock.release()
+            if self.lock._is_owned():
+                self.lock.release()
 
 
 def _make(optimizer_class: Any, refs: list[RRef], args: Any, kwargs: Any) -> RRef:

@@ -1,6 +1,7 @@
 """DistributedOptimizer: trains as one optimizer on one device does; errors of owners."""
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -148,6 +149,37 @@ def test_steps_of_two_threads(sess: Session) -> None:
         thread.join(60)
     assert errors == []
     close(rpc.rpc_sync(2, value_of, (far,)), make_parameter(2).detach() - 1010)
+
+
+class Slow(torch.optim.SGD):
+    """Between what is put in `grad` and what is done with it passes some time."""
+
+    def step(self, closure: Any = None) -> Any:
+        """As that of SGD."""
+        time.sleep(0.02)
+        return super().step(closure)
+
+
+def train(far: Any, factor: float) -> None:
+    optimizer = module.DistributedOptimizer(Slow, [far], lr=1.0)
+    for _ in range(3):
+        with module.autograd.context() as ctx:
+            x = torch.full((3,), factor, dtype=torch.float64)
+            y = module.rpc_sync(2, graphs.multiply, (far, x))
+            module.autograd.backward(ctx, [y.sum()])
+            optimizer.step(ctx)
+
+
+def test_trainers_with_an_optimizer_each_for_the_same_parameters(sess: Session) -> None:
+    rpc = sess.rpc
+    far = rpc.remote(2, make_parameter, (2,))
+    rpc.wait_all([rpc.rpc_async(rank, train, (far, 10.0**rank)) for rank in (0, 1)])
+    close(rpc.rpc_sync(2, value_of, (far,)), make_parameter(2).detach() - 33)
+    assert rpc.rpc_sync(2, has_no_grad, (far,))
+
+
+def has_no_grad(parameter: Any) -> bool:
+    return parameter.local_value().grad is None
 
 
 def make_partly_frozen() -> list[Any]:
