@@ -369,6 +369,9 @@ def _checked(tensor: Any, shape: Sequence[int], dtype: torch.dtype, name: str) -
         raise ArgumentError(
             f"into[{name!r}] holds a {type(tensor).__name__} here, not a tensor of {tuple(shape)}"
         )
+    why = _why_not_filled(tensor)
+    if why:
+        raise ArgumentError(f"into[{name!r}] {why}")
     if tuple(tensor.shape) != tuple(shape) or tensor.dtype != dtype:
         raise ArgumentError(
             f"into[{name!r}] is {tuple(tensor.shape)} {tensor.dtype}, and the shard is "
@@ -377,8 +380,28 @@ def _checked(tensor: Any, shape: Sequence[int], dtype: torch.dtype, name: str) -
     return tensor.detach()
 
 
+def _why_not_filled(tensor: torch.Tensor) -> str:
+    """Why bytes can't be read into a tensor's memory; "" if they can."""
+    if hasattr(tensor, "to_local"):
+        local = "into= takes each worker's own part: sess.call_packed(lambda t: t.to_local(), ref)"
+        return f"is a {type(tensor).__name__}; {local}"
+    if tensor.device.type == "meta":
+        return "is on the meta device, without memory: make that first, module.to_empty(device=…)"
+    plain = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    if not plain or tensor.layout != torch.strided:
+        what = type(tensor).__name__ if not plain else f"tensor of layout {tensor.layout}"
+        return f"is a {what}, whose elements are not its memory: give a dense tensor"
+    if any(
+        step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+    ):
+        return "was expanded: several of its elements are one in memory; give a copy, t.clone()"
+    if tensor.is_conj() or tensor.is_neg():
+        return "is a lazy conj or neg view: give t.resolve_conj().resolve_neg()"
+    return ""
+
+
 def _check_finite(catalog: Catalog, name: str, tensor: torch.Tensor) -> None:
-    if not tensor.dtype.is_floating_point or not tensor.numel():
+    if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
         return
     values = tensor.float() if tensor.dtype.itemsize == 1 else tensor
     bad = tensor.numel() - int(torch.isfinite(values).sum())

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor import Replicate, Shard
+from torch._subclasses import FakeTensorMode
+from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
 
 import discolab
 from discolab import ArgumentError, Session, WaitTimeoutError, current_worker
@@ -104,6 +105,37 @@ def test_tensors_that_are_there_are_loaded_into(pair: Session, path: Path) -> No
         pair.load(path, PLAN, into={n: first[n] for n in list(TENSORS)[:3]})
 
 
+def replicated(shape: tuple[int, int]) -> torch.Tensor:
+    mesh = init_device_mesh("cpu", (current_worker().num_workers,))
+    return DTensor.from_local(torch.zeros(shape), mesh, [Replicate()])
+
+
+def faked(shape: tuple[int, int]) -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.zeros(shape)
+
+
+@pytest.mark.one_process
+@pytest.mark.parametrize("name", ["layers.0.up", "layers.0.down"])  # rows, columns
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        (replicated, r"is a DTensor; into= takes each worker's own part: .*to_local\(\)"),
+        (lambda shape: torch.empty(shape, device="meta"), r"meta device, without .*to_empty\("),
+        (faked, "is a FakeTensor, whose elements are not its memory"),
+        (lambda shape: torch.zeros(shape).to_sparse(), "is a tensor of layout torch.sparse_coo"),
+        (lambda shape: torch.zeros(1, 1).expand(shape), r"was expanded: .*clone\(\)"),
+        (lambda shape: torch._neg_view(torch.zeros(shape)), r"neg view: .*resolve_neg\(\)"),
+    ],
+)
+def test_what_has_no_memory_for_it_is_not_loaded_into(
+    pair: Session, path: Path, name: str, target: Any, why: str
+) -> None:
+    ref = pair.call_packed(target, tuple(part(name, 0, 2).shape))
+    with pytest.raises(ArgumentError, match=rf"into\['{name}'\] .*{why}"):
+        pair.load(path, PLAN, names=name, into={name: ref})
+
+
 def test_a_part_of_a_checkpoint(pair: Session, path: Path) -> None:
     assert list(pair.load(path, PLAN, names="layers.*")) == ["layers.0.up", "layers.0.down"]
     weights = pair.load(path, PLAN, names=["norm", "embed"])
@@ -121,12 +153,16 @@ def test_a_float32_that_is_stored_as_bfloat16(pair: Session, tmp_path: Path) -> 
 def test_nan_is_refused_on_request(pair: Session, tmp_path: Path) -> None:
     tensor = filled((4, 4), torch.float32)
     tensor[3, 1] = math.nan
-    write_safetensors(tmp_path / "m.safetensors", {"a": filled((2,), torch.float32), "w": tensor})
+    turns = torch.tensor([[1 + 1j], [complex(0, math.inf)]], dtype=torch.complex64)
+    held = {"a": filled((2,), torch.float32), "turns": turns, "w": tensor}
+    write_safetensors(tmp_path / "m.safetensors", held)
     pair.load(tmp_path, {"w": "shard(0)"})
-    with pytest.raises(
-        CheckpointError, match=r"'w': 1 of the 8 values .* NaN or infinite \(worker 1\)"
-    ):
-        pair.load(tmp_path, {"w": "shard(0)"}, check_nan=True)
+    for name, of in (("w", 8), ("turns", 1)):
+        with pytest.raises(
+            CheckpointError,
+            match=rf"'{name}': 1 of the {of} values .* NaN or infinite \(worker 1\)",
+        ):
+            pair.load(tmp_path, {name: "shard(0)"}, names=["a", name], check_nan=True)
     pair.sync_all()  # it was told, once
 
 
