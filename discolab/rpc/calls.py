@@ -107,6 +107,8 @@ def start(
     call.target, call.feed = target, feed
     call.depth = depth_here()
     call.context = node.autograd.current()
+    if call.context is not None:
+        call.follows = torch.is_grad_enabled()
     if feed is not None:
         feed.call = call
     simple = here and call.context is None
@@ -179,6 +181,8 @@ class Call(Outcome):
         Of a stream, to where its items go.
     context
         The autograd context it is made in.
+    follows
+        Whether autograd follows what comes back: its caller had gradients enabled.
     given_up
         Why it was ended, "" if it was not.
     """
@@ -190,6 +194,7 @@ class Call(Outcome):
     target: Value | None = None
     feed: Any = None
     context: Any = None
+    follows = True
     given_up = ""
     running_on: ServerThread | None = None
     _served_by: Worker | None = None
@@ -216,6 +221,11 @@ class Call(Outcome):
     def parks(self) -> bool:
         """Whether a thread that waits for it holds no place among calls; see pool.py."""
         return self.kind == FETCH
+
+    @property
+    def way_back(self) -> Any:
+        """The context in which its results go to the caller, None: in none."""
+        return self.context if self.follows else None
 
     # -- as text -----------------------------------------------------------------------------
 
@@ -420,7 +430,7 @@ class Call(Outcome):
             self.settle(None)
         else:
             if self.caller != self.callee:
-                value, _ = self.node.autograd.leave(self.context, value, self.caller, self.at)
+                value, _ = self.node.autograd.leave(self.way_back, value, self.caller, self.at)
             self.settle(value)
         self._release()
 
@@ -499,7 +509,7 @@ class OutgoingCall(Call):
             self.func,
             self.args,
             self.kwargs,
-            None if self.context is None else self.context.id,
+            self._context_sent(),
             tracked,
             fork,
             None if self.feed is None else self.feed.buffer,
@@ -512,6 +522,13 @@ class OutgoingCall(Call):
         node.send(to, message, lent)
         if to in node.lost:  # it has died meanwhile: perhaps before the call was in the table
             self.settle(None, node.lost_error(to))
+
+    def _context_sent(self) -> int | None:
+        """The context's id; negative if autograd does not follow what comes back."""
+        if self.context is None:
+            return None
+        id: int = self.context.id
+        return id if self.follows else -id
 
     def wait(self, what: Any, timeout: float | None) -> None:
         """See `Outcome`. It does not look first: the receiving thread needs Python's lock."""
@@ -612,7 +629,8 @@ class IncomingCall(Call):
                 "with rpc.stream, which takes what it yields item by item, or have it return a list"
             )
         if value is not None:
-            value, tracked = self.node.autograd.leave(self.context, value, self.caller, self.sender)
+            back, to = self.way_back, self.sender
+            value, tracked = self.node.autograd.leave(back, value, self.caller, to)
         self.node.flush_output()
         try:
             self.node.send(self.sender, (node_protocol.RESULT, self.sent_number, value, tracked))
@@ -671,7 +689,7 @@ def receive_call(
     call.depth, call.tracked, call.keepalive = depth, tracked, keepalive
     node.serving[sender, number] = call
     if context is not None:
-        call.context = node.autograd.context_of(context)
+        call.context, call.follows = node.autograd.context_of(abs(context)), context > 0
     try:
         if kind == FETCH:  # it is served as soon as the value is there
             call.func, call.opened = node.references.value_of(tuple(func)), True

@@ -75,7 +75,7 @@ class Producer:
     def _put(self, item: Any) -> None:
         call = self._call
         to = call.sender if isinstance(call, IncomingCall) else call.at
-        item, tracked = call.node.autograd.leave(call.context, item, call.caller, to)
+        item, tracked = call.node.autograd.leave(call.way_back, item, call.caller, to)
         if isinstance(call, IncomingCall):
             call.node.notify(to, node_protocol.ITEM, call.sent_number, item, tracked)
         else:

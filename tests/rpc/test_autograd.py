@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -513,6 +514,35 @@ def outside(rpc: Any) -> None:
     assert rpc.rpc_sync(2, seen, ([x, x * 2, 3],)) == [True, False]
     with rpc.autograd.context(), torch.no_grad():
         assert rpc.rpc_sync(2, seen, ({"a": x * 2},)) == [False]
+
+
+def disabled(rpc: Any) -> None:
+    x = make_parameter(1)
+    weight = rpc.remote(2, make_parameter, (2,))
+    with rpc.autograd.context() as ctx:
+        with torch.no_grad():
+            target = rpc.rpc_sync(2, multiply, (weight, x))
+            later = rpc.rpc_async(2, multiply, (weight, x))
+            items = list(rpc.stream(2, two_products, (weight, x)))
+            kept = rpc.remote(2, multiply, (weight, x))
+            fetched = weight.to_here()
+        assert not any(y.requires_grad for y in (target, later.wait(), *items))
+        found = rpc.rpc_sync(2, multiply, (weight, x))
+        loss = (found * (target + sum(items) + later.wait() + fetched.detach())).sum()
+        rpc.autograd.backward(ctx, [loss])
+        others = target * 4 + make_parameter(2)
+        close(rpc.autograd.get_gradients(ctx)[x], (make_parameter(2) * others).detach())
+        close(rpc.rpc_sync(2, gradient_here, (ctx, weight)), (x * others).detach())
+        assert kept.to_here().requires_grad
+
+
+def two_products(weight: Any, x: Tensor) -> Iterator[Tensor]:
+    yield weight.local_value() * x
+    yield weight.local_value() * x
+
+
+def test_what_comes_back_to_a_caller_without_gradients_is_not_followed(caller: Caller) -> None:
+    caller(disabled)
 
 
 def seen(value: Any) -> list[bool]:

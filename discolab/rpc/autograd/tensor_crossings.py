@@ -2,7 +2,8 @@
 
 `leave` sees what goes to another rank, arguments or results, before it is sent; `arrive` sees it
 there, if that is on another node. Outside of a context a tensor is cut from its graph, and a leaf
-keeps `requires_grad`. In a context, with gradients enabled:
+keeps `requires_grad`; so it is with what a call gives that was made with gradients disabled. In a
+context, with gradients enabled:
 
 - within a node the tensor keeps its graph, with an identity in between that says from which rank
   to which it went (`Crossing`), so that each leaf can be assigned to its ranks;
