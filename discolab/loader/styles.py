@@ -19,7 +19,8 @@ from typing import Any
 from ..layouts.layout import REPLICATE, Layout
 from ..runtime.errors import ArgumentError
 
-OUT, IN, VOCAB, FIRST, WHOLE, HOOK = "out", "in", "vocab", "first", "whole", "hook"
+OUT, IN, VOCAB, FIRST, LAST = "out", "in", "vocab", "first", "last"
+WHOLE, HOOK = "whole", "hook"
 
 EMBEDDINGS = frozenset(
     (
@@ -39,7 +40,8 @@ class Style:
         As it is written in a table, or torch's class.
     cuts
         What is cut: ``"out"`` or ``"in"`` (features), ``"vocab"``, ``"first"`` (dimension 0, as
-        experts), or nothing: ``"whole"``; ``"hook"`` for styles that are about activations only.
+        experts), ``"last"`` (the last one), or nothing: ``"whole"``; ``"hook"`` for styles that
+        are about activations only.
     packed
         How many equal parameters are fused along that dimension.
     torch
@@ -71,7 +73,7 @@ class Style:
             # what each worker puts out is a part of the sum, and a bias is added to it once
             dim = None if bias else into
         else:
-            dim = 0
+            dim = ndim - 1 if self.cuts == LAST else 0
         if dim is None:
             return REPLICATE
         return Layout((dim,), (self.packed,) if self.packed > 1 else ())
@@ -100,11 +102,12 @@ STYLES: Mapping[str, Style] = {
                   "moe_down_rowwise"), IN),
         *_styles(("packed_rowwise", "local_packed_rowwise"), IN, 2),
         *_styles(("embedding_rowwise", "vocab_parallel_rowwise"), VOCAB),
+        *_styles(("embedding_colwise",), LAST),
         *_styles(("grouped_gemm",), FIRST),
         *_styles(("sequence_parallel", "replicated_with_grad_allreduce", "mla_kv_a_proj",
                   "ep_router", "megamoe_router"), WHOLE),
-        *_styles(("gather", "local", "all_reduce", "moe_tp_experts", "megamoe_experts",
-                  "moe_identity_expert"), HOOK),
+        *_styles(("gather", "local", "local_params", "all_reduce", "moe_tp_experts",
+                  "ep_dispatch_experts", "megamoe_experts", "moe_identity_expert"), HOOK),
     )
 }  # fmt: skip
 

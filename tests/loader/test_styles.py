@@ -158,6 +158,8 @@ def test_llama_by_its_own_table(prefix: str) -> None:
         ("rowwise_rep", "m", (2, 8, 4), "shard(2)"),
         ("local_packed_rowwise", "m", (2, 8, 4), "shard(2, segments=2)"),
         ("embedding_rowwise", "m.weight", (8, 4), "shard(0)"),
+        ("embedding_colwise", "m.weight", (8, 4), "shard(1)"),
+        ("embedding_colwise", "embed_tokens.weight", (8, 4), "shard(1)"),
         ("rowwise", "embed_tokens.weight", (8, 4), "shard(0)"),
         ("colwise", "embed_tokens.weight", (8, 4), "shard(1)"),
         ("grouped_gemm", "experts.m", (8, 4, 4), "shard(0)"),
@@ -167,6 +169,8 @@ def test_llama_by_its_own_table(prefix: str) -> None:
         ("ep_router", "m.weight", (8, 4), "replicate"),
         ("replicate", "m.weight", (8, 4), "replicate"),
         ("moe_tp_experts", "m", (8, 4), "replicate"),
+        ("ep_dispatch_experts", "m", (8, 4), "replicate"),
+        ("local_params", "m", (8, 4), "replicate"),
         ("colwise", "m.weight", (), "replicate"),
     ],
 )
