@@ -18,7 +18,7 @@ import platform
 import random
 import threading
 import warnings
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -28,6 +28,7 @@ from typing import Any
 import cloudpickle
 import numpy
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from ..debugger.frames import given_names
 from ..layouts.layout import Layout
@@ -229,6 +230,8 @@ class _Book:
         self._views: dict[int, set[Any]] = {}
         self._kept: list[torch.UntypedStorage] = []  # these, so that the keys stay theirs
         self._class_names: Counter[str] = Counter()
+        self._hook_ids: dict[int, _HookId] = {}
+        self._hooks: dict[int, tuple[Any, Any]] = {}  # by id: those of a module, and what is saved
 
     def storage(self, storage: torch.UntypedStorage) -> int:
         return self._number(storage._cdata, storage)
@@ -269,6 +272,20 @@ class _Book:
             self._class_names[name] += 1
             self.classes[kind] = f"{name} {self._class_names[name]}"
         return self.classes[kind]
+
+    def hook_id(self, number: int) -> _HookId:
+        return self._hook_ids.setdefault(number, _HookId())
+
+    def hooks(self, of_module: Any) -> Any:
+        """Hooks of a module as they are saved; what are no hooks, or none, is given back."""
+        if type(of_module) not in (dict, OrderedDict) or not of_module:
+            return of_module
+        if not all(type(number) is int for number in of_module):
+            return of_module
+        if id(of_module) not in self._hooks:
+            made = type(of_module)((self.hook_id(n), hook) for n, hook in of_module.items())
+            self._hooks[id(of_module)] = of_module, made
+        return self._hooks[id(of_module)][1]
 
     def lay(self, tensor: torch.Tensor, shard: Callable[[torch.Tensor], Shard]) -> None:
         """Note that a tensor is a part of a larger one."""
@@ -334,6 +351,10 @@ def _tensors_of(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
 # -- pickling ----------------------------------------------------------------------------------
 
 
+class _HookId:
+    """Stands for the number of a hook: the process's own, which workers that are threads share."""
+
+
 class _Marker:
     """Stands for the worker's variables as the globals of a function."""
 
@@ -368,6 +389,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.meshes: list[int] = []
         self.notes: list[str] = []
         self._where: dict[int, int] = {}  # number of a memory -> its index
+        self._hook_numbers: dict[_HookId, int] = {}
 
     def shareable(self) -> dict[int, Any]:
         """The objects of which two variables might have the same, by id; they are kept alive."""
@@ -413,6 +435,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return ("namespace",)
         if obj is self._book.worker:
             return ("worker",)
+        if kind is _HookId:
+            return "hook", self._hook_numbers.setdefault(obj, len(self._hook_numbers))
         if kind.__name__ == "DeviceMesh" and kind.__module__.startswith("torch.distributed"):
             if self._dry:
                 return "mesh", 0
@@ -438,10 +462,27 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return rebuilding.build_generator, (obj.device.type, obj.get_state())
         if (named := reduce_module(obj)) is not None:
             return named
+        if isinstance(obj, torch.nn.Module | RemovableHandle):
+            return self._reduce_hooked(obj)
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and isinstance(reduced, tuple):
             return self._reduce_class(obj, reduced)
         return reduced
+
+    def _reduce_hooked(self, obj: Any) -> Any:
+        """A module, or what removes a hook: hooks get numbers of the process that restores them."""
+        reduced = obj.__reduce_ex__(5)
+        if not isinstance(reduced, tuple) or len(reduced) < 3:  # made by code of its own
+            return reduced
+        build, args, state, *rest = reduced
+        book = self._book
+        if isinstance(obj, RemovableHandle):
+            hooks, number, *more = state
+            others = (tuple(map(book.hooks, dicts)) for dicts in more)
+            state = book.hooks(hooks), book.hook_id(number), *others
+        elif isinstance(state, dict):
+            state = {k: book.hooks(v) if "_hooks" in k else v for k, v in state.items()}
+        return build, args, state, *rest
 
     def _reduce_class(self, kind: type, reduced: tuple[Any, ...]) -> Any:
         """A class with its code; its id must not differ between workers that are alike."""

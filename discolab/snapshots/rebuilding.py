@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import pickle
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from ..runtime.worker import Worker
 
@@ -71,6 +73,7 @@ class Unpickler(pickle.Unpickler):
     ) -> None:
         super().__init__(file, buffers=buffers)
         self._worker, self._pieces, self._meshes, self._token = worker, pieces, meshes, token
+        self._hooks: dict[int, int] = {}  # new numbers: none that a hook made here may get
 
     def persistent_load(self, pid: Any) -> Any:
         match pid:
@@ -88,6 +91,10 @@ class Unpickler(pickle.Unpickler):
                 return self._worker
             case "mesh", number:
                 return self._meshes[number]()
+            case "hook", number:
+                if number not in self._hooks:
+                    self._hooks[number] = RemovableHandle(OrderedDict()).id
+                return self._hooks[number]
         raise pickle.UnpicklingError(f"there is no {pid!r:.80} in a snapshot")
 
     def _storage(self, number: int) -> torch.UntypedStorage:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.tensor import Shard
+from torch.utils.hooks import RemovableHandle
 
 from discolab import ArgumentError, Session, WorkerError, current_worker
 from discolab.loader import CheckpointError, load, save
@@ -210,6 +211,81 @@ def test_dtensors_and_layouts_on_another_number_of_workers(
         " table['k'].equal(whole.chunk(world_size, 0)[rank]), alike['x'].tolist() == [1.0, 1.0])"
     )
     assert cell(other, look) == [(True,) * 7] * 3
+
+
+PARALLEL = """
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+torch.manual_seed(3)
+net = torch.nn.Sequential(torch.nn.Linear(4, 12), torch.nn.ReLU(), torch.nn.Linear(12, 4))
+mesh = torch.distributed.init_device_mesh("cpu", (world_size,), mesh_dim_names=("tp",))
+parallelize_module(net, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+opt = torch.optim.Adam(net.parameters(), lr=0.05, foreach=False)
+
+def step():
+    opt.zero_grad()
+    loss = (net(torch.arange(8.0).view(2, 4)) - 1).square().mean()
+    loss.backward()
+    opt.step()
+    return loss.item()
+
+step()
+"""
+
+
+@pytest.mark.one_process  # whose workers number hooks together
+def test_a_parallel_module_goes_on_with_another_number_of_workers(
+    make: Callable[..., Session], tmp_path: Path
+) -> None:
+    first = make(2)
+    cell(first, PARALLEL)
+    assert first.snapshot(tmp_path / "s").left_out == {}
+    wanted = cell(first, "[step(), step()]")[0]
+    other = make(3)
+    assert other.restore(tmp_path / "s").left_out.keys() <= {"(random states)"}
+    for found in cell(other, "[step(), step()]"):
+        assert found == pytest.approx(wanted, rel=1e-5)
+
+
+HOOKED = """
+seen = []
+net = torch.nn.Linear(2, 2)
+
+def hook(what, **options):
+    return net.register_forward_hook(lambda *_: seen.append(what), **options)
+
+for n in range(2):
+    hook(n)
+"""
+
+
+@pytest.mark.one_process
+def test_a_hook_takes_no_number_of_one_that_was_restored(
+    pair: Session, make: Callable[..., Session], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell(pair, HOOKED)
+    assert pair.snapshot(tmp_path / "s").left_out == {}
+    monkeypatch.setattr(RemovableHandle, "next_id", 0)  # as in another kernel
+    again = make(2)
+    again.restore(tmp_path / "s")
+    cell(again, "for n in range(9): hook(10 + n)")
+    cell(again, "net(torch.ones(2))")
+    assert cell(again, "seen") == [[0, 1, *range(10, 19)]] * 2
+
+
+@pytest.mark.one_process
+def test_what_removes_a_hook_still_does(
+    pair: Session, make: Callable[..., Session], tmp_path: Path
+) -> None:
+    cell(pair, HOOKED)
+    cell(pair, "first, second = hook('first'), hook('second', always_call=True)")
+    assert pair.snapshot(tmp_path / "s").left_out == {}
+    again = make(2)
+    again.restore(tmp_path / "s")
+    cell(again, "net(torch.ones(2)); first.remove(); net(torch.ones(2)); second.remove()")
+    cell(again, "net(torch.ones(2))")
+    assert cell(again, "seen") == [[0, 1, "first", "second", 0, 1, "second", 0, 1]] * 2
+    assert cell(again, "len(net._forward_hooks_always_called)") == [0, 0]
 
 
 @pytest.mark.one_process
