@@ -344,7 +344,8 @@ def _tensors_of(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
         value = value.state_dict(keep_vars=True)
     items = value.items() if isinstance(value, Mapping) else [("", value)]
     for key, item in items:
-        if isinstance(key, str) and type(item) in (torch.Tensor, torch.nn.Parameter):
+        plain = type(item) in (torch.Tensor, torch.nn.Parameter) and _is_strided(item)
+        if isinstance(key, str) and plain:
             yield (f"{name}.{key}" if key else name), item
 
 
@@ -512,7 +513,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="backward hook", category=UserWarning)
                 reduced = tensor.__reduce_ex__(5)
-        if tensor._backward_hooks:
+        own = {k: v for k, v in vars(tensor).items() if k != "_is_param"}
+        if own and reduced[0] in (rebuilding.build_dtensor, rebuilding.build_part):
+            reduced = rebuilding.with_attributes, (*reduced[:2], own)
+        if tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
             self.notes.append("hooks of tensors are not saved")
         if not tensor.is_leaf:
             self.notes.append("the graph for backward is not saved: it is a leaf when restored")

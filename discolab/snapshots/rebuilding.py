@@ -159,6 +159,15 @@ def build_dtensor(
     return made.requires_grad_(requires_grad)
 
 
+def with_attributes(
+    build: Callable[..., torch.Tensor], args: tuple[Any, ...], own: Mapping[str, Any]
+) -> torch.Tensor:
+    """A tensor with the attributes that a program has given it."""
+    made = build(*args)
+    vars(made).update(own)
+    return made
+
+
 def build_generator(device: str, state: torch.Tensor) -> torch.Generator:
     """A generator of random numbers at the place where it was."""
     made = torch.Generator(device)

@@ -247,6 +247,35 @@ def test_a_parallel_module_goes_on_with_another_number_of_workers(
         assert found == pytest.approx(wanted, rel=1e-5)
 
 
+MARKED = """
+from torch.distributed.tensor import Shard, distribute_tensor
+
+mesh = torch.distributed.init_device_mesh("cpu", (world_size,))
+shards = torch.nn.Parameter(distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)]))
+cut = torch.ones(2, 2)
+shards.lr_scale, cut.lr_scale = 0.5, 0.25
+ragged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+stepped = torch.nn.Parameter(torch.ones(2))
+stepped.register_post_accumulate_grad_hook(print)
+"""
+
+
+@pytest.mark.one_process
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype:UserWarning")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
+def test_attributes_of_shards_and_what_no_plan_can_lay(
+    pair: Session, make: Callable[..., Session], tmp_path: Path
+) -> None:
+    cell(pair, MARKED)
+    taken = pair.snapshot(tmp_path / "s", plan={"*": "shard(0)"})
+    assert taken.left_out == {}
+    assert "stepped: hooks of tensors are not saved" in str(taken)
+    again = make(2)
+    assert again.restore(tmp_path / "s").left_out == {}
+    look = "(shards.lr_scale, cut.lr_scale, isinstance(shards, torch.nn.Parameter), ragged.size(0))"
+    assert cell(again, look) == [(0.5, 0.25, True, 2)] * 2
+
+
 HOOKED = """
 seen = []
 net = torch.nn.Linear(2, 2)
