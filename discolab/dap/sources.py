@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 from ..runtime.errors import ArgumentError
-from ..runtime.sources import display_name, is_cell, is_installed
+from ..runtime.sources import display_name, is_cell, is_installed, lines_of
 from .arguments import Arguments
 
 
@@ -61,7 +61,7 @@ class Sources:
         """
         for file, known in self._numbers.copy().items():
             if known == number:
-                return "".join(linecache.getlines(file))
+                return "".join(lines_of(file))
         raise ArgumentError(f"no source has the number {number}")
 
     def cells(self) -> list[dict[str, Any]]:

@@ -11,7 +11,6 @@ raise the same error. No state.
 from __future__ import annotations
 
 import ast
-import linecache
 import math
 import sys
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from ..ccl.groups import Group, resolve
 from ..ccl.pattern import pattern_of
 from ..runtime.errors import ArgumentError, DiscoAssertionError
 from ..runtime.failures import name_ranks
+from ..runtime.sources import lines_of
 from ..runtime.worker import Worker
 from ..views.facts.distances import distances
 from ..views.formats import cut
@@ -205,7 +205,7 @@ def _first_argument(frame: FrameType) -> str:
         first, last, begin, end = places
         if first is None or last is None or begin is None or end is None:
             return "value"
-        lines = [linecache.getline(code.co_filename, n).encode() for n in range(first, last + 1)]
+        lines = [line.encode() for line in lines_of(code.co_filename)[first - 1 : last]]
         lines[-1] = lines[-1][:end]
         lines[0] = lines[0][begin:]
         call = ast.parse(b"".join(lines).decode().strip(), mode="eval").body

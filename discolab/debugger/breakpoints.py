@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import linecache
 import re
 import warnings
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 
 from ..runtime.errors import ArgumentError
+from ..runtime.sources import lines_of
 from ..runtime.worker import Worker, current_worker
 from . import frames
 from .breaks import Break, check_hits, check_log, parse_break
@@ -40,7 +40,7 @@ def read_name(text: str) -> tuple[str, str] | None:
 
 def line_in_file(file: str, name: str) -> int | None:
     """The first line of the function of that name that a file defines; None if it does not."""
-    source = "".join(linecache.getlines(file))
+    source = "".join(lines_of(file))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

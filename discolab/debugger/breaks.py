@@ -22,7 +22,7 @@ from typing import Any
 
 from ..runtime.errors import ArgumentError
 from ..runtime.failures import name_ranks
-from ..runtime.sources import display_name, installed_path, is_cell, place
+from ..runtime.sources import display_name, installed_path, is_cell, lines_of, place
 
 _HERE = re.compile(r"(?P<line>\d+)(?:\s+if\b(?P<condition>.*))?", re.DOTALL)
 _THERE = re.compile(
@@ -253,7 +253,7 @@ def lines_with_code(file: str) -> list[int]:
         If it can't be compiled.
     """
     try:
-        source = "".join(linecache.getlines(file))
+        source = "".join(lines_of(file))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -273,8 +273,7 @@ def _lines(code: CodeType) -> Iterator[int]:
 
 
 def _check_line(file: str, line: int) -> None:
-    linecache.checkcache(file)
-    source, name = linecache.getlines(file), display_name(file)
+    source, name = lines_of(file), display_name(file)
     if not source:
         raise ArgumentError(f"the source of {name} can't be read")
     if not 1 <= line <= len(source):

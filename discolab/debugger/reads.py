@@ -6,8 +6,9 @@ Read from the source alone, so what a function does out of sight of the program 
 from __future__ import annotations
 
 import ast
-import linecache
 from collections.abc import Iterable, Iterator, Mapping
+
+from ..runtime.sources import lines_of
 
 _BODIES = {"body", "orelse", "finalbody", "handlers", "cases"}
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -16,7 +17,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 def tree_of(file: str) -> ast.Module:
     """The program in a file or cell; an empty one if it can't be read."""
     try:
-        return ast.parse("".join(linecache.getlines(file)))
+        return ast.parse("".join(lines_of(file)))
     except (SyntaxError, ValueError):
         return ast.Module([], [])
 

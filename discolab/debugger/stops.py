@@ -6,14 +6,13 @@ lockstep in words.
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..runtime.display import Pictured
 from ..runtime.failures import name_ranks
-from ..runtime.sources import place
+from ..runtime.sources import lines_of, place
 from ..views.parts import Part
 from ..views.pictures import picture_of
 from .lockstep import ABORTED, BLOCKED, HELD, OUT, PAUSED, RUNNING, Lockstep
@@ -172,7 +171,7 @@ def snapshot(lockstep: Lockstep, name: str, frame: int = 0) -> Stop:
 def sources_of(workers: Sequence[WorkerAt]) -> dict[str, tuple[str, ...]]:
     """The lines of the files in which workers are."""
     files = {spot.file for worker in workers for spot in worker.stack}
-    return {file: tuple(line.rstrip("\n") for line in linecache.getlines(file)) for file in files}
+    return {file: tuple(line.rstrip("\n") for line in lines_of(file)) for file in files}
 
 
 def not_paused(lockstep: Lockstep, chosen: Sequence[int]) -> str:

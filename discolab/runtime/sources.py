@@ -61,6 +61,14 @@ def place(filename: str, line: int | None) -> str:
     return f"{installed_path(filename)}:{line}"
 
 
+def lines_of(filename: str) -> list[str]:
+    """The lines of a source file as it is now, each with its end: of a module that was edited and
+    reloaded, Python's `linecache` alone gives those from before.
+    """
+    linecache.checkcache(filename)
+    return linecache.getlines(filename)
+
+
 def excerpt(filename: str, line: int | None, around: int, paint: Paint = plain) -> list[str]:
     """Source lines around `line`, numbered, the line itself marked with an arrow.
 
@@ -68,10 +76,11 @@ def excerpt(filename: str, line: int | None, around: int, paint: Paint = plain) 
     source: nothing then.
     """
     found: list[str] = []
-    if line is None or not linecache.getline(filename, line):
+    lines = lines_of(filename) if line is not None else []
+    if line is None or not 1 <= line <= len(lines):
         return found
-    for number in range(max(1, line - around), line + around + 1):
-        text = linecache.getline(filename, number).rstrip()
+    for number in range(max(1, line - around), min(line + around, len(lines)) + 1):
+        text = lines[number - 1].rstrip()
         if text or number == line:
             mark = paint("arrow", "---->") if number == line else "     "
             words = paint("code", text) if text else ""

@@ -584,3 +584,29 @@ def test_a_pause_before_the_workers_have_begun_is_not_lost(dbg, sess):
     assert states_of(stop) == ["paused"] * 4
     assert set(lines_of(stop).values()) == {3}
     dbg.abort()
+
+
+def test_of_a_module_that_was_edited_and_reloaded_the_new_lines_are_shown(dbg, tmp_path):
+    """In a stop, in the excerpt of an error, and where a breakpoint names a function."""
+    file = tmp_path / "edited_model.py"
+
+    def edit(text):
+        file.write_text(text)
+        names = {"__name__": "edited_model"}
+        exec(compile(text, str(file), "exec"), names)
+        return names["program"]
+
+    def seen(stop):
+        spot = stop.workers[0].stack[-1]
+        return stop.sources[spot.file][spot.line - 1].strip()
+
+    assert seen(dbg.run(edit("def program():\n    a = 1\n    return 1 / 0\n"))) == "a = 1"
+    dbg.continue_()
+    with pytest.raises(WorkerError, match="return 1 / 0"):
+        dbg.program.result()
+    after = edit("# two\n# lines more\ndef program():\n    b = 2\n    return b / 0\n")
+    assert dbg.break_at("program", file=str(file)).line == 4
+    assert seen(dbg.run(after)) == "b = 2"
+    dbg.continue_()
+    with pytest.raises(WorkerError, match="return b / 0"):
+        dbg.program.result()
