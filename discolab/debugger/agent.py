@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import importlib
 import operator
+import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from types import FrameType
@@ -40,6 +42,9 @@ _AGENT = "debugger's agent"
 _DEBUGGER = "the debugger at"
 STANDS = f"for {_DEBUGGER}"  # with which the status of a worker that stands begins
 ALONE = "a value is worked out for the debugger"
+
+
+_agents: weakref.WeakSet[DebugAgent] = weakref.WeakSet()  # of this process
 
 
 class Standing:
@@ -95,6 +100,7 @@ class DebugAgent:
         self._was_cut = False  # whether an exception was sent to end it
         self._guard = threading.Lock()
         self._pass_guard: tuple[Callable[[], Any], ...] = (self._guard.acquire, self._guard.release)
+        _agents.add(self)
         if worker.link is not None:
             worker.link.listen(SERVICE, self.heard)
 
@@ -234,6 +240,20 @@ def agent_of(worker: Worker) -> DebugAgent:
 def attach_here() -> None:
     """On a worker that has just replaced another: a debugger leads its session."""
     agent_of(current_worker()).attached = True
+
+
+def _stop_nowhere() -> None:
+    """Stop no more in a process that was forked, as by a DataLoader: who stands there stands for
+    ever, as nobody hears of it.
+    """
+    for agent in list(_agents):
+        agent.attached = False
+        if agent.tracer is not None and agent.worker.thread_id == threading.get_ident():
+            agent.tracer.disarm()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_stop_nowhere)
 
 
 def _function(name: str) -> Callable[..., Any]:

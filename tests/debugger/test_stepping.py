@@ -505,6 +505,34 @@ def test_what_raises_or_yields_has_returned_nothing(dbg):
     assert returned(dbg.where()) == {rank: {} for rank in range(4)}
 
 
+@pytest.mark.parametrize("line", [5, 10])
+def test_what_an_exception_leaves_after_it_was_seen_has_returned_nothing(dbg, line):
+    """By `finally`, or by `except` that raises it again: that line is no raising one."""
+    source = """\
+    def cleans():
+        try:
+            1 / 0
+        finally:
+            x = 1
+    def logs():
+        try:
+            1 / 0
+        except ZeroDivisionError:
+            x = 1
+            raise
+    def program():
+        for function in (cleans, logs):
+            try:
+                function()
+            except ZeroDivisionError:
+                x = 2
+    """
+    dbg.run(load(source), breaks=[f"program.py:{line}"])
+    dbg.out()
+    assert set(lines_of(dbg.stop).values()) == {16}
+    assert returned(dbg.where()) == {rank: {} for rank in range(4)}
+
+
 HOLDS = """\
     class Big: pass
     made = []
@@ -584,6 +612,27 @@ def test_a_pause_before_the_workers_have_begun_is_not_lost(dbg, sess):
     assert states_of(stop) == ["paused"] * 4
     assert set(lines_of(stop).values()) == {3}
     dbg.abort()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("step", [False, True])
+def test_nobody_stands_in_a_process_that_a_worker_has_forked(dbg, step):
+    """As the dataset of a DataLoader runs in: the loader would wait for ever."""
+    source = """\
+    import os
+    def item():
+        x = 5
+        return x
+    def program():
+        pid = os.fork()
+        if not pid:
+            os._exit(item())
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    """
+    stop = dbg.run(load(source), ranks=[0], breaks=["program.py:3"], step=step)
+    while not stop.finished:
+        stop = dbg.step()
+    assert dbg.program.result().debug_get_from_remote(0) == 5
 
 
 def test_of_a_module_that_was_edited_and_reloaded_the_new_lines_are_shown(dbg, tmp_path):
