@@ -85,6 +85,7 @@ _ATOMS = (bool, int, float, complex, str, bytes, type(None))
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, type)
 _SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _YIELDS = ("YIELD_VALUE", "SEND")
+_RETURNS = ("RETURN_VALUE", "RETURN_CONST")
 _OPTIMIZED = 1  # of `co_flags`: a function's code, whose variables are not in a dict
 
 
@@ -146,6 +147,11 @@ def is_suspended(frame: FrameType) -> bool:
     if at and opname[code.co_code[at]] == "RESUME":  # 3.13 tells of where it goes on
         at -= 2
     return opname[code.co_code[at]] in _YIELDS
+
+
+def has_returned(frame: FrameType) -> bool:
+    """Whether a frame that is left has returned; else it goes on later, or an exception ends it."""
+    return opname[frame.f_code.co_code[frame.f_lasti]] in _RETURNS
 
 
 # -- variables -----------------------------------------------------------------------------------

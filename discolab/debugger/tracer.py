@@ -242,11 +242,11 @@ class Tracer:
     def left(self, watch: Watch, frame: FrameType, value: Any) -> None:
         """A watched frame is left with a value; a generator's may go on later."""
         self._top = watch.parent
-        if watch in self._leaving and not watch.raising and not frames.is_suspended(frame):
+        if watch in self._leaving and frames.has_returned(frame):
             self._returned[frame.f_code.co_name] = value
         if self.on_return is not None:
             self.on_return(frame)
-        if watch is self._outermost:
+        if watch is self._outermost and (watch.raising or not frames.is_suspended(frame)):
             # nothing of what was stepped is left: the next line that comes is the next line
             self._rest()
             self._set_mode(_STEP)

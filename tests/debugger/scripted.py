@@ -58,7 +58,7 @@ class ScriptedPort:
 class Program:
     """Source in a file of its own, its first line is 1; `namespace` is what it has made."""
 
-    def __init__(self, source: str, file: str = "", rank: int = 0) -> None:
+    def __init__(self, source: str, file: str = "", rank: int = 0, flags: int = 0) -> None:
         self.source = textwrap.dedent(source).strip("\n") + "\n"
         self.file = file or f"Cell In[{next(_files)}]"
         self.worker = make_worker(rank)
@@ -66,7 +66,7 @@ class Program:
         self.port = ScriptedPort()
         lines = self.source.splitlines(keepends=True)
         linecache.cache[self.file] = (len(self.source), None, lines, self.file)
-        self.code = compile(self.source, self.file, "exec")
+        self.code = compile(self.source, self.file, "exec", flags=flags)
 
     @property
     def execute(self) -> Callable[[], None]:

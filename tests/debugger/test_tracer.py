@@ -1,5 +1,8 @@
 """Stepping through a program on one worker: where it stops, and that nothing else changes."""
 
+import ast
+import asyncio
+import functools
 import gc
 import sys
 import threading
@@ -234,6 +237,32 @@ def test_coroutines_step_like_functions() -> None:
     assert port.places[3:] == ["<module>:11", "two:8", "two:9", "<module>:12"]
     port = program.run(then="step")
     assert port.places[4:] == ["two:8", "one:4", "one:5", "two:9", "<module>:12"]
+
+
+def test_next_and_out_pass_over_what_a_cell_awaits() -> None:
+    """The cell's own coroutine, above which no frame is the user's, is left at each await too."""
+    source = """
+        import asyncio
+        async def one():
+            await asyncio.sleep(0)
+            b = 1
+            await asyncio.sleep(0)
+            return b
+        a = await one()
+        a = await one()
+        c = a
+    """
+    program = Program(source, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+    def places(*says: str, then: str) -> list[str]:
+        port = ScriptedPort(says, then)
+        cell = functools.partial(asyncio.run, eval(program.code, program.namespace))
+        Tracer(program.worker, port).run(cell, "step")
+        return port.places
+
+    seen = [f"<module>:{line}" for line in (1, 2, 7, 8, 9)]
+    assert places(then="next") == seen
+    assert places("next", "next", "step", "out", then="next") == [*seen[:3], "one:3", *seen[3:]]
 
 
 def test_code_made_by_exec_is_not_the_users_unless_it_has_a_file() -> None:
