@@ -7,6 +7,8 @@ within one. The variables of a comprehension in a module or a class stand beside
 as fast variables. `scope_of` has both. CPython 3.12 spoils them if `f_locals` is read meanwhile: as
 the trace function ends they are None.
 
+A statement of several lines begins once, too: `Plan.parts` tells where it goes on.
+
 A loop is its first and last line, read off the jumps back in the bytecode. Trips are counted by the
 times that a frame has come to the first line since it has entered the loop: of two workers in one
 loop the one with fewer is behind.
@@ -22,6 +24,7 @@ import dis
 import functools
 import inspect
 import itertools
+import sys
 from collections.abc import Mapping
 from types import CodeType, FrameType, MappingProxyType
 from typing import Any
@@ -31,6 +34,11 @@ from ..runtime.frames import quietly
 _NAMES = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _BEGINS = "LOAD_FAST_AND_CLEAR"  # saves a variable of the name that the comprehension uses
 _BEFORE = (_BEGINS, "GET_ITER", "GET_AITER")  # what is run once, before the first element
+_JOINS = ("STORE_", "POP_JUMP", "JUMP_IF", "TO_BOOL")
+_TAKES = (  # makes one of several values, as a call; what ends a loop or a `with` does not
+    "BINARY_", "BUILD_", "CALL", "COMPARE_OP", "CONTAINS_OP", "DICT_", "FORMAT_", "GET_", "IS_OP",
+    "KW_NAMES", "LIST_", "LOAD_ATTR", "LOAD_METHOD", "PRECALL", "SET_UPDATE", "UNARY_",
+)  # fmt: skip
 
 _NONE: Mapping[int, bool] = MappingProxyType({})
 
@@ -71,6 +79,62 @@ def inner_offsets(code: CodeType) -> Mapping[int, bool]:
             inner[one.offset] = _ends(one)[0][0]
     outer = {_ends(one)[0][0] for one in instructions if one.offset not in inner}
     return {offset: line not in outer for offset, line in inner.items()}
+
+
+@functools.lru_cache(maxsize=4096)
+def parts_of_statements(code: CodeType) -> Mapping[int, bool]:
+    """Where a statement of several lines goes on, that Python tells of as of lines that begin.
+
+    Of a call with an argument a line Python comes to the lines of the arguments, and then once more
+    to the first, for the call itself.
+
+    Returns
+    -------
+    Mapping[int, bool]
+        Offset of the instruction -> whether it is that return to the line where it has begun.
+    """
+    inner = inner_offsets(code)
+    known = [
+        (one, one.positions.lineno, one.positions.end_lineno or 0)
+        for one in dis.get_instructions(code)
+        if one.positions is not None and one.positions.lineno and one.offset not in inner
+    ]
+    trips = set()  # where a loop goes on
+    jumps: dict[int, int] = {}  # to where -> the first from where
+    for one, *_ in known:
+        if one.opcode in dis.hasjrel and isinstance(one.argval, int):
+            if one.argval <= one.offset:
+                trips.add(one.argval)
+            else:
+                jumps.setdefault(one.argval, one.offset)
+    parts: dict[int, bool] = {}
+    for number in range(1, len(known)):
+        one, line, end = known[number]
+        if one.opname.startswith(_JOINS):  # its own source is one of the values, or the variable
+            end = sys.maxsize
+        elif not known[number + _is_keywords(one)][0].opname.startswith(_TAKES):
+            continue
+        if end <= line or known[number - 1][1] == line or one.offset in trips:
+            continue
+        begins: list[int] = []  # of other lines, on the way back to where this one was left
+        past = jumps.get(one.offset, one.offset)  # what follows that may have been passed over
+        for at in range(number - 1, -1, -1):
+            before, earlier, _ = known[at]
+            if earlier == line and before.offset <= past:
+                parts |= {offset: parts.get(offset, False) for offset in begins}
+                parts[one.offset] = True
+                break
+            if not line <= earlier <= end or before.offset in trips:
+                break
+            if known[at - 1][1] != earlier:
+                begins.append(before.offset)
+            past = min(past, jumps.get(before.offset, past))
+    return parts
+
+
+def _is_keywords(one: dis.Instruction) -> bool:
+    """Whether an instruction is the names of a call's keywords, which come before the call."""
+    return one.opname == "LOAD_CONST" and type(one.argval) is tuple
 
 
 def scope_of(frame: FrameType) -> Mapping[str, Any]:

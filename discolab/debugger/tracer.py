@@ -91,6 +91,7 @@ class Tracer:
         self._entry = False
         self._among: frozenset[Watch] = frozenset()
         self._outermost: Watch | None = None
+        self._from: Watch | None = None  # where it stood
         self._here: Watch | None = None  # for "until": where to stop at line `_line` and later
         self._line = 0
 
@@ -258,16 +259,17 @@ class Tracer:
         if self.agent.pause_wanted and self.worker.interrupts:
             raise WorkerInterrupted("interrupted")
         # None: not within a comprehension; otherwise whether breakpoints of the line hold in it
-        inner = watch.inner.get(frame.f_lasti)
-        if self.on_line is not None and inner is None:
+        inner, part = watch.inner.get(frame.f_lasti), watch.parts.get(frame.f_lasti)
+        if self.on_line is not None and inner is None and part is None:
             self.on_line(frame)
         if self.agent.breaks.version != self.version:
             self._read_breaks(frame)
         if self.agent.ahead is not None:
             order, self.agent.ahead, self.agent.pause_wanted = self.agent.ahead, None, False
             self._obey(order, watch, frame)
-        wanted = self._mode and inner is None and self._wants(watch, frame, line)
-        there = watch.breaks.get(line) if inner is not False else None
+        on = inner is None and not (part and watch is self._from)  # else the line has been seen
+        wanted = self._mode and on and self._wants(watch, frame, line)
+        there = watch.breaks.get(line) if inner is not False and not part else None
         fired, error = self._fired(there, frame) if there else ((), "")
         if fired:
             self._stop(watch, frame, "break", _names(fired), error=error)
@@ -399,6 +401,7 @@ class Tracer:
         if mode == "same":
             return
         self._rest()
+        self._from = watch
         if mode == "continue":
             self._set_mode(_FREE)
         elif mode == "step":

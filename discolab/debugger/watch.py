@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..runtime.failures import safe_str
 from ..runtime.user_code import is_user
 from .breaks import Break, BreakTable
-from .code_objects import Loop, inner_offsets, is_comprehension, loops_of
+from .code_objects import Loop, inner_offsets, is_comprehension, loops_of, parts_of_statements
 
 if TYPE_CHECKING:
     from .records import Spot
@@ -40,6 +40,8 @@ class Plan(NamedTuple):
         Those of the code (code_objects.py), and by their first lines.
     inner
         The instructions of comprehensions that are part of the code.
+    parts
+        Those at which a statement goes on (code_objects.py).
     """
 
     breaks: Mapping[int, tuple[Break, ...]] = MappingProxyType({})
@@ -48,6 +50,7 @@ class Plan(NamedTuple):
     loops: tuple[Loop, ...] = ()
     heads: Mapping[int, int] = MappingProxyType({})
     inner: Mapping[int, bool] = MappingProxyType({})
+    parts: Mapping[int, bool] = MappingProxyType({})
 
 
 class Plans:
@@ -84,7 +87,8 @@ class Plans:
             imports = users and code.co_name == "<module>" and _is_import(frame.f_back)
             loops = loops_of(code)
             inner = inner_offsets(code)
-            plan = Plan(breaks, users and not comprehension, imports, loops, dict(loops), inner)
+            steps, parts = users and not comprehension, parts_of_statements(code)
+            plan = Plan(breaks, steps, imports, loops, dict(loops), inner, parts)
         self.known[id(code)] = plan
         self._codes.append(code)
         return plan
@@ -122,7 +126,7 @@ class Watch:
         The last line that it has come to.
     trips
         First line of a loop -> how often the frame has come to it since it has entered the loop.
-    inner, loops, heads, breaks, steps
+    inner, parts, loops, heads, breaks, steps
         See `Plan`; the last two may change.
     call
         The how-manieth call of the line that runs in `parent` it is.
@@ -147,6 +151,7 @@ class Watch:
         "line",
         "loops",
         "parent",
+        "parts",
         "raising",
         "recorded",
         "spot",
@@ -157,7 +162,7 @@ class Watch:
 
     def __init__(self, tracer: Tracer, plan: Plan) -> None:
         self.tracer = tracer
-        self.breaks, self.steps, _, self.loops, self.heads, self.inner = plan
+        self.breaks, self.steps, _, self.loops, self.heads, self.inner, self.parts = plan
         self.line = 0
         self.trips: dict[int, int] = {}
         self.call = 1

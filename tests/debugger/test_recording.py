@@ -74,6 +74,29 @@ def test_a_change_is_told_of_the_line_that_made_it(dbg: Debugger) -> None:
     assert history(dbg.session, "t").moments[0].where == "call of program.py:3 in half"
 
 
+def test_a_statement_of_several_lines_is_one_line_of_the_recording(dbg: Debugger) -> None:
+    """Its first, which has set nothing before Python has gone through the others."""
+    source = """\
+        def program():
+            y = 0
+            for i in range(2):
+                y = max(
+                    y,
+                    i + 5,
+                )
+            return y
+    """
+    record(dbg, source)
+    y = history(dbg.session, "y")
+    assert [(moment.where, moment.records[0]["repr"]) for moment in y.moments] == [
+        ("program.py:2 in program", "0"),
+        ("program.py:4 in program", "5"),
+        ("program.py:4 in program, time 2", "6"),
+    ]
+    assert back(dbg.session).workers[0].note == "line 3 has run"
+    assert back(dbg.session).workers[0].note == "line 4 has run"
+
+
 def test_workers_are_side_by_side_where_they_ran_the_same_line(dbg: Debugger) -> None:
     """One that took another branch has rows of its own, between those of all."""
     record(

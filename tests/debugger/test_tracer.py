@@ -503,6 +503,76 @@ def test_a_pause_and_a_break_point_are_seen_within_a_comprehension() -> None:
     assert fired == [(False, "break"), (True, "pause"), (True, "break")]
 
 
+LONG = """
+def add(a, b=0):
+    return a + b
+y = 0
+for i in range(
+    1,
+    3,
+):
+    y = add(
+        i,
+        add(y),
+    )
+"""
+
+
+def test_a_statement_of_several_lines_is_one_stop_at_its_first() -> None:
+    """Python comes to that line again for the call itself, which is no second step and no hit."""
+    program = Program(LONG)
+    port = program.run(then="next")
+    assert port.lines == [1, 3, 4, 5, 6, *(2 * [8, 9, 10, 4])]
+    port = program.run(mode="continue", breaks=[program.stop(8), program.stop(10, number=2)])
+    assert port.lines == [8, 10, 8, 10]
+    port = program.run(mode="continue", breaks=[program.stop(8, hits=">= 2")])
+    assert [(a.here.line, a.fired) for a in port.arrivals] == [(8, False), (8, True)]
+
+
+def test_out_of_a_call_in_an_argument_stops_before_the_call_that_takes_it() -> None:
+    program = Program(LONG)
+    port = program.run("step", "step", "step", "out", mode="continue", breaks=[program.stop(8)])
+    assert port.places[:5] == ["<module>:8", "<module>:9", "<module>:10", "add:2", "<module>:8"]
+    port = program.run(*["step"] * 5, mode="continue", breaks=[program.stop(8)])
+    assert port.places[4:6] == ["<module>:8", "add:2"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x = [|f(1),|f(2),|]",
+        "x = f(|1|) if f(|0|) else f(|2|)",
+        "x = f(f(|1|),|f(|2|))",
+        "if (f(1)|and f(1)|and f(1)|):;  x = 1",
+        "for i in range(|f(1),|f(3),|):;  x = i",
+        "while (n < f(3)|and f(1)|):;  n += 1",
+        "with open(|os.devnull,|'rb',|) as file:;  x = 1",
+        "assert f(|f(1),|2|), f(|3|)",
+        "x = f(|1,|k=f(|2|)|)",
+        "x = {|'a': f(1),|'b': f(2)|}['a']",
+        "x = f(|[one for one in range(|3)],|2|)",
+        "x = {k: v|for k, v in enumerate([|1,|f(2)|])|}",
+        "x = ','.join([|'1',|*map(|str,|[1]|)|])",
+    ],
+)
+def test_a_break_point_is_come_to_as_often_as_if_all_were_one_line(source: str) -> None:
+    def times(text: str) -> int:
+        begin = "import os\nn = 0\ndef f(*a, **k): return a[-1]\n"
+        program = Program(begin + text.replace(";", "\n"))
+        return len(program.run(mode="continue", breaks=[program.stop(4)]).lines)
+
+    assert times(source.replace("|", "\n    ")) == times(source.replace("|", " "))
+
+
+def test_a_line_that_was_passed_over_is_come_to_at_the_end_of_the_statement() -> None:
+    program = Program(
+        "c = 0\nx = [1 if c\n    else len('two'),\n    len('one')]\ny = [4 if c\n    else 5]"
+    )
+    assert 2 in program.run(mode="continue", breaks=[program.stop(2)]).lines
+    program = Program("f = len\nc = 0\nx = f(\n    'a'\n) if (\n    c\n) else f(\n    'bc')")
+    assert program.run(mode="continue", breaks=[program.stop(3)]).lines == [3]
+
+
 def test_several_break_points_of_a_line_are_one_stop() -> None:
     program = Program("x = 1\ny = 2")
     breaks = [program.stop(2, "x == 1", 1), program.stop(2, "x == 2", 2), program.stop(2, "", 3)]
