@@ -71,9 +71,9 @@ def locate(name: str) -> tuple[str, int, str]:
 
 
 def first_line(code: CodeType) -> int:
-    """The first line of a function's body; of one on a single line, that."""
-    lines = [line for _, _, line in code.co_lines() if line and line > code.co_firstlineno]
-    return min(lines, default=code.co_firstlineno)
+    """The first line of a function's body that runs; of one on a single line, that."""
+    lines = (line for *_, line in code.co_lines() if line and line > code.co_firstlineno)
+    return next(lines, code.co_firstlineno)
 
 
 def _place(name: str, value: Any) -> tuple[str, int]:

@@ -103,7 +103,7 @@ class _Frame:
     """What is known of a frame that runs: what its variables were at its last line."""
 
     __slots__ = (
-        "call", "callers", "code", "goes_on", "kept", "line", "marks", "number", "recorder"
+        "call", "callers", "code", "goes_on", "kept", "left", "line", "marks", "number", "recorder"
     )  # fmt: skip
 
     def __init__(
@@ -118,6 +118,7 @@ class _Frame:
         self.call: Call | None = None  # the collective that was the last at the last line
         self.line = 0
         self.goes_on = False  # with the variables of a frame that is left
+        self.left = False  # as a generator is that has yielded
 
     def then(self, code: Code) -> _Frame:
         """The state of the frame that goes on where this one has ended, with its variables."""
@@ -195,6 +196,9 @@ class Recorder:
             state = self._state_of(frame)
             if state is None:
                 return
+            if state.left:  # it goes on, and may be called from elsewhere
+                state.callers = _callers_of(frame)
+            state.left = not now
             entry = state.line == 0
             ran = state.line or (now if state.goes_on else frame.f_code.co_firstlineno)
             changes = self._changes(state, frame, state.code.sets.get(state.line, ()))

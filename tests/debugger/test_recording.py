@@ -379,6 +379,25 @@ def test_generators_exceptions_and_recursion_keep_their_frames_apart(dbg: Debugg
     assert heads(history(dbg.session, "caught", ranks=[0]), 0) == ["'division by zero'"]
 
 
+def test_a_generator_is_under_the_line_that_has_it_go_on(dbg: Debugger) -> None:
+    source = """\
+        def numbers():
+            yield 1
+            two = 2
+            yield two
+        def program():
+            made = numbers()
+            next(made)
+            next(made)
+    """
+    record(dbg, source)
+    seen = []
+    for _ in range(9):
+        stack = back(dbg.session).workers[0].stack
+        seen += [tuple(spot.line for spot in stack)] if stack[-1].function == "numbers" else []
+    assert seen == [(8, 4), (8, 4), (8, 3), (7, 2), (7, 2)]
+
+
 def test_a_value_with_its_own_mind_does_not_harm_the_program(dbg: Debugger) -> None:
     """What goes wrong in a look at it is told with the history."""
     record(

@@ -425,6 +425,24 @@ def test_a_function_can_be_named_as_a_break_point(dbg, text, line):
     assert lines_of(stop) == dict.fromkeys(range(4), line)
 
 
+def test_a_function_is_stopped_in_before_any_of_its_lines_has_run(dbg):
+    """Of what it returns over several lines the first is the last to run."""
+    source = """\
+    ran = []
+    def total(x):
+        return (
+            ran.append(1)
+            or x + 1
+        )
+    def program():
+        return total(2)
+    """
+    program = load(source)
+    stop = dbg.run(program, breaks=["total"])
+    assert stop.workers[0].stack[-1].function == "total"
+    assert program.__globals__["ran"] == []
+
+
 def test_a_name_is_looked_for_where_the_program_stands(dbg):
     dbg.run(load(NAMED), breaks=["18"])
     assert dbg.break_at("block").line == 5
