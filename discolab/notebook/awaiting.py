@@ -53,6 +53,8 @@ def run_code(body: CodeType, last: CodeType | None, names: dict[str, Any]) -> An
         return loop.run_until_complete(task)
     except BaseException as error:  # the loop's own frames say nothing of where the cell was
         if task.done():
+            if not task.cancelled():
+                task.exception()  # raised here: else asyncio tells of it, as of one nobody has seen
             error.__traceback__ = _in_cell(error.__traceback__) or error.__traceback__
         elif isinstance(error, KeyboardInterrupt):
             error.__traceback__ = _where(task.get_coro())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import gc
 import itertools
 import os
 import re
@@ -11,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from discolab import ThreadedSession
+from discolab.notebook.awaiting import run_code
 
 from .conftest import Kernel
 
@@ -214,6 +220,21 @@ def test_stop_ends_an_await(two: Kernel) -> None:
     assert where[1] in two.ok("%disco_explain").text.splitlines()[1]
     assert two.ok("%%disco\nended").text.startswith("DRef ended: True on all")
     assert two.ok("%%disco\nawait asyncio.sleep(0, 'fine')").text.startswith("DRef: 'fine'")
+
+
+def test_what_ends_a_coroutine_that_computes_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Not by asyncio, too, as of an exception that nobody has seen."""
+    source = "import asyncio\nawait asyncio.sleep(0)\nraise KeyboardInterrupt"
+
+    def cell() -> None:
+        code = compile(source, "cell", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        with contextlib.suppress(KeyboardInterrupt):
+            run_code(code, None, {})
+        gc.collect()
+
+    with ThreadedSession(1) as sess:
+        sess.call_packed(cell).debug_get_from_all()
+    assert caplog.messages == []
 
 
 def test_where_a_cell_awaits_is_told(two: Kernel) -> None:
