@@ -433,7 +433,7 @@ class Interruptible:
             also(self)
 
     def _send(self) -> bool:
-        """Send the exception, if there is need; False if it would leave a lock taken or hit a wait."""
+        """Send the exception, if need be; False if it would leave a lock taken, or hit a wait."""
         with shield(), self._guard:
             if not self.interrupts or self.ended:
                 return True
