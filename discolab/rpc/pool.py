@@ -25,7 +25,6 @@ from ..runtime.errors import DiscoError, WorkerInterrupted
 from ..runtime.interrupts import Interruptible, bind_waiter, reentrant_lock, shield, waiter_here
 from ..runtime.landings import give_back_locks
 from ..runtime.worker import Worker, bind_thread, prepare_thread
-from .deadlocks import looking_for_one
 from .errors import session_over
 from .names import CONTROLLER, format_rank
 from .outcome import spin
@@ -112,8 +111,6 @@ class ServerThread(Interruptible):
         """See `Interruptible`; meanwhile another thread of the pool may take its place."""
         if ready():
             return
-        if check is None:
-            check = looking_for_one(self, what)
         parked = self._owed if getattr(what, "parks", False) else None
         was_running = self.running
         self._absorb()  # the wait itself raises; an exception from outside would tear the counting

@@ -63,11 +63,6 @@ _ENDED_WORK = "_discolab_ended_work"  # attribute of a KeyboardInterrupt
 _LOOK_EVERY = 512  # calls between two looks at that
 
 
-in_vain: list[Callable[[Controller, Ticket], str]] = []
-"""What layers above look for in each tick of a wait that has no deadline of its own: why the
-calling thread waits in vain, "" if it does not. The same answer twice in a row ends the wait."""
-
-
 class Controller:
     """Channels to the workers, register ids, and the one place where a thread waits.
 
@@ -506,7 +501,6 @@ class Controller:
         timeout: float | None,
         meanwhile: Callable[[], None] | None = None,
     ) -> dict[int, Any]:
-        patient, before = timeout is None, ""
         timeout = self.timeout if timeout is None else check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         thread = threading.get_ident()
@@ -518,10 +512,6 @@ class Controller:
                     meanwhile()
                 self._check_alive(ticket.missing)
                 self._check_not_held_up(ticket)
-                why = self._why_in_vain(ticket) if patient else ""
-                if why and why == before:
-                    raise SessionError(why)
-                before = why
                 if self._closed and not ticket.acquire(1.0):
                     raise SessionClosedError(
                         f"the session was shut down during the wait for {ticket.what}"
@@ -535,9 +525,6 @@ class Controller:
 
     def _why_held_up(self) -> str:
         return self.held_up() if self.held_up is not None else ""
-
-    def _why_in_vain(self, ticket: Ticket) -> str:
-        return next((why for look in in_vain if (why := look(self, ticket))), "")
 
     def _check_not_held_up(self, ticket: Ticket) -> None:
         why = self._why_held_up()

@@ -27,10 +27,10 @@ For the locks of others there is landings.py.
 Without the interpreter lock all of this holds too: an exception still comes between bytecodes of
 its thread only, and interpreter_lock.py says why *change the state first, then look* is enough.
 
-Ownership: a thread itself writes `running`, `waiting_for`, `wait_limit`, `ended` and `_shields`,
-and `_raised_at` once an interrupt has begun. `_guard` guards `interrupts`, `_async_sent` and
-`_late`. Other threads may call `interrupt`, `announce_interrupt`, `retry_interrupt` and `wake`.
-Handlers of signals are the main thread's alone.
+Ownership: a thread itself writes `running`, `waiting_for`, `ended` and `_shields`, and `_raised_at`
+once an interrupt has begun. `_guard` guards `interrupts`, `_async_sent` and `_late`. Other threads
+may call `interrupt`, `announce_interrupt`, `retry_interrupt` and `wake`. Handlers of signals are
+the main thread's alone.
 """
 
 from __future__ import annotations
@@ -374,8 +374,6 @@ class Interruptible:
         How many interrupts are under way; while there are any, waits raise and calls end.
     waiting_for
         What the thread waits for in `wait_for`, None while it does not.
-    wait_limit
-        Seconds that its last wait may take, None for no deadline.
     ended
         Set once the thread takes no more commands.
     thread_id
@@ -388,7 +386,6 @@ class Interruptible:
         self.running = False
         self.interrupts = 0
         self.waiting_for: Any = None
-        self.wait_limit: float | None = None
         self.ended = False
         self.thread_id = 0
         self.clock = Clock()
@@ -544,7 +541,6 @@ class Interruptible:
         deadline = None if timeout is None else self.clock.now() + timeout
         look = FIRST_LOOK
         next_check = now + look
-        self.wait_limit = timeout
         self.waiting_for = what
         thread = threading.get_ident()
         waiting_threads.add(thread)
