@@ -8,6 +8,8 @@ and returns a `DRef`, one name for the value that each worker holds. In a notebo
 from __future__ import annotations
 
 import gc
+import importlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 # nothing of what is imported is garbage, but torch leaves so many objects that a collection, which
@@ -43,7 +45,6 @@ try:
         WorkerStatus,
         current_worker,
         current_worker_or_none,
-        later,
         list_funcs,
         register_func,
     )
@@ -64,40 +65,55 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# what few programs use is imported when it is first used
-__getattr__ = later.names(
-    __name__,
-    {
-        **{module: f".{module}" for module in ("dap", "rpc", "snapshots", "trace", "views")},
-        "Debugger": ".debugger",
-        "DebuggerError": ".debugger",
-        "Diagnosis": ".ccl.doctor",
-        "Evaluated": ".debugger",
-        "Stop": ".debugger",
-        "compare": ".comparison",
-        "debugger": ".debugger",
-        "debugger_of": ".debugger",
-        "disco_assert": ".debugger.assertions",
-        "doctor": ".ccl.doctor",
-        "note": ".comparison",
-        "plot": ".notebook.widgets.plot",
-        "view": ".views",
-    },
-)
+_LATER = {
+    "Debugger": ".debugger",
+    "DebuggerError": ".debugger",
+    "Diagnosis": ".ccl.doctor",
+    "Evaluated": ".debugger",
+    "Stop": ".debugger",
+    "compare": ".comparison",
+    "debugger_of": ".debugger",
+    "disco_assert": ".debugger.assertions",
+    "doctor": ".ccl.doctor",
+    "note": ".comparison",
+    "plot": ".notebook.widgets.plot",
+    "view": ".views",
+}
+_LATER_MODULES = ("dap", "debugger", "rpc", "snapshots", "trace", "views")
+
+
+def __getattr__(name: str) -> Any:
+    """What few programs use is imported when it is first used."""
+    if name in _LATER_MODULES:
+        return importlib.import_module(f".{name}", __name__)
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(_LATER[name], __name__), name)
+    globals()[name] = found  # the import may have left a module of that name there
+    return found
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-Session.above["compare"] = later.function(__name__, ".views.difference", "compare")
-Session.above["rpc"] = later.function(__name__, ".rpc.api", "rpc_of")
-Session.above["explain"] = later.function(__name__, ".debugger.explaining", "explain")
-Session.above["snapshot"] = later.function(__name__, ".snapshots.saving", "snapshot")
-Session.above["restore"] = later.function(__name__, ".snapshots.restoring", "restore")
+def _later(module: str, name: str) -> Callable[..., Any]:
+    """A function of a module that is imported when it is first called."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return getattr(importlib.import_module(module, __name__), name)(*args, **kwargs)
+
+    return call
+
+
+Session.above["compare"] = _later(".views.difference", "compare")
+Session.above["rpc"] = _later(".rpc.api", "rpc_of")
+Session.above["explain"] = _later(".debugger.explaining", "explain")
+Session.above["snapshot"] = _later(".snapshots.saving", "snapshot")
+Session.above["restore"] = _later(".snapshots.restoring", "restore")
 # where workers are in other processes, which may use it first, a session imports it as it starts
-SERVICES["rpc"] = later.function(__name__, ".rpc.directory", "RpcService")
-Drawn.draw_as = staticmethod(later.function(__name__, ".views.pictures", "draw_as"))
+SERVICES["rpc"] = _later(".rpc.directory", "RpcService")
+Drawn.draw_as = staticmethod(_later(".views.pictures", "draw_as"))
 # workers answer looks and calls of these beside what they compute, where nothing should be imported
 PRELOAD += [f"{__name__}.{name}" for name in ("views", "debugger", "rpc")]
 

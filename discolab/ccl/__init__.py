@@ -8,9 +8,9 @@ Importing this package registers Disco's ``runtime.disco.*`` collectives, which
 `Session.allreduce` and its like call by name.
 """
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from ..runtime import later
 from . import disco as _disco  # registers runtime.disco.*
 from . import distributed as _distributed  # has torch.distributed work in worker threads
 from .backend import Backend, BackendStatistics
@@ -51,7 +51,12 @@ if TYPE_CHECKING:
     from . import autograd
 
 
-__getattr__ = later.names(__name__, {"autograd": ".autograd"})
+def __getattr__(name: str) -> Any:
+    """`autograd` is imported when it is first used."""
+    if name == "autograd":
+        return importlib.import_module(".autograd", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "Backend",

@@ -20,7 +20,6 @@ import inspect
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ..runtime import later
 from ..runtime.errors import ArgumentError
 from ..runtime.session import Session
 from .processes import ProcessSession
@@ -54,7 +53,14 @@ ENGINES: dict[str, Any] = {
     "sockets": _Later(".sockets", "make_socket_session"),
     "ray": _Later(".ray", "RaySession"),
 }
-__getattr__ = later.names(__name__, {"RaySession": ".ray", "SocketSession": ".sockets"})
+_ELSEWHERE = {"RaySession": ".ray", "SocketSession": ".sockets"}
+
+
+def __getattr__(name: str) -> Any:
+    """Sessions of engines that are imported when they are used."""
+    if name in _ELSEWHERE:
+        return getattr(import_module(_ELSEWHERE[name], __package__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def make_session(num_workers: int, engine: str = "threads", **options: Any) -> Session:

@@ -7,9 +7,9 @@ write them. What `import discolab` brings in is small; the rest is imported when
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from ..runtime import later
 from ..runtime.session import Session
 from . import progress as _progress  # noqa: F401 - a service: known before a session starts
 from .disco import functions as _disco  # noqa: F401 - registers Disco's functions
@@ -26,29 +26,41 @@ if TYPE_CHECKING:
     from .showing import show
     from .weights import Weights
 
-__getattr__ = later.names(
-    __name__,
-    {
-        "Catalog": ".catalog",
-        "Entry": ".catalog",
-        "File": ".catalog",
-        "Layout": "..layouts.layout",
-        "Piece": ".catalog",
-        "Plan": ".plan",
-        "Resolved": ".plan",
-        "Weights": ".weights",
-        "Workers": "..layouts.layout",
-        "load": ".loading",
-        "open_checkpoint": ".formats",
-        "save": ".saving",
-        "shard": ".convert",
-        "show": ".showing",
-    },
-)
-Session.above.update(
-    load=later.function(__name__, ".loading", "load"),
-    save=later.function(__name__, ".saving", "save"),
-)
+_LATER = {
+    "Catalog": "catalog",
+    "Entry": "catalog",
+    "File": "catalog",
+    "Layout": ".layouts.layout",
+    "Piece": "catalog",
+    "Plan": "plan",
+    "Resolved": "plan",
+    "Weights": "weights",
+    "Workers": ".layouts.layout",
+    "load": "loading",
+    "open_checkpoint": "formats",
+    "save": "saving",
+    "shard": "convert",
+    "show": "showing",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """What few sessions use is imported when it is first used."""
+    if name in _LATER:
+        found = getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)
+        globals()[name] = found  # the import has left the module of that name there
+        return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _later(name: str) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return getattr(importlib.import_module(__name__), name)(*args, **kwargs)
+
+    return call
+
+
+Session.above.update(load=_later("load"), save=_later("save"))
 
 __all__ = [
     "Catalog",

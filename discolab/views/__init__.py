@@ -5,9 +5,9 @@ workers into a small tree of parts. `render_text` and `render_html` lower the sa
 two never disagree. Nothing here moves a whole tensor, runs a collective, or raises.
 """
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from ..runtime import later
 from .doctor_view import doctor_parts
 from .dref.view import draw_dref, dref_parts, view
 from .facts.describe import describe
@@ -48,15 +48,20 @@ if TYPE_CHECKING:
     from .difference import Comparison
     from .render.rich import render_rich
 
-# what few sessions use is imported when it is first used
-__getattr__ = later.names(
-    __name__,
-    {
-        "Comparison": ".difference",
-        "before_after": ".before_after",
-        "render_rich": ".render.rich",
-    },
-)
+_LATER = {
+    "Comparison": ".difference",
+    "before_after": ".before_after",
+    "render_rich": ".render.rich",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """What few sessions use is imported when it is first used."""
+    if name in _LATER:
+        found = getattr(importlib.import_module(_LATER[name], __name__), name)
+        globals()[name] = found  # the import has left the module of that name there
+        return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = [
