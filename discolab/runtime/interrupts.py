@@ -437,14 +437,14 @@ class Interruptible:
             if self.is_shielded():
                 self._late = True
                 return True
-            if self.waiting_for is not None and time.monotonic() < self._interrupted_at + CHOOSY:
-                return False  # the wait raises, and what cleans up has time
             before, self._async_sent = self._async_sent, True
             if not self.running or time.monotonic() < self._raised_at + CLEANS_UP:
                 return True
             if time.monotonic() > self._interrupted_at + CHOOSY:
                 raise_in_thread(self.thread_id, WorkerInterrupted)
-            elif not raise_where_harmless(self.thread_id, WorkerInterrupted):
+            elif self.waiting_for is not None or not raise_where_harmless(
+                self.thread_id, WorkerInterrupted
+            ):  # a wait raises by itself, and then what cleans up has time
                 self._async_sent = before
                 return False
             return True
