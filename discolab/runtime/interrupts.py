@@ -64,6 +64,7 @@ TICK = 0.05  # seconds between two looks at interrupts and deadlines while waiti
 HOLD_BACK = 10.0  # seconds for which a shield delays an interrupt at most
 CHOOSY = 0.5  # seconds for which an interrupt waits for a place where it leaves no lock taken
 CLEANS_UP = 0.5  # seconds in which nothing is sent after a wait has raised: for what cleans up
+_RAISES = 0.1  # seconds in which a wait raises, if it is still one
 _LOOK_AGAIN = 0.0002  # seconds after which one try looks again; doubled each time
 _LOOKS = 0.002  # up to this
 FIRST_LOOK = 0.005  # seconds after which `check` is called first; doubled each time, up to a tick
@@ -442,12 +443,18 @@ class Interruptible:
                 return True
             if time.monotonic() > self._interrupted_at + CHOOSY:
                 raise_in_thread(self.thread_id, WorkerInterrupted)
-            elif self.waiting_for is not None or not raise_where_harmless(
-                self.thread_id, WorkerInterrupted
-            ):  # a wait raises by itself, and then what cleans up has time
+            elif self._wait_raises() or not raise_where_harmless(self.thread_id, WorkerInterrupted):
                 self._async_sent = before
                 return False
             return True
+
+    def _wait_raises(self) -> bool:
+        """Whether the thread is in a wait, which raises; without the lock what is sent hits it.
+
+        What cleans up would then be sent the next one. With the lock a place is looked for.
+        """
+        begins = time.monotonic() < self._interrupted_at + _RAISES
+        return begins and not is_on() and self.waiting_for is not None
 
     def work(self) -> object:
         """What the thread does now, None if nothing."""
